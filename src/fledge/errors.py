@@ -1,0 +1,33 @@
+"""The errors a user can meet. Every message says what is wrong and ends with what to do about it."""
+
+
+class FledgeError(Exception):
+    """Base of all errors fledge raises on purpose; the command line prints it without a traceback."""
+
+
+class TargetError(FledgeError):
+    """A target that can't be found, read or supported."""
+
+
+class HeadError(FledgeError):
+    """A draft head that can't be read, or belongs to another target."""
+
+
+class RecipeError(FledgeError):
+    """A recipe with an unknown key or a value out of range."""
+
+
+class StorageError(FledgeError):
+    """A full disk, a missing or damaged shard, an unreachable place."""
+
+
+class DataError(FledgeError):
+    """Prompts or conversations that can't be used."""
+
+
+class EngineError(FledgeError):
+    """A request the engine can't serve."""
+
+
+class FingerprintError(FledgeError):
+    """A folder that was made from other inputs than the ones given now."""

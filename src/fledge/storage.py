@@ -1,0 +1,297 @@
+"""Files that appear whole or not at all, on any fsspec URL (`file`, `gs://`, `s3://`, `memory://`).
+
+    stage folder        written
+    fingerprint.json    first: what the folder is made from
+    part-00000.parquet  each shard aside, then renamed (local) or in one PUT (object store)
+    manifest.json       after each shard: its length, checksum and counts
+
+A shard that the manifest doesn't name was interrupted between the last two steps and is made again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import posixpath
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from fledge.errors import FingerprintError, StorageError
+
+MANIFEST_NAME = "manifest.json"
+FINGERPRINT_NAME = "fingerprint.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def join(url: str, *parts: str) -> str:
+    """`url/part/...` for paths and URLs alike."""
+    return posixpath.join(str(url), *parts)
+
+
+def local_path(url: str) -> Path | None:
+    """The path of a local URL (for memory mapping), or None for a remote one."""
+    filesystem, path = _resolve(url)
+    return Path(path) if isinstance(filesystem, LocalFileSystem) else None
+
+
+def exists(url: str) -> bool:
+    """Whether a file or folder is there."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "look at"):
+        return bool(filesystem.exists(path))
+
+
+def list_files(url: str, suffix: str = "") -> list[str]:
+    """URLs of the files directly in a folder whose name ends with `suffix`, sorted; [] if there is no folder."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "list"):
+        filesystem.invalidate_cache()
+        if not filesystem.isdir(path):
+            return []
+        entries = filesystem.ls(path, detail=True)
+    names = (posixpath.basename(entry["name"]) for entry in entries if entry["type"] == "file")
+    return [join(url, name) for name in sorted(names) if name.endswith(suffix) and not name.startswith(".")]
+
+
+def read_bytes(url: str) -> bytes:
+    """The whole file."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "read"):
+        data: bytes = filesystem.cat_file(path)
+    return data
+
+
+def read_json(url: str) -> Any:
+    """The file's JSON value."""
+    data = read_bytes(url)
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise StorageError(f"{url} is not valid JSON ({error}); delete it and run the stage again") from error
+
+
+def write_atomic(url: str, data: bytes) -> None:
+    """Write a file that appears whole or not at all, also when the process is killed or the disk is full."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "write", len(data)):
+        if isinstance(filesystem, LocalFileSystem):
+            _write_local(Path(path), data)
+        else:
+            filesystem.pipe_file(path, data)
+
+
+def write_json(url: str, value: Any) -> None:
+    """Write a JSON value, indented, keys in the order given."""
+    write_atomic(url, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def remove(url: str) -> None:
+    """Delete a file or folder; nothing happens if it isn't there."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "delete"):
+        if filesystem.exists(path):
+            filesystem.rm(path, recursive=True)
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """Hexadecimal SHA-256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One finished shard as the manifest knows it."""
+
+    name: str
+    bytes: int
+    sha256: str
+    records: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The finished shards of one folder, in order. Immutable: adding a shard returns the next manifest."""
+
+    folder: str
+    shards: tuple[ShardEntry, ...] = ()
+
+    @classmethod
+    def load(cls, folder: str) -> Manifest:
+        """The folder's manifest, empty if there is none yet."""
+        url = join(folder, MANIFEST_NAME)
+        if not exists(url):
+            return cls(folder)
+        value = read_json(url)
+        try:
+            return cls(folder, tuple(ShardEntry(**shard) for shard in value["shards"]))
+        except (KeyError, TypeError) as error:
+            raise StorageError(
+                f"{url} is not a manifest ({error!r}); delete the folder and run again"
+            ) from error
+
+    @property
+    def records(self) -> int:
+        """Records in all shards."""
+        return sum(shard.records for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
+    def url(self, shard: ShardEntry) -> str:
+        """Where the shard lies."""
+        return join(self.folder, shard.name)
+
+    def append(self, entry: ShardEntry) -> Manifest:
+        """Save the manifest with one more shard."""
+        if any(shard.name == entry.name for shard in self.shards):
+            raise StorageError(
+                f"{self.folder} already has a shard {entry.name}; delete the folder and run again"
+            )
+        grown = Manifest(self.folder, (*self.shards, entry))
+        shards = [asdict(shard) for shard in grown.shards]
+        write_json(join(self.folder, MANIFEST_NAME), {"version": 1, "shards": shards})
+        return grown
+
+    def write_shard(self, name: str, data: bytes, *, records: int, tokens: int) -> Manifest:
+        """Write the shard's file, then name it in the manifest."""
+        write_atomic(join(self.folder, name), data)
+        return self.append(ShardEntry(name, len(data), sha256(data), records, tokens))
+
+    def read_shard(self, shard: ShardEntry) -> bytes:
+        """The shard's bytes, checked against length and checksum."""
+        url = self.url(shard)
+        if not exists(url):
+            raise StorageError(
+                f"{url} is missing though the manifest names it; delete the folder and run again"
+            )
+        data = read_bytes(url)
+        if len(data) != shard.bytes or sha256(data) != shard.sha256:
+            raise StorageError(
+                f"{url} is damaged: {len(data)} bytes, {shard.bytes} expected, or a wrong checksum; "
+                "delete the folder and run the stage again"
+            )
+        return data
+
+    def verify(self) -> None:
+        """Read every shard and check it."""
+        for shard in self.shards:
+            self.read_shard(shard)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What an output was made from. The parts are kept, so that a mismatch can name the field."""
+
+    parts: Mapping[str, Any]  # flat: dotted field -> JSON scalar or list
+    digest: str
+
+    def differing_fields(self, other: Fingerprint) -> list[str]:
+        """Fields whose values differ, or which only one of the two has."""
+        missing = object()
+        fields = sorted({*self.parts, *other.parts})
+        return [f for f in fields if self.parts.get(f, missing) != other.parts.get(f, missing)]
+
+    def save(self, folder: str) -> None:
+        """Write the folder's fingerprint.json."""
+        write_json(join(folder, FINGERPRINT_NAME), {"digest": self.digest, "parts": dict(self.parts)})
+
+    @classmethod
+    def load(cls, folder: str) -> Fingerprint | None:
+        """The fingerprint stored in a folder, or None."""
+        url = join(folder, FINGERPRINT_NAME)
+        if not exists(url):
+            return None
+        value = read_json(url)
+        try:
+            return make_fingerprint(value["parts"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StorageError(f"{url} is not a fingerprint; delete the folder and run again") from error
+
+    def claim(self, folder: str) -> None:
+        """Store the fingerprint in a new folder; in an existing one it must match, or the fields are named."""
+        stored = Fingerprint.load(folder)
+        if stored is None:
+            self.save(folder)
+            return
+        fields = stored.differing_fields(self)
+        if fields:
+            changes = ", ".join(f"{f}: {_shown(stored, f)} -> {_shown(self, f)}" for f in fields[:5])
+            more = f" and {len(fields) - 5} more" if len(fields) > 5 else ""
+            raise FingerprintError(
+                f"{folder} was made from other inputs ({changes}{more}); "
+                "undo the change, name another folder, or delete this one"
+            )
+
+
+def make_fingerprint(parts: Mapping[str, Any]) -> Fingerprint:
+    """A fingerprint of JSON values; nested mappings become dotted fields."""
+    flat = dict(sorted(_flatten("", parts)))
+    canonical = json.dumps(flat, sort_keys=True, separators=(",", ":"))
+    return Fingerprint(json.loads(canonical), sha256(canonical.encode()))
+
+
+def _flatten(prefix: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in parts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(fingerprint: Fingerprint, field: str) -> str:
+    text = json.dumps(fingerprint.parts[field]) if field in fingerprint.parts else "(absent)"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _write_local(path: Path, data: bytes) -> None:
+    # The same name each time: what a killed process leaves behind is overwritten when the shard is made again.
+    aside = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _resolve(url: str) -> tuple[Any, str]:
+    try:
+        filesystem, path = fsspec.core.url_to_fs(str(url))
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"can't open {url}: {error}; install the storage's fsspec package") from error
+    return filesystem, path
+
+
+@contextmanager
+def _explained(url: str, verb: str, wanted: int | None = None) -> Iterator[None]:
+    """Turn the file system's errors into StorageErrors that name the place."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(f"{url} does not exist; check the path or run the stage that writes it") from error
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageError(
+                f"no space left for {url} ({wanted or 0:,} bytes wanted); free some space and run the same command again"
+            ) from error
+        raise StorageError(f"can't {verb} {url}: {error}; check the path and its permissions") from error
