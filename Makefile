@@ -14,7 +14,6 @@ BIN := $(VENV)/bin
 TORCH_CONSTRAINTS ?= -c constraints-cpu.txt
 RUN ?=
 
-
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
