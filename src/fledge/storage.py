@@ -149,8 +149,8 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards)
 
     @property
-    def bytes(self) -> int:
-        """Bytes in all shards."""
+    def size(self) -> int:
+        """Bytes of all shards."""
         return sum(shard.bytes for shard in self.shards)
 
     def url(self, shard: ShardEntry) -> str:
@@ -292,6 +292,6 @@ def _explained(url: str, verb: str, wanted: int | None = None) -> Iterator[None]
     except OSError as error:
         if error.errno in _FULL:
             raise StorageError(
-                f"no space left for {url} ({wanted or 0:,} bytes wanted); free some space and run the same command again"
+                f"no space left for {url} ({wanted or 0:,} bytes wanted); free some space and run again"
             ) from error
         raise StorageError(f"can't {verb} {url}: {error}; check the path and its permissions") from error

@@ -1,0 +1,160 @@
+"""Files appear whole or not at all, on local and remote file systems; damage and mismatch are named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fledge import storage
+from fledge.errors import FingerprintError, StorageError
+from fledge.storage import Manifest, make_fingerprint
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "local":
+        yield str(tmp_path / "stage")
+    else:
+        url = f"memory://{uuid.uuid4().hex}/stage"
+        yield url
+        storage.remove(url)
+
+
+def test_written_bytes_come_back_and_are_listed_in_order(folder: str) -> None:
+    for name in ("b.bin", "a.bin", "c.json"):
+        storage.write_atomic(storage.join(folder, name), name.encode())
+    assert storage.read_bytes(storage.join(folder, "a.bin")) == b"a.bin"
+    assert storage.list_files(folder, ".bin") == [
+        storage.join(folder, "a.bin"),
+        storage.join(folder, "b.bin"),
+    ]
+    assert storage.list_files(storage.join(folder, "nowhere")) == []
+    storage.write_atomic(storage.join(folder, "a.bin"), b"again")
+    assert storage.read_bytes(storage.join(folder, "a.bin")) == b"again"
+
+
+def test_a_missing_file_is_a_clear_error(folder: str) -> None:
+    with pytest.raises(StorageError, match=r"absent\.bin does not exist; check"):
+        storage.read_bytes(storage.join(folder, "absent.bin"))
+
+
+def test_json_round_trips_and_a_broken_one_is_named(folder: str) -> None:
+    url = storage.join(folder, "value.json")
+    storage.write_json(url, {"b": [1, 2], "a": "ü"})
+    assert storage.read_json(url) == {"b": [1, 2], "a": "ü"}
+    storage.write_atomic(url, b"{")
+    with pytest.raises(StorageError, match=r"value\.json is not valid JSON"):
+        storage.read_json(url)
+
+
+def test_local_paths_are_known_and_remote_ones_are_not(tmp_path: Path) -> None:
+    assert storage.local_path(f"file://{tmp_path}/x") == tmp_path / "x"
+    assert storage.local_path("memory://somewhere/x") is None
+
+
+def test_an_unknown_protocol_is_a_clear_error() -> None:
+    with pytest.raises(StorageError, match="install the storage's fsspec package"):
+        storage.read_bytes("nosuchprotocol://bucket/x")
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_and_no_partial_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "shard.bin")
+    storage.write_atomic(url, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        StorageError, match=r"no space left for .*shard\.bin \(1,000 bytes wanted\); free some"
+    ):
+        storage.write_atomic(url, bytes(1000))
+    assert [p.name for p in tmp_path.iterdir()] == ["shard.bin"]
+    assert storage.read_bytes(url) == b"old"
+
+
+def test_a_full_object_store_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def full(self: object, path: str, value: bytes) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", full)
+    with pytest.raises(StorageError, match="no space left for memory://full/x"):
+        storage.write_atomic("memory://full/x", b"data")
+
+
+def test_a_really_full_file_system(tmp_path: Path) -> None:
+    mount = tmp_path / "tiny"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        with pytest.raises(StorageError, match="no space left"):
+            storage.write_atomic(str(mount / "big.bin"), bytes(1 << 20))
+        assert list(mount.iterdir()) == []
+        storage.write_atomic(str(mount / "small.bin"), b"fits")
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_what_a_killed_writer_left_is_neither_listed_nor_kept(tmp_path: Path) -> None:
+    (tmp_path / ".shard.bin.partial").write_bytes(b"half")
+    assert storage.list_files(str(tmp_path)) == []
+    storage.write_atomic(str(tmp_path / "shard.bin"), b"whole")
+    assert [p.name for p in tmp_path.iterdir()] == ["shard.bin"]
+
+
+def test_a_file_where_a_folder_should_be_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="check the path"):
+        storage.write_atomic(str(tmp_path / "file" / "shard.bin"), b"")
+
+
+def test_manifest_grows_and_is_loaded_again(folder: str) -> None:
+    manifest = Manifest.load(folder)
+    assert manifest.shards == ()
+    manifest = manifest.write_shard("part-0.bin", b"abc", records=2, tokens=30)
+    manifest = manifest.write_shard("part-1.bin", b"defg", records=1, tokens=7)
+    loaded = Manifest.load(folder)
+    assert loaded == manifest
+    assert (loaded.records, loaded.tokens, loaded.size) == (3, 37, 7)
+    assert loaded.read_shard(loaded.shards[1]) == b"defg"
+    with pytest.raises(StorageError, match="already has a shard"):
+        loaded.write_shard("part-1.bin", b"", records=0, tokens=0)
+
+
+@pytest.mark.parametrize("damage", [b"abX", b"ab", b""])
+def test_a_damaged_shard_is_named(folder: str, damage: bytes) -> None:
+    manifest = Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
+    storage.write_atomic(manifest.url(manifest.shards[0]), damage)
+    with pytest.raises(StorageError, match=r"part-0\.bin is damaged.*run the stage again"):
+        manifest.verify()
+
+
+def test_a_missing_shard_is_named(folder: str) -> None:
+    manifest = Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
+    storage.remove(manifest.url(manifest.shards[0]))
+    with pytest.raises(StorageError, match=r"part-0\.bin is missing"):
+        manifest.verify()
+
+
+def test_fingerprint_is_stored_once_and_accepts_itself(folder: str) -> None:
+    fingerprint = make_fingerprint({"format": 1, "options": {"count": 3, "seed": 7}, "files": ["a", "b"]})
+    fingerprint.claim(folder)
+    make_fingerprint({"files": ["a", "b"], "options": {"seed": 7, "count": 3}, "format": 1}).claim(folder)
+
+
+def test_fingerprint_mismatch_names_the_fields(folder: str) -> None:
+    make_fingerprint({"format": 1, "options": {"count": 3, "seed": 7}}).claim(folder)
+    with pytest.raises(FingerprintError, match=r"options\.count: 3 -> 4, options\.top_p: \(absent\) -> 0\.9"):
+        make_fingerprint({"format": 1, "options": {"count": 4, "seed": 7, "top_p": 0.9}}).claim(folder)
