@@ -1,0 +1,117 @@
+"""What a recipe can say about prompts and responses. The field descriptions are the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+# progress(done, total, note): called often; `note` is a short text such as "941 tokens/s".
+Progress: TypeAlias = Callable[[float, float, str], None]
+
+
+def silent(done: float, total: float, note: str) -> None:
+    """The progress callback that shows nothing."""
+
+
+class Opening(BaseModel):
+    """A short neutral beginning of a user turn, which the target continues."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    category: str = Field(min_length=1, description="workload the prompt counts as")
+    text: str = Field(
+        "",
+        description="beginning of the user turn, may be empty; {name}, {object}, {place}, {job}, {topic}, {number} and "
+        "{function} are replaced by words drawn per prompt",
+    )
+    weight: Weight = Field(1.0, description="how often, relative to the other openings of the category")
+
+
+class PromptOptions(BaseModel):
+    """Prompts that the target writes itself (Magpie, arXiv 2406.08464)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    count: int = Field(2000, ge=1, description="prompts wanted after filtering")
+    seed: int = Field(0, ge=0, description="seed of the stage; prompt i depends on the seed and on i alone")
+    temperature: float = Field(1.0, gt=0.0, le=2.0, description="sampling temperature of the user turns")
+    top_p: float = Field(0.95, gt=0.0, le=1.0, description="nucleus of the user turns")
+    max_tokens: int = Field(256, ge=8, description="tokens of a user turn; one cut by this limit is rejected")
+    openings: tuple[Opening, ...] | None = Field(
+        None, description="beginnings of user turns; null: the shipped list"
+    )
+    mix: dict[str, Weight] | None = Field(
+        None,
+        description="weight per category, to match traffic; a category left out is not used; null: shipped mix",
+    )
+    min_words: int = Field(4, ge=1, description="shorter prompts are rejected")
+    max_words: int = Field(300, ge=1, description="longer prompts are rejected")
+    near_repeat: Share = Field(
+        0.5, description="share of 8-grams seen before from which on a prompt is a repeat"
+    )
+    evaluation_files: tuple[str, ...] = Field(
+        (),
+        description="JSON lines of evaluation prompts (`turns`, `prompt` or `text`); overlapping prompts go",
+    )
+    max_attempts: float = Field(
+        20.0, ge=1.0, description="attempts per prompt wanted before the stage gives up"
+    )
+    shard_size: int = Field(500, ge=1, description="attempts per shard: what a kill can lose")
+
+    @field_validator("mix")
+    @classmethod
+    def _mix_has_weight(cls, mix: dict[str, float] | None) -> dict[str, float] | None:
+        if mix is not None and sum(mix.values()) <= 0:
+            raise ValueError("at least one category needs a weight above 0")
+        return mix
+
+    @field_validator("openings")
+    @classmethod
+    def _openings_not_empty(cls, openings: tuple[Opening, ...] | None) -> tuple[Opening, ...] | None:
+        if openings is not None and not openings:
+            raise ValueError("give at least one opening, or null for the shipped list")
+        return openings
+
+
+class RespondOptions(BaseModel):
+    """The target's answers to the prompts: what the head learns from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int = Field(0, ge=0, description="seed of the stage; an answer depends on it and its prompt alone")
+    temperatures: dict[Annotated[float, Field(ge=0.0, le=2.0)], Weight] = Field(
+        default={0.0: 0.5, 0.7: 0.25, 1.0: 0.25},
+        description="share of answers per temperature; 0 is greedy",
+    )
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus of sampled answers")
+    max_new_tokens: int = Field(
+        256, ge=1, description="longest answer; one cut here keeps finish_reason `length`"
+    )
+    max_prompt_tokens: int = Field(
+        1024, ge=1, description="conversations whose next prompt is longer end before it"
+    )
+    second_turn: Share = Field(
+        0.0,
+        description="share of conversations that go on with a second, self-synthesised user turn and its answer",
+    )
+    user_temperature: float = Field(
+        1.0, gt=0.0, le=2.0, description="sampling temperature of second user turns"
+    )
+    user_top_p: float = Field(0.95, gt=0.0, le=1.0, description="nucleus of second user turns")
+    user_max_tokens: int = Field(
+        128, ge=8, description="tokens of a second user turn; one cut here is not used"
+    )
+    heldout: Share = Field(0.05, description="share of prompts, by hash, kept for evaluation")
+    shard_size: int = Field(256, ge=1, description="conversations per shard: what a kill can lose")
+
+    @field_validator("temperatures")
+    @classmethod
+    def _temperatures_have_weight(cls, temperatures: dict[float, float]) -> dict[float, float]:
+        if sum(temperatures.values()) <= 0:
+            raise ValueError("at least one temperature needs a share above 0")
+        return temperatures
