@@ -1,0 +1,101 @@
+"""Building and loading the CPU kernels: compiled once per machine with the system's C++ compiler, then cached."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = ("threads.h", "vector_math.h", "gemm.h", "attention.h", "layer.h", "sampler.h", "decoder.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=sapphirerapids", "-shared", "-fPIC", "-pthread")
+NEEDED_CPU_FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16", "avx512f", "avx512bw", "avx512vl")
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels and converted targets are kept: $FLEDGE_CACHE or ~/.cache/fledge."""
+    return Path(os.environ.get("FLEDGE_CACHE") or Path.home() / ".cache" / "fledge")
+
+
+def default_threads() -> int:
+    """$FLEDGE_THREADS, or the cores this process may use."""
+    wanted = os.environ.get("FLEDGE_THREADS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else len(os.sched_getaffinity(0))
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The processor's feature flags (Linux; empty elsewhere)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    lines = [line for line in text.splitlines() if line.startswith("flags")]
+    return frozenset(lines[0].split(":", 1)[1].split()) if lines else frozenset()
+
+
+def unavailable_reason() -> str:
+    """Why the native kernels can't run here; empty when they can."""
+    if os.environ.get("FLEDGE_NATIVE", "1") == "0":
+        return "FLEDGE_NATIVE=0 turns them off"
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"they need Linux on x86-64, this is {platform.system()} on {platform.machine()}"
+    missing = [flag for flag in NEEDED_CPU_FLAGS if flag not in cpu_flags()]
+    if missing:
+        return f"this processor lacks {', '.join(missing)}"
+    return _load()[1]
+
+
+def library() -> ctypes.CDLL:
+    """The loaded kernels.
+
+    Raises:
+        RuntimeError: when they can't run here; ask `unavailable_reason` first.
+    """
+    reason = unavailable_reason()
+    loaded = _load()[0]
+    if reason or loaded is None:
+        raise RuntimeError(f"native kernels are not available: {reason}")
+    return loaded
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        return None, "no C++ compiler was found (install g++, or set CXX)"
+    try:
+        loaded = ctypes.CDLL(str(_compile(compiler)))
+    except (OSError, RuntimeError) as error:
+        return None, str(error)
+    if loaded.fledge_start(default_threads()) != 0:
+        return None, "the kernel of this system refuses AMX state to processes"
+    loaded.fledge_pack.restype = ctypes.c_void_p
+    loaded.fledge_packed_bytes.restype = ctypes.c_int64
+    return loaded, ""
+
+
+def _compile(compiler: str) -> Path:
+    here = Path(__file__).parent
+    digest = hashlib.sha256("\0".join((compiler, *FLAGS)).encode())
+    for name in SOURCES:
+        digest.update((here / name).read_bytes())
+    folder = cache_folder() / "native"
+    target = folder / f"fledge-{digest.hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built = Path(scratch) / target.name
+        command = [compiler, *FLAGS, str(here / SOURCES[-1]), "-o", str(built)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            tail = result.stderr.strip().splitlines()[-1:] or ["no message"]
+            raise RuntimeError(f"{compiler} could not compile the kernels ({tail[0]})")
+        os.replace(built, target)
+    return target

@@ -1,0 +1,340 @@
+// The C interface: a target's decoder, a draft head, and the sampler. Called from Python through ctypes.
+#include <algorithm>
+#include <functional>
+
+#include <asm/prctl.h>
+
+#include "layer.h"
+#include "sampler.h"
+
+using namespace fledge;
+
+namespace {
+
+Workspace workspace;
+Buffer<bf16> gathered;      // rows of the lm_head's input
+Buffer<float> logit_rows;   // the head's logits
+std::vector<std::vector<Best>> best_rows;
+
+struct LayerPointers {
+  const bf16 *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
+  const Packed *qkv, *o, *gate_up, *down;
+};
+
+Layer to_layer(const LayerPointers& p) {
+  Layer l;
+  l.post_norm = p.post_norm;
+  l.qkv_bias = p.qkv_bias;
+  l.q_norm = p.q_norm;
+  l.k_norm = p.k_norm;
+  l.qkv = *p.qkv;
+  l.o = *p.o;
+  l.gate_up = *p.gate_up;
+  l.down = *p.down;
+  return l;
+}
+
+BatchView to_view(const int64_t* sizes, const int** tensors, const uint64_t* mask) {
+  BatchView b;
+  b.rows = static_cast<int>(sizes[0]);
+  b.requests = static_cast<int>(sizes[1]);
+  b.max_pages = static_cast<int>(sizes[2]);
+  b.token_ids = tensors[0];
+  b.positions = tensors[1];
+  b.row_start = tensors[2];
+  b.prefix_length = tensors[3];
+  b.window_offset = tensors[4];
+  b.page_table = tensors[5];
+  b.window_mask = mask;
+  return b;
+}
+
+void copy_bf16(bf16* out, const float* x, int width) {
+  for (int i = 0; i < width; i += 16) store_bf16(out + i, _mm512_loadu_ps(x + i));
+}
+
+}  // namespace
+
+extern "C" {
+
+// Asks the kernel for AMX state and starts the threads. Returns 0, or 1 when AMX is refused.
+int fledge_start(int threads) {
+  static int state = -1;
+  std::lock_guard<std::mutex> lock(call_mutex());
+  if (state < 0) {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    state = syscall(SYS_arch_prctl, kRequestPermission, kTileData) ? 1 : 0;
+    if (state == 0) team().start(threads);
+  }
+  return state;
+}
+int fledge_threads() { return team().size; }
+
+Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved) {
+  Packed w = pack(weight, outputs, inputs, interleaved != 0);
+  return w.data ? new Packed(w) : nullptr;
+}
+void fledge_unpack(Packed* w) {
+  if (!w) return;
+  std::free(w->data);
+  delete w;
+}
+int64_t fledge_packed_bytes(const Packed* w) { return static_cast<int64_t>(w->panels()) * kPanel * w->inputs * 2; }
+
+struct Decoder {
+  Shape shape;
+  int layers, vocabulary;
+  int feature_layers[3];
+  const LayerPointers* layer;
+  const bf16 *embedding, *norm;
+  const Packed* lm_head;
+};
+
+struct DecoderOutputs {
+  const int* logit_rows;  // null: all
+  int64_t count;
+  float* logits;    // [count, V] or null
+  int64_t* argmax;  // [count] or null
+  bf16* features;   // [rows, 3 * hidden] or null
+  bf16* hidden;     // [rows, hidden] or null
+};
+
+void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** tensors, const uint64_t* mask, bf16* kv,
+                            int64_t pages, const DecoderOutputs* outputs) {
+  std::lock_guard<std::mutex> lock(call_mutex());
+  Team& t = team();
+  BatchView b = to_view(sizes, tensors, mask);
+  const Shape& s = d->shape;
+  const DecoderOutputs& out = *outputs;
+  Workspace& ws = workspace;
+  ws.plan.build(b);
+  ws.ensure(s, b.rows, s.hidden, ws.plan.max_splits, t.size);
+  KvShape kv_shape{d->layers, static_cast<int>(pages), s.kv_heads, s.head_dim};
+  bool project = out.logits || out.argmax;
+  int wanted = static_cast<int>(out.count);
+  if (project) {
+    gathered.ensure((static_cast<size_t>(wanted) + 31) / 32 * 32 * s.hidden);
+    best_rows.resize(t.size);
+    for (auto& rows : best_rows) rows.assign(wanted, Best{});
+  }
+  t.run([&](int id) {
+    configure_tiles();
+    t.for_each(id, b.rows, [&](int r) {
+      const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
+      float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
+      for (int i = 0; i < s.hidden; i += 16) _mm512_storeu_ps(x + i, load_bf16(e + i));
+    });
+    for (int l = 0; l < d->layers; ++l) {
+      Layer w = to_layer(d->layer[l]);
+      t.for_each(id, b.rows, [&](int r) {
+        rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->layer[l].input_norm,
+                 ws.normed.data + static_cast<size_t>(r) * s.hidden, s.hidden, s.eps);
+      });
+      attention_block(t, id, s, w, ws, b, kv_shape, kv, l, s.hidden);
+      mlp_block(t, id, s, w, ws, b.rows);
+      for (int f = 0; f < 3; ++f)
+        if (out.features && d->feature_layers[f] == l)
+          t.for_each(id, b.rows, [&](int r) {
+            copy_bf16(out.features + (static_cast<size_t>(r) * 3 + f) * s.hidden,
+                      ws.residual.data + static_cast<size_t>(r) * s.hidden, s.hidden);
+          });
+    }
+    if (out.hidden)
+      t.for_each(id, b.rows, [&](int r) {
+        rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->norm,
+                 out.hidden + static_cast<size_t>(r) * s.hidden, s.hidden, s.eps);
+      });
+    if (project) {
+      t.for_each(id, wanted, [&](int m) {
+        int r = out.logit_rows ? out.logit_rows[m] : m;
+        rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->norm,
+                 gathered.data + static_cast<size_t>(m) * s.hidden, s.hidden, s.eps);
+      });
+      gemm(t, id, gathered.data, s.hidden, wanted, *d->lm_head, [&](int m, int p, const float* c) {
+        int count = d->vocabulary - p * kPanel < kPanel ? d->vocabulary - p * kPanel : kPanel;
+        if (out.logits) std::memcpy(out.logits + static_cast<size_t>(m) * d->vocabulary + p * kPanel, c, count * 4);
+        if (out.argmax) {
+          float high = row_max(c, count);
+          Best& best = best_rows[id][m];
+          if (high >= best.value)
+            for (int i = 0; i < count; ++i)
+              if (c[i] == high) {
+                best.offer(high, p * kPanel + i);
+                break;
+              }
+        }
+      });
+    }
+    _tile_release();
+  });
+  if (out.argmax)
+    for (int m = 0; m < wanted; ++m) {
+      Best best;
+      for (auto& rows : best_rows) best.offer(rows[m].value, rows[m].id);
+      out.argmax[m] = best.id == INT_MAX ? 0 : best.id;
+    }
+}
+
+struct DraftHead {
+  Shape shape;
+  int target_hidden, draft_vocabulary, norm_output;
+  LayerPointers layer;
+  const bf16 *embedding, *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
+  const Packed *fc, *lm_head;
+  const int64_t* target_ids;  // [draft_vocabulary]
+};
+
+struct HeadOutputs {
+  const int* logit_rows;  // null: all
+  int64_t count, k;
+  const bf16* features;  // [rows, 3 * target_hidden], or null: `inputs` is given
+  const bf16* inputs;    // [rows, hidden]
+  int64_t* token_ids;    // [count, k] target ids
+  float* log_probs;      // [count, k]
+  bf16* hidden;          // [rows, hidden]
+};
+
+void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** tensors, const uint64_t* mask, bf16* kv,
+                         int64_t pages, const HeadOutputs* outputs) {
+  std::lock_guard<std::mutex> lock(call_mutex());
+  Team& t = team();
+  BatchView b = to_view(sizes, tensors, mask);
+  const Shape& s = h->shape;
+  const HeadOutputs& out = *outputs;
+  Workspace& ws = workspace;
+  ws.plan.build(b);
+  int inputs = 2 * s.hidden > 3 * h->target_hidden ? 2 * s.hidden : 3 * h->target_hidden;
+  ws.ensure(s, b.rows, inputs, ws.plan.max_splits, t.size);
+  KvShape kv_shape{1, static_cast<int>(pages), s.kv_heads, s.head_dim};
+  int wanted = static_cast<int>(out.count), k = static_cast<int>(out.k);
+  gathered.ensure((static_cast<size_t>(wanted) + 31) / 32 * 32 * s.hidden);
+  logit_rows.ensure(static_cast<size_t>(wanted) * h->draft_vocabulary);
+  Layer w = to_layer(h->layer);
+  int fused = 3 * h->target_hidden;
+  t.run([&](int id) {
+    configure_tiles();
+    if (out.features) {
+      t.for_each(id, b.rows, [&](int r) {
+        const bf16* f = out.features + static_cast<size_t>(r) * fused;
+        bf16* x = ws.normed.data + static_cast<size_t>(r) * fused;
+        if (!h->fc_norm) {
+          std::memcpy(x, f, static_cast<size_t>(fused) * 2);
+          return;
+        }
+        std::vector<float> wide(h->target_hidden);
+        for (int part = 0; part < 3; ++part) {
+          int at = part * h->target_hidden;
+          for (int i = 0; i < h->target_hidden; i += 16) _mm512_storeu_ps(wide.data() + i, load_bf16(f + at + i));
+          rms_norm(wide.data(), h->fc_norm + at, x + at, h->target_hidden, s.eps);
+        }
+      });
+      gemm(t, id, ws.normed.data, fused, b.rows, *h->fc, [&](int row, int p, const float* c) {
+        std::memcpy(ws.residual.data + static_cast<size_t>(row) * s.hidden + p * kPanel, c, kPanel * 4);
+      });
+    } else {
+      t.for_each(id, b.rows, [&](int r) {
+        const bf16* x = out.inputs + static_cast<size_t>(r) * s.hidden;
+        for (int i = 0; i < s.hidden; i += 16)
+          _mm512_storeu_ps(ws.residual.data + static_cast<size_t>(r) * s.hidden + i, load_bf16(x + i));
+      });
+    }
+    t.for_each(id, b.rows, [&](int r) {
+      alignas(64) float wide[16];
+      bf16* x = ws.normed.data + static_cast<size_t>(r) * 2 * s.hidden;
+      const bf16* e = h->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
+      (void)wide;
+      __m512 sum = _mm512_setzero_ps();
+      for (int i = 0; i < s.hidden; i += 16) sum = _mm512_fmadd_ps(load_bf16(e + i), load_bf16(e + i), sum);
+      __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / s.hidden + s.eps));
+      for (int i = 0; i < s.hidden; i += 16)
+        store_bf16(x + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(e + i), scale), load_bf16(h->layer.input_norm + i)));
+      rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, h->hidden_norm, x + s.hidden, s.hidden, s.eps);
+    });
+    attention_block(t, id, s, w, ws, b, kv_shape, kv, 0, 2 * s.hidden);
+    mlp_block(t, id, s, w, ws, b.rows);
+    t.for_each(id, b.rows, [&](int r) {
+      const float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
+      bf16* carried = out.hidden + static_cast<size_t>(r) * s.hidden;
+      if (h->norm_output) rms_norm(x, h->norm, carried, s.hidden, s.eps);
+      else copy_bf16(carried, x, s.hidden);
+    });
+    t.for_each(id, wanted, [&](int m) {
+      int r = out.logit_rows ? out.logit_rows[m] : m;
+      rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, h->norm,
+               gathered.data + static_cast<size_t>(m) * s.hidden, s.hidden, s.eps);
+    });
+    gemm(t, id, gathered.data, s.hidden, wanted, *h->lm_head, [&](int m, int p, const float* c) {
+      int count = h->draft_vocabulary - p * kPanel < kPanel ? h->draft_vocabulary - p * kPanel : kPanel;
+      std::memcpy(logit_rows.data + static_cast<size_t>(m) * h->draft_vocabulary + p * kPanel, c, count * 4);
+    });
+    t.for_each(id, wanted, [&](int m) {
+      const float* x = logit_rows.data + static_cast<size_t>(m) * h->draft_vocabulary;
+      int ids[64];
+      float values[64];
+      top_k(x, h->draft_vocabulary, k, ids, values);
+      float norm = log_sum_exp(x, h->draft_vocabulary, values[0]);
+      for (int i = 0; i < k; ++i) {
+        out.token_ids[static_cast<size_t>(m) * k + i] = h->target_ids[ids[i]];
+        out.log_probs[static_cast<size_t>(m) * k + i] = values[i] - norm;
+      }
+    });
+    _tile_release();
+  });
+}
+
+// Copies entries between slots; all sources are read before any write.
+void fledge_move_kv(bf16* kv, int layers, int64_t pages, int kv_heads, int head_dim, const int64_t* source,
+                    const int64_t* destination, int64_t count) {
+  std::lock_guard<std::mutex> lock(call_mutex());
+  KvShape shape{layers, static_cast<int>(pages), kv_heads, head_dim};
+  std::vector<bf16> held(static_cast<size_t>(count) * 2 * head_dim);
+  for (int l = 0; l < layers; ++l)
+    for (int h = 0; h < kv_heads; ++h) {
+      for (int64_t i = 0; i < count; ++i) {
+        if (source[i] == destination[i]) continue;
+        const bf16* page = kv + shape.page(l, static_cast<int>(source[i] / kPage), h);
+        int entry = static_cast<int>(source[i] % kPage);
+        for (int d = 0; d < head_dim; ++d) {
+          held[i * 2 * head_dim + d] = page[key_offset(entry, d, head_dim)];
+          held[i * 2 * head_dim + head_dim + d] = page[shape.half() + value_offset(entry, d)];
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        if (source[i] == destination[i]) continue;
+        bf16* page = kv + shape.page(l, static_cast<int>(destination[i] / kPage), h);
+        int entry = static_cast<int>(destination[i] % kPage);
+        write_key(page, entry, &held[i * 2 * head_dim], head_dim);
+        write_value(page + shape.half(), entry, &held[i * 2 * head_dim + head_dim], head_dim);
+      }
+    }
+}
+
+void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const float* temperature, const int64_t* top_k_rows,
+                   const float* top_p, const float* min_p, const float* uniform, int64_t* out) {
+  std::lock_guard<std::mutex> lock(call_mutex());
+  Team& t = team();
+  static std::vector<Buffer<float>> work;
+  if (static_cast<int>(work.size()) < t.size) work.resize(t.size);
+  int n = static_cast<int>(vocabulary);
+  t.run([&](int id) {
+    float* mine = work[id].ensure(2 * (static_cast<size_t>(n) + 16));
+    t.for_each(id, static_cast<int>(rows), [&](int r) {
+      const float* x = logits + static_cast<size_t>(r) * n;
+      if (temperature[r] <= 0) {
+        Best best;
+        best.offer(row_max(x, n), INT_MAX - 1);
+        for (int i = 0; i < n; ++i)
+          if (x[i] == best.value) {
+            best.id = i;
+            break;
+          }
+        out[r] = best.id;
+      } else {
+        SampleOptions o{temperature[r], top_p[r], min_p[r], static_cast<int>(top_k_rows[r])};
+        out[r] = sample_row(x, n, o, uniform[r], mine);
+      }
+    });
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,131 @@
+// One transformer layer over a batch of rows, shared by the target's decoder and the draft head.
+#pragma once
+#include "attention.h"
+
+namespace fledge {
+
+struct Shape {
+  int hidden, intermediate, heads, kv_heads, head_dim;
+  float eps;
+  const float *cos, *sin;  // [positions, head_dim / 2]
+};
+
+struct Layer {
+  const bf16 *post_norm = nullptr, *qkv_bias = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  Packed qkv, o, gate_up, down;
+};
+
+struct Workspace {  // one forward's intermediate rows; forwards are serialised
+  Buffer<float> residual, qkv, partial;
+  Buffer<bf16> normed, query, attended, activated;
+  std::vector<AttentionScratch> scratch;
+  AttentionPlan plan;
+
+  void ensure(const Shape& s, int rows, int inputs, int max_splits, int threads) {
+    size_t padded = (static_cast<size_t>(rows) + 31) / 32 * 32;
+    size_t heads = static_cast<size_t>(s.heads) * s.head_dim;
+    residual.ensure(padded * s.hidden);
+    qkv.ensure(padded * (heads + 2 * static_cast<size_t>(s.kv_heads) * s.head_dim + kPanel));
+    if (max_splits > 1) partial.ensure(static_cast<size_t>(rows) * s.heads * max_splits * (s.head_dim + 2));
+    normed.ensure(padded * inputs);
+    query.ensure(padded * heads);
+    attended.ensure(padded * heads);
+    activated.ensure(padded * s.intermediate);
+    if (static_cast<int>(scratch.size()) < threads) scratch.resize(threads);
+  }
+};
+
+inline void rms_norm_head(float* x, const bf16* weight, int width, float eps) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int i = 0; i < width; i += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i), sum);
+  __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / width + eps));
+  for (int i = 0; i < width; i += 16)
+    _mm512_storeu_ps(x + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), scale), load_bf16(weight + i)));
+}
+
+// x = rotate(x) in the "rotate half" convention, rounded to bf16.
+inline void rotate(const float* x, const float* cos, const float* sin, int head_dim, bf16* out) {
+  int half = head_dim / 2;
+  for (int i = 0; i < half; i += 16) {
+    __m512 a = _mm512_loadu_ps(x + i), b = _mm512_loadu_ps(x + half + i);
+    __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
+    store_bf16(out + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+    store_bf16(out + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+  }
+}
+
+// One row and KV head: adds biases, normalises and rotates its queries and key, writes key and value into the pool.
+inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const BatchView& b, const KvShape& kv_shape, bf16* kv,
+                      int layer, int row, int kv_head) {
+  int hd = s.head_dim, group = s.heads / s.kv_heads, width = (s.heads + 2 * s.kv_heads) * hd;
+  const RowView& view = ws.plan.rows[row];
+  int position = b.positions[row];
+  const float *cos = s.cos + static_cast<size_t>(position) * (hd / 2), *sin = s.sin + static_cast<size_t>(position) * (hd / 2);
+  float* qkv = ws.qkv.data + static_cast<size_t>(row) * width;
+  auto add_bias = [&](int column) {
+    if (w.qkv_bias)
+      for (int d = 0; d < hd; d += 16)
+        _mm512_storeu_ps(qkv + column + d,
+                         _mm512_add_ps(_mm512_loadu_ps(qkv + column + d), load_bf16(w.qkv_bias + column + d)));
+  };
+  alignas(64) bf16 key[256], value[256];
+  for (int g = 0; g < group; ++g) {
+    int column = (kv_head * group + g) * hd;
+    add_bias(column);
+    if (w.q_norm) rms_norm_head(qkv + column, w.q_norm, hd, s.eps);
+    rotate(qkv + column, cos, sin, hd, ws.query.data + static_cast<size_t>(row) * s.heads * hd + column);
+  }
+  int key_column = (s.heads + kv_head) * hd, value_column = (s.heads + s.kv_heads + kv_head) * hd;
+  add_bias(key_column);
+  if (w.k_norm) rms_norm_head(qkv + key_column, w.k_norm, hd, s.eps);
+  rotate(qkv + key_column, cos, sin, hd, key);
+  add_bias(value_column);
+  for (int d = 0; d < hd; d += 16) store_bf16(value + d, _mm512_loadu_ps(qkv + value_column + d));
+  bf16* page = kv + kv_shape.page(layer, b.page_of(view.request, view.index), kv_head);
+  write_key(page, view.index % kPage, key, hd);
+  write_value(page + kv_shape.half(), view.index % kPage, value, hd);
+}
+
+// normed [rows, inputs] -> attention -> residual += o(attended). Inside Team::run.
+inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, const BatchView& b,
+                            const KvShape& kv_shape, bf16* kv, int layer, int inputs) {
+  int hd = s.head_dim, width = (s.heads + 2 * s.kv_heads) * hd;
+  gemm(t, id, ws.normed.data, inputs, b.rows, w.qkv, [&](int row, int p, const float* c) {
+    int count = width - p * kPanel < kPanel ? width - p * kPanel : kPanel;
+    std::memcpy(ws.qkv.data + static_cast<size_t>(row) * width + p * kPanel, c, count * sizeof(float));
+  });
+  t.for_each(id, b.rows * s.kv_heads, [&](int item) {
+    place_row(s, w, ws, b, kv_shape, kv, layer, item / s.kv_heads, item % s.kv_heads);
+  });
+  AttentionCall call{kv_shape, kv, layer, s.heads, ws.query.data, ws.attended.data, s.heads * hd, ws.partial.data,
+                     1.0f / std::sqrt(static_cast<float>(hd))};
+  t.for_each(id, static_cast<int>(ws.plan.units.size()) * s.kv_heads, [&](int item) {
+    attend(call, ws.plan, b, ws.plan.units[item / s.kv_heads], item % s.kv_heads, ws.scratch[id]);
+  });
+  if (ws.plan.max_splits > 1)
+    t.for_each(id, b.rows, [&](int row) {
+      for (int h = 0; h < s.heads; ++h) merge_splits(call, ws.plan, row, h);
+    });
+  gemm(t, id, ws.attended.data, s.heads * hd, b.rows, w.o, [&](int row, int p, const float* c) {
+    float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden + p * kPanel;
+    for (int i = 0; i < kPanel; i += 16) _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
+  });
+}
+
+// residual += down(silu(gate) * up), of the normed residual. Inside Team::run.
+inline void mlp_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
+  t.for_each(id, rows, [&](int row) {
+    rms_norm(ws.residual.data + static_cast<size_t>(row) * s.hidden, w.post_norm,
+             ws.normed.data + static_cast<size_t>(row) * s.hidden, s.hidden, s.eps);
+  });
+  gemm(t, id, ws.normed.data, s.hidden, rows, w.gate_up, [&](int row, int p, const float* c) {
+    store_bf16(ws.activated.data + static_cast<size_t>(row) * s.intermediate + p * 16,
+               _mm512_mul_ps(silu512(_mm512_loadu_ps(c)), _mm512_loadu_ps(c + 16)));
+  });
+  gemm(t, id, ws.activated.data, s.intermediate, rows, w.down, [&](int row, int p, const float* c) {
+    float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden + p * kPanel;
+    for (int i = 0; i < kPanel; i += 16) _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
+  });
+}
+
+}  // namespace fledge

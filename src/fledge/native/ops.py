@@ -1,0 +1,148 @@
+"""The kernels' C structures and the calls around them. Pointers in, pointers out; shapes are checked by the callers."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from fledge.native.build import library
+
+PAGE_SIZE = 32
+MAX_GROUP = 16  # query heads per KV head
+
+
+class Shape(Structure):
+    """Sizes of a layer and its rotary tables (float32 [positions, head_dim / 2])."""
+
+    _fields_ = [(n, c_int) for n in ("hidden", "intermediate", "heads", "kv_heads", "head_dim")] + [
+        ("eps", c_float),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+    ]
+
+
+class LayerPointers(Structure):
+    """One layer's bf16 vectors and packed matrices."""
+
+    _fields_ = [
+        (n, c_void_p)
+        for n in ("input_norm", "post_norm", "qkv_bias", "q_norm", "k_norm", "qkv", "o", "gate_up", "down")
+    ]
+
+
+class DecoderStruct(Structure):
+    """A whole target."""
+
+    _fields_ = [
+        ("shape", Shape),
+        ("layers", c_int),
+        ("vocabulary", c_int),
+        ("feature_layers", c_int * 3),
+        ("layer", POINTER(LayerPointers)),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("lm_head", c_void_p),
+    ]
+
+
+class DecoderOutputs(Structure):
+    """Where a decoder forward writes; null: not wanted."""
+
+    _fields_ = [
+        ("logit_rows", c_void_p),
+        ("count", c_int64),
+        ("logits", c_void_p),
+        ("argmax", c_void_p),
+        ("features", c_void_p),
+        ("hidden", c_void_p),
+    ]
+
+
+class HeadStruct(Structure):
+    """A draft head."""
+
+    _fields_ = [
+        ("shape", Shape),
+        ("target_hidden", c_int),
+        ("draft_vocabulary", c_int),
+        ("norm_output", c_int),
+        ("layer", LayerPointers),
+        ("embedding", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("norm", c_void_p),
+        ("fc_norm", c_void_p),
+        ("fc", c_void_p),
+        ("lm_head", c_void_p),
+        ("target_ids", c_void_p),
+    ]
+
+
+class HeadOutputs(Structure):
+    """What a head forward reads besides the batch, and where it writes."""
+
+    _fields_ = [
+        ("logit_rows", c_void_p),
+        ("count", c_int64),
+        ("k", c_int64),
+        ("features", c_void_p),
+        ("inputs", c_void_p),
+        ("token_ids", c_void_p),
+        ("log_probs", c_void_p),
+        ("hidden", c_void_p),
+    ]
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """The data pointer of a tensor, None for None."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+class PackedMatrix:
+    """A bf16 weight [N, K] in AMX tile order, held outside torch; K is a multiple of 32.
+
+    interleaved: the weight is [2 * I, K] with gate rows first, stored so that gate i and up i sit side by side.
+    """
+
+    def __init__(self, weight: Tensor, *, interleaved: bool = False) -> None:
+        outputs, inputs = weight.shape
+        held = weight.detach().to(torch.bfloat16).contiguous()
+        kernels = library()
+        self.pointer: int = kernels.fledge_pack(c_void_p(held.data_ptr()), outputs, inputs, int(interleaved))
+        if not self.pointer:
+            raise MemoryError(f"no memory to pack a weight of {outputs} x {inputs}")
+        self.bytes = int(kernels.fledge_packed_bytes(c_void_p(self.pointer)))
+        weakref.finalize(self, kernels.fledge_unpack, c_void_p(self.pointer))
+
+
+class BatchArguments:
+    """The batch part of a forward call; keeps its tensors alive while the call runs."""
+
+    def __init__(
+        self, tensors: tuple[Tensor, ...], window_mask: Tensor | None, rows: int, requests: int, pages: int
+    ) -> None:
+        self.held = tuple(t if t.dtype == torch.int32 and t.is_contiguous() else t.int().contiguous() for t in tensors)
+        self.mask = None if window_mask is None else window_mask.contiguous()
+        self.sizes = (c_int64 * 3)(rows, requests, pages)
+        self.pointers = (c_void_p * 6)(*(t.data_ptr() for t in self.held))
+
+    @property
+    def mask_pointer(self) -> c_void_p:
+        """The window mask's pointer; null for a causal batch."""
+        return c_void_p(address(self.mask))
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> Tensor:
+    """One token per row of `logits` [M, V] float32; the other arguments are [M]. Temperature 0 is argmax."""
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.int64)
+    held = [logits.contiguous(), temperature.float().contiguous(), top_k.long().contiguous()]
+    held += [top_p.float().contiguous(), min_p.float().contiguous(), uniform.float().contiguous()]
+    p = [c_void_p(t.data_ptr()) for t in held]
+    library().fledge_sample(p[0], c_int64(rows), c_int64(vocabulary), *p[1:], c_void_p(out.data_ptr()))
+    return out

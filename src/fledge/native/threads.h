@@ -1,0 +1,128 @@
+// A team of threads that lives as long as the library.
+//
+// Waiting threads spin briefly, then sleep in the kernel: a spinning waiter would take the core away from a busy
+// neighbour, which is what makes OpenMP code 10-30 times slower on a shared machine. Work is handed out in small
+// pieces with stealing, so a thread that lost its core to somebody else does not hold up the others.
+#pragma once
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <immintrin.h>
+
+namespace fledge {
+
+inline void futex_wait(std::atomic<int>* address, int expected) {
+  syscall(SYS_futex, reinterpret_cast<int*>(address), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+inline void futex_wake_all(std::atomic<int>* address) {
+  syscall(SYS_futex, reinterpret_cast<int*>(address), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Blocks until *word differs from `seen`.
+inline void wait_while(std::atomic<int>* word, int seen, std::atomic<int>* sleepers, int spins) {
+  for (int i = 0; i < spins; ++i) {
+    if (word->load(std::memory_order_acquire) != seen) return;
+    _mm_pause();
+  }
+  sleepers->fetch_add(1);
+  while (word->load(std::memory_order_acquire) == seen) futex_wait(word, seen);
+  sleepers->fetch_sub(1);
+}
+
+class Team {
+ public:
+  static constexpr int kMaxThreads = 64;
+  int size = 1;
+
+  void start(int threads) {
+    size = threads < 1 ? 1 : (threads > kMaxThreads ? kMaxThreads : threads);
+    for (int id = 1; id < size; ++id) std::thread([this, id] { worker(id); }).detach();
+  }
+
+  // Runs body(thread id) on every thread of the team and returns when all are done.
+  void run(const std::function<void(int)>& body) {
+    body_ = &body;
+    generation_.fetch_add(1);
+    if (idle_sleepers_.load() > 0) futex_wake_all(&generation_);
+    body(0);
+    barrier();
+    body_ = nullptr;
+  }
+
+  // Inside run: calls work(i) for 0 <= i < count, each once, on some thread; all done when it returns.
+  template <class Work>
+  void for_each(int id, int count, Work&& work) {
+    for (int turn = 0; turn < size; ++turn) {
+      int owner = (id + turn) % size;
+      int begin = static_cast<int>(static_cast<long>(count) * owner / size);
+      int end = static_cast<int>(static_cast<long>(count) * (owner + 1) / size);
+      while (true) {
+        int item = begin + next_[owner].value.fetch_add(1, std::memory_order_relaxed);
+        if (item >= end) break;
+        work(item);
+      }
+    }
+    barrier();
+  }
+
+  void barrier() {
+    if (size == 1) {
+      next_[0].value.store(0, std::memory_order_relaxed);
+      return;
+    }
+    int seen = epoch_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+      for (int i = 0; i < size; ++i) next_[i].value.store(0, std::memory_order_relaxed);
+      arrived_.store(0, std::memory_order_relaxed);
+      epoch_.fetch_add(1);
+      if (barrier_sleepers_.load() > 0) futex_wake_all(&epoch_);
+    } else {
+      wait_while(&epoch_, seen, &barrier_sleepers_, kBarrierSpins);
+    }
+  }
+
+ private:
+  // A pause is about 50 ns here: 20 us in a barrier, 50 us between calls.
+  static constexpr int kBarrierSpins = 400;
+  static constexpr int kIdleSpins = 1000;
+  struct alignas(64) Counter {
+    std::atomic<int> value{0};
+  };
+
+  void worker(int id) {
+    int seen = 0;
+    while (true) {
+      wait_while(&generation_, seen, &idle_sleepers_, kIdleSpins);
+      seen = generation_.load(std::memory_order_acquire);
+      (*body_)(id);
+      barrier();
+    }
+  }
+
+  const std::function<void(int)>* body_ = nullptr;
+  Counter next_[kMaxThreads];
+  alignas(64) std::atomic<int> generation_{0};
+  alignas(64) std::atomic<int> idle_sleepers_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> epoch_{0};
+  alignas(64) std::atomic<int> barrier_sleepers_{0};
+};
+
+inline Team& team() {
+  static Team* instance = new Team();  // never destroyed: detached workers outlive static destruction
+  return *instance;
+}
+inline std::mutex& call_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+}  // namespace fledge

@@ -1,0 +1,82 @@
+// Small AVX-512 helpers. Every function treats one row on its own, in one fixed order, so that a row's result never
+// depends on how many rows are computed with it.
+#pragma once
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace fledge {
+
+using bf16 = uint16_t;
+
+inline __m512 load_bf16(const bf16* p) {
+  __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store_bf16(bf16* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v));
+}
+inline float to_float(bf16 v) {
+  uint32_t bits = static_cast<uint32_t>(v) << 16;
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+// exp with a degree-6 polynomial on [-ln2/2, ln2/2]; relative error below 2e-7.
+inline __m512 exp512(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+  x = _mm512_min_ps(x, _mm512_set1_ps(88.0f));
+  __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145752f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860677e-6f), r);
+  __m512 p = _mm512_set1_ps(1.0f / 720);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+inline float exp1(float x) { return _mm512_cvtss_f32(exp512(_mm512_set1_ps(x))); }
+
+inline __m512 silu512(__m512 x) {
+  __m512 e = exp512(_mm512_sub_ps(_mm512_setzero_ps(), x));
+  return _mm512_div_ps(x, _mm512_add_ps(e, _mm512_set1_ps(1.0f)));
+}
+
+// out = x / rms(x) * weight; width is a multiple of 16.
+inline void rms_norm(const float* x, const bf16* weight, bf16* out, int width, float eps) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int i = 0; i < width; i += 16) {
+    __m512 v = _mm512_loadu_ps(x + i);
+    sum = _mm512_fmadd_ps(v, v, sum);
+  }
+  __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / width + eps));
+  for (int i = 0; i < width; i += 16)
+    store_bf16(out + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), scale), load_bf16(weight + i)));
+}
+
+// A growing 64-byte aligned buffer; contents are not kept when it grows.
+template <class T>
+struct Buffer {
+  T* data = nullptr;
+  size_t capacity = 0;
+  T* ensure(size_t count) {
+    if (count > capacity) {
+      std::free(data);
+      capacity = count + count / 4;
+      size_t bytes = (capacity * sizeof(T) + 4095) / 4096 * 4096;
+      data = static_cast<T*>(std::aligned_alloc(4096, bytes));
+      if (data) std::memset(static_cast<void*>(data), 0, bytes);
+      else capacity = 0;
+    }
+    return data;
+  }
+};
+
+}  // namespace fledge

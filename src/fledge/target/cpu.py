@@ -1,0 +1,149 @@
+"""The target's decoder on AMX kernels: one C++ call per forward, every weight read once, front to back.
+
+Results are row-invariant: a row's logits and features don't depend on how many rows go with it, nor on whether it is
+a tree node or a plain decode step. So greedy speculation equals plain decode bit for bit, in bf16 too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from fledge.native import ops, unavailable_reason
+from fledge.native.build import library
+from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
+from fledge.target.config import DecoderConfig
+from fledge.target.rope import rope_table
+from fledge.target.weights import DecoderWeights, LayerWeights
+
+POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the last round
+
+
+def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> str:
+    """Why the native decoder can't serve this target here; empty when it can."""
+    if torch.device(device).type != "cpu":
+        return f"the kernels are for the CPU, not {device}"
+    if dtype != torch.bfloat16:
+        return f"the kernels compute in bfloat16, not {str(dtype).removeprefix('torch.')}"
+    return shape_reason(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+                        config.head_dim) or unavailable_reason()
+
+
+def shape_reason(hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int) -> str:
+    """Why a layer of these sizes doesn't fit the kernels; empty when it does."""
+    for name, value in (("hidden_size", hidden), ("intermediate_size", intermediate), ("head_dim", head_dim)):
+        if value % 32:
+            return f"{name} {value} is not a multiple of 32"
+    if head_dim > 256:
+        return f"head_dim {head_dim} is above 256"
+    if heads // kv_heads > ops.MAX_GROUP:
+        return f"{heads // kv_heads} query heads share a KV head, the kernels take {ops.MAX_GROUP}"
+    return ""
+
+
+class PackedLayer:
+    """A layer's matrices in tile order and its vectors, with the C structure that points at them."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self.matrices = [ops.PackedMatrix(weights.qkv), ops.PackedMatrix(weights.o),
+                         ops.PackedMatrix(weights.gate_up, interleaved=True), ops.PackedMatrix(weights.down)]
+        vectors = (weights.input_norm, weights.post_norm, weights.qkv_bias, weights.q_norm, weights.k_norm)
+        self.vectors = [None if v is None else v.detach().to(torch.bfloat16).contiguous() for v in vectors]
+        self.pointers = ops.LayerPointers(
+            *(ops.address(v) for v in self.vectors), *(m.pointer for m in self.matrices)
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of weights one forward reads."""
+        return sum(m.bytes for m in self.matrices) + sum(v.nbytes for v in self.vectors if v is not None)
+
+
+class NativeDecoder:
+    """`Decoder` on the CPU kernels; bf16, page size 32."""
+
+    backend = "native"
+    dtype = torch.bfloat16
+    page_size = ops.PAGE_SIZE
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self.device = torch.device("cpu")
+        self._library = library()
+        self._layers = [PackedLayer(layer) for layer in weights.layers]
+        self._embedding = weights.embedding.detach().to(torch.bfloat16).contiguous()
+        self._norm = weights.norm.detach().to(torch.bfloat16).contiguous()
+        self._lm_head = ops.PackedMatrix(weights.lm_head)
+        self._rope = rope_table(config, config.max_position_embeddings + POSITIONS_BEYOND)
+        self._pointers = (ops.LayerPointers * len(self._layers))(*(layer.pointers for layer in self._layers))
+        self._struct = ops.DecoderStruct(
+            ops.Shape(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+                      config.head_dim, config.rms_norm_eps, *(t.data_ptr() for t in self._rope)),
+            config.num_layers, config.vocab_size, (ctypes.c_int * 3)(*config.feature_layers), self._pointers,
+            self._embedding.data_ptr(), self._norm.data_ptr(), self._lm_head.pointer,
+        )
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        """Bytes of weights a plain decode step reads: all layers and the lm_head."""
+        return sum(layer.bytes for layer in self._layers) + self._lm_head.bytes
+
+    def allocate_kv(self, pages: int) -> Tensor:
+        """[layers, pages, kv_heads, 2, 32 * head_dim] bf16: keys, then values, each in AMX tile order."""
+        c = self.config
+        return torch.zeros(c.num_layers, pages, c.num_kv_heads, 2, self.page_size * c.head_dim, dtype=self.dtype)
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one token takes in the pool."""
+        return self.config.num_layers * self.config.num_kv_heads * 2 * self.config.head_dim * 2
+
+    def forward(
+        self, batch: ForwardBatch, kv: Tensor, *, logits: LogitsMode, features: bool = False, hidden: bool = False
+    ) -> ForwardOutput:
+        """Run all layers over the rows, writing their keys and values into `kv`."""
+        rows, width = batch.token_ids.shape[0], self.config.hidden_size
+        arguments = batch_arguments(batch)
+        wanted = None if batch.logit_rows is None else batch.logit_rows.int().contiguous()
+        count = rows if wanted is None else wanted.shape[0]
+        vocabulary = self.config.vocab_size
+        out = ForwardOutput(
+            logits=torch.empty(count, vocabulary, dtype=torch.float32) if logits == "logits" else None,
+            argmax=torch.empty(count, dtype=torch.int64) if logits != "none" else None,
+            features=torch.empty(rows, 3 * width, dtype=self.dtype) if features else None,
+            hidden=torch.empty(rows, width, dtype=self.dtype) if hidden else None,
+        )
+        outputs = ops.DecoderOutputs(ops.address(wanted), count, *(ops.address(t) for t in out))
+        self._library.fledge_decoder_forward(
+            ctypes.byref(self._struct), arguments.sizes, arguments.pointers, arguments.mask_pointer,
+            ctypes.c_void_p(kv.data_ptr()), ctypes.c_int64(kv.shape[1]), ctypes.byref(outputs),
+        )
+        return out
+
+    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
+        """Copy entries between slots ([M] int64 each), as if all sources were read before any write."""
+        move_packed_kv(self._library, kv, source, destination, self.config.head_dim)
+
+    def sample(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor:
+        """One token per row of `logits` [M, V]; see `ops.sample`."""
+        return ops.sample(logits, temperature, top_k, top_p, min_p, uniform)
+
+
+def batch_arguments(batch: ForwardBatch) -> ops.BatchArguments:
+    """A `ForwardBatch` as the kernels read it."""
+    tensors = (batch.token_ids, batch.positions, batch.row_start, batch.prefix_length, batch.window_offset,
+               batch.page_table)
+    return ops.BatchArguments(tensors, batch.window_mask, batch.token_ids.shape[0], batch.prefix_length.shape[0],
+                              batch.page_table.shape[1])
+
+
+def move_packed_kv(library: ctypes.CDLL, kv: Tensor, source: Tensor, destination: Tensor, head_dim: int) -> None:
+    """`move_kv` for a packed pool [layers, pages, kv_heads, 2, 32 * head_dim]."""
+    source, destination = source.long().contiguous(), destination.long().contiguous()
+    library.fledge_move_kv(
+        ctypes.c_void_p(kv.data_ptr()), kv.shape[0], ctypes.c_int64(kv.shape[1]), kv.shape[2], head_dim,
+        ctypes.c_void_p(source.data_ptr()), ctypes.c_void_p(destination.data_ptr()), ctypes.c_int64(source.shape[0]),
+    )
