@@ -1,0 +1,39 @@
+"""What paged tree attention is, row by row. Every fast path is tested against this."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fledge.attention.layout import PagedRows, kv_slots
+
+
+def seen_indices(rows: PagedRows, request: int, row: int) -> list[int]:
+    """KV indices row `row` of the batch, which belongs to `request`, sees: the prefix, then its window entries."""
+    prefix = int(rows.prefix_length[request])
+    if rows.window_mask is None:
+        own = prefix + int(rows.window_offset[request]) + row - int(rows.row_start[request])
+        return list(range(own + 1))
+    mask = int(rows.window_mask[row])  # negative when bit 63 is set; >> keeps the sign, so & 1 stays right
+    return [*range(prefix), *(prefix + j for j in range(64) if (mask >> j) & 1)]
+
+
+def reference_attention(
+    query: Tensor,  # [R, heads, D]
+    keys: Tensor,  # [slots, kv_heads, D], this batch's rows already written
+    values: Tensor,  # [slots, kv_heads, D]
+    rows: PagedRows,
+    page_size: int,
+) -> Tensor:  # [R, heads, D], query's dtype, computed in float32
+    """Softmax attention, scaled by D ** -0.5; query head h reads KV head h // (heads // kv_heads)."""
+    group = query.shape[1] // keys.shape[1]
+    output = torch.empty_like(query)
+    for request in range(rows.prefix_length.shape[0]):
+        for row in range(int(rows.row_start[request]), int(rows.row_start[request + 1])):
+            index = torch.tensor(seen_indices(rows, request, row), device=query.device)
+            slots = kv_slots(rows.page_table, torch.full_like(index, request), index, page_size)
+            key = keys[slots].float().repeat_interleave(group, dim=1)  # [seen, heads, D]
+            value = values[slots].float().repeat_interleave(group, dim=1)
+            scores = torch.einsum("hd,shd->hs", query[row].float(), key) * query.shape[2] ** -0.5
+            output[row] = torch.einsum("hs,shd->hd", scores.softmax(dim=-1), value).to(query.dtype)
+    return output

@@ -1,0 +1,1 @@
+"""The LLM being accelerated: finding it, its weights, its decoder and its chat template."""

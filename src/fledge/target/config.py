@@ -1,0 +1,166 @@
+"""The shape of a target: what `config.json` says, in one form for every supported architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fledge.errors import TargetError
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+# What transformers takes when config.json leaves the field out.
+_DEFAULT_MAX_POSITIONS = {
+    "LlamaForCausalLM": 2048,
+    "MistralForCausalLM": 131072,
+    "Qwen2ForCausalLM": 32768,
+    "Qwen3ForCausalLM": 32768,
+}
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes and switches of a Llama-family decoder."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None  # with "rope_type"; None: plain RoPE
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    qk_norm: bool
+
+    @property
+    def feature_layers(self) -> tuple[int, int, int]:
+        """Layers (0-based) whose OUTPUT residual stream is the low, middle and high feature.
+
+        `[1, n/2-1, n-4]` as in SpecForge, which is the same as the input of layers `[2, n/2, n-3]` (EAGLE, vLLM).
+        Below 7 layers these would not be three different layers in order, and first, middle and last are taken.
+        """
+        n = self.num_layers
+        low, middle, high = 1, n // 2 - 1, n - 4
+        if low < middle < high:
+            return low, middle, high
+        return 0, (n - 1) // 2, n - 1
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> DecoderConfig:
+        """Read `config.json` of an HF folder."""
+        path = folder / "config.json"
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise TargetError(
+                f"{folder} has no config.json: give a folder saved by save_pretrained"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise TargetError(f"can't read {path}: {error}. Download the model again") from error
+        if not isinstance(raw, dict):
+            raise TargetError(f"{path} isn't a JSON object: download the model again")
+        return cls.from_hf(raw)
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
+        """Translate an HF configuration, as written by transformers 4 or 5."""
+        architecture = _supported_architecture(raw)
+        _refuse_variants(raw, architecture)
+        hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
+        max_positions = int(raw.get("max_position_embeddings") or _DEFAULT_MAX_POSITIONS[architecture])
+        theta, scaling = _rope(raw)
+        if (
+            scaling is not None
+        ):  # yarn and llama3 count from here; it stays right when a window caps the length
+            scaling.setdefault("original_max_position_embeddings", max_positions)
+        return cls(
+            architecture=architecture,
+            num_layers=_integer(raw, "num_hidden_layers"),
+            hidden_size=hidden_size,
+            intermediate_size=_integer(raw, "intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
+            head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
+            vocab_size=_integer(raw, "vocab_size"),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=min(max_positions, _sliding_window(raw, architecture) or max_positions),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=architecture == "Qwen2ForCausalLM",
+            qk_norm=architecture == "Qwen3ForCausalLM",
+        )
+
+
+def _supported_architecture(raw: Mapping[str, Any]) -> str:
+    for name in raw.get("architectures") or []:
+        if name in SUPPORTED_ARCHITECTURES:
+            return str(name)
+    found = ", ".join(raw.get("architectures") or []) or f"model_type {raw.get('model_type')!r}"
+    raise TargetError(
+        f"the target's architecture is {found}, which isn't supported: use one of {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
+
+
+def _refuse_variants(raw: Mapping[str, Any], architecture: str) -> None:
+    """Refuse what the decoder would silently compute wrongly."""
+    problems = []
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+        problems.append(f"hidden_act={raw['hidden_act']!r} (silu)")
+    if architecture != "Qwen2ForCausalLM" and raw.get("attention_bias"):
+        problems.append("attention_bias=true (false)")
+    if raw.get("mlp_bias"):
+        problems.append("mlp_bias=true (false)")
+    if float(raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        problems.append(f"partial_rotary_factor={raw['partial_rotary_factor']} (1.0)")
+    if raw.get("quantization_config"):
+        problems.append("quantization_config (unquantised weights)")
+    if problems:
+        raise TargetError(
+            f"this {architecture} uses {', '.join(problems)}; only what stands in brackets is supported: "
+            "use another checkpoint of the model"
+        )
+
+
+def _integer(raw: Mapping[str, Any], key: str) -> int:
+    value = raw.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise TargetError(f"config.json has {key}={value!r}, not a positive number: download the model again")
+    return value
+
+
+def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """RoPE base and scaling. Transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
+    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = float(parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+    parameters.pop("type", None)
+    if kind == "default":
+        return theta, None
+    if raw.get("original_max_position_embeddings"):
+        parameters.setdefault("original_max_position_embeddings", raw["original_max_position_embeddings"])
+    return theta, {"rope_type": kind, **parameters}
+
+
+def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
+    """The attention window, within which sliding attention equals full attention; None if there is none."""
+    if architecture == "LlamaForCausalLM":
+        return None
+    if architecture != "MistralForCausalLM" and not raw.get("use_sliding_window", False):
+        return None
+    window = raw.get("sliding_window")
+    return int(window) if window else None

@@ -1,0 +1,105 @@
+"""The decoder in plain torch: runs on any device and in float32, and defines what the fast ones compute."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fledge.attention import PagedAttention
+from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
+from fledge.target.config import DecoderConfig
+from fledge.target.rope import apply_rope, rope_table
+from fledge.target.weights import DecoderWeights, LayerWeights
+
+# Rows per lm_head call when only the argmax is wanted: [256, V] float32 at a time, however long the prompt.
+_ARGMAX_ROWS = 256
+
+
+class TorchDecoder:
+    """A Llama-family decoder over a paged KV pool of layout [layers, 2, pages * page_size, kv_heads, head_dim]."""
+
+    backend = "torch"
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, *, page_size: int = 16) -> None:
+        self.config = config
+        self.page_size = page_size
+        self.dtype = weights.embedding.dtype
+        self.device = weights.embedding.device
+        self._weights = weights
+        cos, sin = rope_table(config, config.max_position_embeddings)
+        self._cos, self._sin = cos.to(self.device), sin.to(self.device)  # [positions, head_dim // 2] float32
+
+    def allocate_kv(self, pages: int) -> Tensor:
+        """A zeroed pool, [layers, 2, pages * page_size, kv_heads, head_dim]."""
+        c = self.config
+        shape = (c.num_layers, 2, pages * self.page_size, c.num_kv_heads, c.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers."""
+        c = self.config
+        return c.num_layers * 2 * c.num_kv_heads * c.head_dim * self.dtype.itemsize
+
+    @torch.no_grad()
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        logits: LogitsMode,
+        features: bool = False,
+        hidden: bool = False,
+    ) -> ForwardOutput:
+        """Run all layers over the rows, writing their keys and values into `kv`."""
+        attention = PagedAttention(batch, self.page_size)
+        positions = batch.positions.long()
+        cos, sin = self._cos[positions], self._sin[positions]  # [R, head_dim // 2]
+        x = F.embedding(batch.token_ids.long(), self._weights.embedding)  # [R, H]
+        captured: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._weights.layers):
+            x = self._layer(layer, x, cos, sin, kv[index], attention)
+            if features and index in self.config.feature_layers:
+                captured[index] = x
+        eps = self.config.rms_norm_eps
+        normed = F.rms_norm(x, (x.shape[-1],), self._weights.norm, eps)
+        wanted = normed if batch.logit_rows is None else normed[batch.logit_rows.long()]  # [M, H]
+        return ForwardOutput(
+            logits=F.linear(wanted, self._weights.lm_head).float() if logits == "logits" else None,
+            argmax=self._argmax(wanted) if logits == "argmax" else None,
+            features=torch.cat([captured[i] for i in self.config.feature_layers], dim=-1)
+            if features
+            else None,
+            hidden=normed if hidden else None,
+        )
+
+    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
+        """Copy entries between slots; reading into a copy first makes overlapping moves safe."""
+        kv[:, :, destination.long()] = kv[:, :, source.long()]
+
+    def _layer(
+        self, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, attention: PagedAttention
+    ) -> Tensor:
+        """One layer over rows x [R, H]; kv [2, slots, kv_heads, head_dim]."""
+        c, eps = self.config, self.config.rms_norm_eps
+        qkv = F.linear(F.rms_norm(x, (c.hidden_size,), w.input_norm, eps), w.qkv, w.qkv_bias)
+        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)  # [R, heads + 2 * kv_heads, D]
+        query, key, value = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        if w.q_norm is not None and w.k_norm is not None:
+            query = F.rms_norm(query, (c.head_dim,), w.q_norm, eps)
+            key = F.rms_norm(key, (c.head_dim,), w.k_norm, eps)
+            turned = torch.cat((query, key), dim=1)
+        else:
+            turned = heads[:, : c.num_heads + c.num_kv_heads]
+        turned = apply_rope(turned, cos, sin)
+        kv[0].index_copy_(0, attention.write_slots, turned[:, c.num_heads :])
+        kv[1].index_copy_(0, attention.write_slots, value)
+        mixed = attention.attend(turned[:, : c.num_heads], kv[0], kv[1])  # [R, heads, D]
+        x = x + F.linear(mixed.reshape(x.shape[0], -1), w.o)
+        gate, up = F.linear(F.rms_norm(x, (c.hidden_size,), w.post_norm, eps), w.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, w.down)
+
+    def _argmax(self, hidden: Tensor) -> Tensor:
+        """[M, H] -> [M] int64. torch.argmax returns the first of equals."""
+        parts = [F.linear(rows, self._weights.lm_head).argmax(dim=-1) for rows in hidden.split(_ARGMAX_ROWS)]
+        return torch.cat(parts) if parts else hidden.new_empty(0, dtype=torch.int64)
