@@ -1,0 +1,95 @@
+"""The draft head on the CPU kernels: one C++ call per draft step or extend, top-k included."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from fledge.draft.config import HeadConfig
+from fledge.draft.head import HeadWeights
+from fledge.draft.runner import DraftOutput
+from fledge.errors import EngineError
+from fledge.native import ops, unavailable_reason
+from fledge.native.build import library
+from fledge.target.batch import ForwardBatch
+from fledge.target.cpu import POSITIONS_BEYOND, batch_arguments, move_packed_kv, shape_reason
+from fledge.target.rope import rope_tables
+
+MAX_K = 64  # proposals per row the kernels can sort
+
+
+def native_head_reason(config: HeadConfig) -> str:
+    """Why the native runner can't serve this head; empty when it can."""
+    if config.target_hidden_size % 32:
+        return f"target_hidden_size {config.target_hidden_size} is not a multiple of 32"
+    return shape_reason(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+                        config.head_dim) or unavailable_reason()
+
+
+class NativeHeadRunner:
+    """`HeadRunner` on the CPU kernels; bf16, page size 32. `embedding` [V, H] is the target's, or the head's own."""
+
+    page_size = ops.PAGE_SIZE
+
+    def __init__(self, config: HeadConfig, weights: HeadWeights, embedding: Tensor) -> None:
+        self.config = config
+        self._library = library()
+        self._matrices = [ops.PackedMatrix(weights.qkv), ops.PackedMatrix(weights.o),
+                          ops.PackedMatrix(weights.gate_up, interleaved=True), ops.PackedMatrix(weights.down),
+                          ops.PackedMatrix(weights.fc), ops.PackedMatrix(weights.lm_head)]
+        layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
+        vectors = (weights.input_norm, weights.post_norm, embedding, weights.hidden_norm, weights.norm,
+                   weights.fc_norms)
+        self._vectors = [None if v is None else v.detach().to(torch.bfloat16).contiguous() for v in vectors]
+        self._target_ids = weights.d2t.long() + torch.arange(config.draft_vocab_size)
+        self._rope = rope_tables(config.head_dim, config.rope_theta, config.rope_scaling,
+                                 config.max_position_embeddings + POSITIONS_BEYOND)
+        input_norm, post_norm, embedding_address, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
+        self._struct = ops.HeadStruct(
+            ops.Shape(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+                      config.head_dim, config.rms_norm_eps, *(t.data_ptr() for t in self._rope)),
+            config.target_hidden_size, config.draft_vocab_size, int(config.norm_output),
+            ops.LayerPointers(input_norm, post_norm, None, None, None, *(m.pointer for m in layer)),
+            embedding_address, hidden_norm, norm, fc_norm, fc.pointer, lm_head.pointer, self._target_ids.data_ptr(),
+        )
+
+    def allocate_kv(self, pages: int) -> Tensor:
+        """[1, pages, kv_heads, 2, 32 * head_dim] bf16."""
+        c = self.config
+        return torch.zeros(1, pages, c.num_kv_heads, 2, self.page_size * c.head_dim, dtype=torch.bfloat16)
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one token takes in the pool."""
+        return self.config.num_kv_heads * 2 * self.config.head_dim * 2
+
+    def forward(
+        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+    ) -> DraftOutput:
+        """The head over R rows; see `HeadRunner.forward`."""
+        if (features is None) == (hidden is None):
+            raise EngineError("a head forward takes either features (extend) or hidden states (draft step)")
+        if k > min(MAX_K, self.config.draft_vocab_size):
+            limit = min(MAX_K, self.config.draft_vocab_size)
+            raise EngineError(f"{k} proposals a node are too many: use at most {limit}")
+        rows = batch.token_ids.shape[0]
+        arguments = batch_arguments(batch)
+        wanted = None if batch.logit_rows is None else batch.logit_rows.int().contiguous()
+        count = rows if wanted is None else wanted.shape[0]
+        held = [None if t is None else t.to(torch.bfloat16).contiguous() for t in (features, hidden)]
+        out = DraftOutput(
+            token_ids=torch.empty(count, k, dtype=torch.int64),
+            log_probs=torch.empty(count, k, dtype=torch.float32),
+            hidden=torch.empty(rows, self.config.hidden_size, dtype=torch.bfloat16),
+        )
+        outputs = ops.HeadOutputs(ops.address(wanted), count, k, *(ops.address(t) for t in (*held, *out)))
+        self._library.fledge_head_forward(
+            ctypes.byref(self._struct), arguments.sizes, arguments.pointers, arguments.mask_pointer,
+            ctypes.c_void_p(kv.data_ptr()), ctypes.c_int64(kv.shape[1]), ctypes.byref(outputs),
+        )
+        return out
+
+    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
+        """Copy entries between slots ([M] int64 each)."""
+        move_packed_kv(self._library, kv, source, destination, self.config.head_dim)

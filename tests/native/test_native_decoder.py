@@ -1,0 +1,236 @@
+"""The AMX decoder against the plain torch one, and its row invariance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fledge.native import ops, unavailable_reason
+from fledge.target.batch import ForwardBatch
+from fledge.target.config import DecoderConfig
+from fledge.target.cpu import NativeDecoder, native_available
+from fledge.target.decoder import TorchDecoder
+from fledge.target.weights import DecoderWeights, LayerWeights
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+
+PAGES = 48
+
+
+def make_config(**changes: object) -> DecoderConfig:
+    values: dict[str, object] = dict(
+        architecture="LlamaForCausalLM", num_layers=3, hidden_size=96, intermediate_size=160, num_heads=6,
+        num_kv_heads=2, head_dim=64, vocab_size=523, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None,
+        max_position_embeddings=2048, tie_word_embeddings=False, qkv_bias=False, qk_norm=False,
+    )  # fmt: skip
+    return DecoderConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_weights(config: DecoderConfig, seed: int = 0) -> DecoderWeights:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int, scale: float = 0.06) -> Tensor:
+        return (torch.randn(*shape, generator=generator) * scale).bfloat16()
+
+    def norm(width: int) -> Tensor:
+        return (1 + 0.1 * torch.randn(width, generator=generator)).bfloat16()
+
+    h, inner, d = config.hidden_size, config.intermediate_size, config.head_dim
+    layers = [
+        LayerWeights(
+            input_norm=norm(h),
+            qkv=random(config.qkv_size, h),
+            qkv_bias=random(config.qkv_size) if config.qkv_bias else None,
+            q_norm=norm(d) if config.qk_norm else None,
+            k_norm=norm(d) if config.qk_norm else None,
+            o=random(h, config.num_heads * d),
+            post_norm=norm(h),
+            gate_up=random(2 * inner, h),
+            down=random(h, inner),
+        )
+        for _ in range(config.num_layers)
+    ]
+    return DecoderWeights(random(config.vocab_size, h, scale=1.0), layers, norm(h), random(config.vocab_size, h))
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def one_request(tokens: list[int], prefix: int, masks: list[int] | None = None, page_size: int = 32) -> ForwardBatch:
+    """Rows of one request; with masks, a tree whose depths follow from them."""
+    depth = [bin(m).count("1") - 1 for m in masks] if masks else list(range(len(tokens)))
+    pages = torch.arange(PAGES * 32 // page_size, dtype=torch.int32)[None]
+    signed = None if masks is None else torch.tensor([m - (1 << 64) if m >> 63 else m for m in masks])
+    return ForwardBatch(
+        int32(tokens), int32([prefix + d for d in depth]), int32([0, len(tokens)]), int32([prefix]), int32([0]),
+        pages, signed,
+    )  # fmt: skip
+
+
+def tokens_of(count: int, vocab: int, seed: int) -> list[int]:
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def random_tree(path: list[int], vocab: int, seed: int) -> tuple[list[int], list[int], list[int]]:
+    """A tree that holds `path` among random branches: tokens, masks, and where the path's nodes are."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, masks, chain = [path[0]], [1], [0]
+    for token in path[1:]:
+        for _ in range(int(torch.randint(0, 4, (1,), generator=generator))):
+            parent = int(torch.randint(0, len(tokens), (1,), generator=generator))
+            masks.append(masks[parent] | 1 << len(tokens))
+            tokens.append(int(torch.randint(0, vocab, (1,), generator=generator)))
+        masks.append(masks[chain[-1]] | 1 << len(tokens))
+        chain.append(len(tokens))
+        tokens.append(token)
+    return tokens, masks, chain
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+        {"num_heads": 4, "num_kv_heads": 4, "head_dim": 96},
+        {"num_heads": 8, "num_kv_heads": 1, "head_dim": 32, "hidden_size": 64},
+        {"num_heads": 4, "num_kv_heads": 2, "head_dim": 256},
+    ],
+)
+@pytest.mark.parametrize("length", [1, 15, 33, 300])
+def test_logits_features_and_hidden_agree_with_torch_in_float32(changes: dict[str, object], length: int) -> None:
+    config = make_config(**changes)
+    weights = make_weights(config)
+    wide = DecoderWeights(
+        weights.embedding.float(),
+        [LayerWeights(*(None if t is None else t.float() for t in vars(layer).values())) for layer in weights.layers],
+        weights.norm.float(),
+        weights.lm_head.float(),
+    )  # type: ignore[arg-type]
+    native, reference = NativeDecoder(config, weights), TorchDecoder(config, wide, page_size=16)
+    tokens = tokens_of(length, config.vocab_size, seed=length)
+    got = native.forward(
+        one_request(tokens, 0), native.allocate_kv(PAGES), logits="logits", features=True, hidden=True
+    )
+    want = reference.forward(
+        one_request(tokens, 0, page_size=16), reference.allocate_kv(PAGES * 2), logits="logits", features=True,
+        hidden=True,
+    )  # fmt: skip
+    for name in ("logits", "features", "hidden"):
+        a, b = getattr(got, name).float(), getattr(want, name)
+        assert (a - b).abs().max() < 0.03 * b.abs().max(), name
+    assert torch.equal(got.argmax, got.logits.argmax(-1))
+
+
+@pytest.mark.parametrize("prefix", [1, 30, 31, 32, 200, 250, 255, 256, 300, 700])
+def test_tree_nodes_get_bit_for_bit_what_plain_decode_gives(prefix: int) -> None:
+    config = make_config()
+    native = NativeDecoder(config, make_weights(config))
+    sequence = tokens_of(prefix + 9, config.vocab_size, seed=prefix)
+    kv = native.allocate_kv(PAGES)
+    native.forward(one_request(sequence[:prefix], 0), kv, logits="none")
+    tree_kv = kv.clone()
+    plain = [
+        native.forward(one_request([token], prefix + i), kv, logits="logits", features=True)
+        for i, token in enumerate(sequence[prefix:])
+    ]
+    tokens, masks, chain = random_tree(sequence[prefix:], config.vocab_size, seed=prefix)
+    tree = native.forward(one_request(tokens, prefix, masks), tree_kv, logits="logits", features=True)
+    for depth, node in enumerate(chain):
+        assert torch.equal(tree.logits[node], plain[depth].logits[0]), depth
+        assert torch.equal(tree.features[node], plain[depth].features[0]), depth
+
+    # The accepted path moved into place leaves the pool as plain decode leaves it.
+    native.move_kv(tree_kv, torch.tensor([prefix + n for n in chain]), torch.arange(prefix, prefix + len(chain)))
+    end = prefix + len(chain)
+    after = [native.forward(one_request([7], end), pool, logits="logits").logits for pool in (kv, tree_kv)]
+    assert torch.equal(*after)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    config = make_config()
+    native = NativeDecoder(config, make_weights(config))
+    lengths = [5, 40, 300, 64, 1, 17, 90]
+    pages = torch.arange(len(lengths) * 12, dtype=torch.int32).view(len(lengths), 12)
+    kv = native.allocate_kv(pages.numel())
+    rows = [tokens_of(n, config.vocab_size, seed=n) for n in lengths]
+    starts = [0]
+    for n in lengths:
+        starts.append(starts[-1] + n)
+    together = native.forward(
+        ForwardBatch(
+            int32(sum(rows, [])), int32([i for n in lengths for i in range(n)]), int32(starts),
+            int32([0] * len(lengths)), int32([0] * len(lengths)), pages,
+        ),
+        kv, logits="logits",
+    )  # fmt: skip
+    for i, row in enumerate(rows):
+        alone = native.forward(one_request(row, 0), native.allocate_kv(PAGES), logits="logits")
+        assert torch.equal(alone.logits, together.logits[starts[i] : starts[i + 1]])
+
+
+def test_window_offset_continues_a_window_written_earlier() -> None:
+    """A draft step sees the rows that earlier steps of its round wrote."""
+    config = make_config()
+    native = NativeDecoder(config, make_weights(config))
+    prefix = 50
+    sequence = tokens_of(prefix + 3, config.vocab_size, seed=3)
+    kv = native.allocate_kv(PAGES)
+    native.forward(one_request(sequence[:prefix], 0), kv, logits="none")
+    whole = native.forward(one_request(sequence[prefix:], prefix, [0b1, 0b11, 0b111]), kv.clone(), logits="logits")
+    native.forward(one_request(sequence[prefix : prefix + 1], prefix, [0b1]), kv, logits="none")
+    rest = one_request(sequence[prefix + 1 :], prefix, [0b11, 0b111])._replace(window_offset=int32([1]))
+    assert torch.equal(native.forward(rest, kv, logits="logits").logits, whole.logits[1:])
+
+
+def test_only_the_wanted_rows_are_projected() -> None:
+    config = make_config()
+    native = NativeDecoder(config, make_weights(config))
+    batch = one_request(tokens_of(20, config.vocab_size, seed=1), 0)
+    whole = native.forward(batch, native.allocate_kv(PAGES), logits="logits")
+    some = native.forward(batch._replace(logit_rows=int32([3, 19])), native.allocate_kv(PAGES), logits="argmax")
+    assert some.logits is None and some.argmax.tolist() == whole.argmax[[3, 19]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"), [({"hidden_size": 100}, "hidden_size"), ({"num_heads": 40, "num_kv_heads": 2}, "query heads")]
+)
+def test_a_shape_the_kernels_cannot_take_is_named(changes: dict[str, object], part: str) -> None:
+    assert part in native_available(make_config(**changes), torch.bfloat16, "cpu")
+    assert "float32" in native_available(make_config(), torch.float32, "cpu")
+
+
+def sampled_exactly(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
+    p = torch.softmax(logits.double() / temperature, -1)
+    if top_k:
+        p[p < p.topk(top_k).values[-1]] = 0
+    if top_p < 1:
+        ordered, order = (p / p.sum()).sort(descending=True)
+        p[order[ordered.cumsum(0) - ordered >= top_p]] = 0
+    p[p < min_p * p.max()] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 20, 1.0, 0.0), (1.0, 30, 0.8, 0.0), (1.0, 0, 1.0, 0.1)],
+)
+def test_sampler_draws_from_the_exact_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    """Evenly spaced coins hit each token in proportion to its probability, to one coin."""
+    coins, vocab = 20001, 523
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(5)) * 2
+    uniform = (torch.arange(coins) + 0.5) / coins
+    full = [torch.full((coins,), v) for v in (temperature, float(top_k), top_p, min_p)]
+    drawn = ops.sample(logits.expand(coins, -1).contiguous(), full[0], full[1].long(), full[2], full[3], uniform)
+    share = torch.bincount(drawn, minlength=vocab).double() / coins
+    exact = sampled_exactly(logits, temperature, top_k, top_p, min_p)
+    assert (share - exact).abs().max() < 1.5 / coins
+    assert (share[exact == 0] == 0).all()
+
+
+def test_sampler_at_temperature_zero_is_argmax() -> None:
+    logits = torch.randn(7, 101, generator=torch.Generator().manual_seed(1))
+    zero = torch.zeros(7)
+    assert torch.equal(ops.sample(logits, zero, zero.long(), zero + 1, zero, zero + 0.5), logits.argmax(-1))
