@@ -1,1 +1,31 @@
 """The LLM being accelerated: finding it, its weights, its decoder and its chat template."""
+
+from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput, LogitsMode
+from fledge.target.chat import ChatTemplate
+from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
+from fledge.target.decoder import TorchDecoder
+from fledge.target.resolve import DEFAULT_TARGET, ResolvedTarget, resolve_target
+from fledge.target.rope import apply_rope, rope_table, rope_tables
+from fledge.target.target import Target
+from fledge.target.weights import DecoderWeights, LayerWeights, load_weights
+
+__all__ = [
+    "DEFAULT_TARGET",
+    "SUPPORTED_ARCHITECTURES",
+    "ChatTemplate",
+    "Decoder",
+    "DecoderConfig",
+    "DecoderWeights",
+    "ForwardBatch",
+    "ForwardOutput",
+    "LayerWeights",
+    "LogitsMode",
+    "ResolvedTarget",
+    "Target",
+    "TorchDecoder",
+    "apply_rope",
+    "load_weights",
+    "resolve_target",
+    "rope_table",
+    "rope_tables",
+]

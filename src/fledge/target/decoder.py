@@ -14,6 +14,7 @@ from fledge.target.weights import DecoderWeights, LayerWeights
 
 # Rows per lm_head call when only the argmax is wanted: [256, V] float32 at a time, however long the prompt.
 _ARGMAX_ROWS = 256
+_POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the last round
 
 
 class TorchDecoder:
@@ -27,7 +28,7 @@ class TorchDecoder:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._weights = weights
-        cos, sin = rope_table(config, config.max_position_embeddings)
+        cos, sin = rope_table(config, config.max_position_embeddings + _POSITIONS_BEYOND)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)  # [positions, head_dim // 2] float32
 
     def allocate_kv(self, pages: int) -> Tensor:

@@ -1,0 +1,82 @@
+"""A target's chat template: prompts as token ids, and where turns begin and end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from fledge.errors import TargetError
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+# Stands for a message's text while its surroundings are looked at. No template trims or rewrites it.
+_MARK = "fledgeMARKfledge"
+
+
+class ChatTemplate:
+    """The one place where messages become ids, for training and serving alike."""
+
+    def __init__(self, tokenizer: Any, end_token_ids: Sequence[int] = ()) -> None:
+        """`end_token_ids`: further ids the checkpoint's configuration names as ends of generation."""
+        self._tokenizer = tokenizer
+        self._end_token_ids = tuple(end_token_ids)
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The ids a reply to `messages` is generated from, the opening of the assistant's turn included."""
+        text = self._render(messages, add_generation_prompt=True)
+        return self._encode(text)
+
+    def user_turn_start(self) -> list[int]:
+        """The ids up to where a user's first words begin: what a target continues with a question of its own."""
+        before = self._render([{"role": "user", "content": _MARK}]).split(_MARK)[0]
+        if not before.endswith("\n"):
+            before = before.rstrip(" ")  # a space before a word belongs to the word's own token
+        return self._encode(before)
+
+    @cached_property
+    def turn_end_ids(self) -> set[int]:
+        """Ids that end a generated turn: the end of text, and the special token the template closes a reply with."""
+        ends = set(self._end_token_ids)
+        if self._tokenizer.eos_token_id is not None:
+            ends.add(int(self._tokenizer.eos_token_id))
+        if self._tokenizer.chat_template:
+            conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
+            after = self._encode(self._render(conversation).rsplit(_MARK, 1)[-1])
+            special = {int(i) for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+            ends.update(after[:1] if after and after[0] in special else [])
+        return ends
+
+    @cached_property
+    def hash(self) -> str:
+        """Changes when the same messages may give other ids: the template, its special tokens, the ends of turns."""
+        parts = {
+            "template": self._tokenizer.chat_template,
+            "special_tokens": {k: str(v) for k, v in sorted(self._tokenizer.special_tokens_map.items())},
+            "ends": sorted(self._end_token_ids),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        if not self._tokenizer.chat_template:
+            raise TargetError(
+                "the target's tokenizer has no chat template: use an instruction-tuned target, "
+                "or give prompts as token ids"
+            )
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except Exception as error:  # templates raise whatever their author chose, as jinja2 or plain errors
+            raise TargetError(
+                f"the target's chat template refuses these messages ({error}): give the roles it knows, in its order"
+            ) from error
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        """Ids of rendered text, whose special tokens the template has already written."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,113 @@
+"""A GGUF file as a bf16 safetensors folder, converted once and kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import transformers
+from filelock import FileLock
+
+from fledge.errors import StorageError, TargetError
+from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
+from fledge.target.revision import file_sha256
+
+logger = logging.getLogger("fledge")
+
+_FORMAT = 1  # part of the folder's name: a change here converts anew
+
+
+def converted_folder(file: Path, cache: Path) -> Path:
+    """The cached folder of a GGUF file, made now if it isn't there. Two processes don't make it twice."""
+    targets = cache / "targets"
+    final = targets / f"{file.stem}-{file_sha256(file, cache)[:16]}-v{_FORMAT}"
+    if final.exists():  # it is renamed into place, so it is whole
+        return final
+    try:
+        targets.mkdir(parents=True, exist_ok=True)
+        with FileLock(targets / f"{final.name}.lock"):
+            if not final.exists():
+                _convert_into(file, final)
+    except OSError as error:
+        raise StorageError(
+            f"can't write the converted target to {targets} ({error}): "
+            "free some disk space, or set FLEDGE_CACHE to another folder"
+        ) from error
+    return final
+
+
+def _convert_into(file: Path, final: Path) -> None:
+    """Convert beside `final`, check the result, and rename it into place."""
+    logger.info("converting %s to bf16 safetensors in %s (done once)", file, final)
+    scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".making-"))
+    try:
+        _refuse_dropped_rope(file)
+        _convert(file, scratch)
+        DecoderConfig.from_folder(scratch)  # an unsupported architecture never enters the cache
+        os.chmod(scratch, 0o755)
+        os.rename(scratch, final)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _convert(file: Path, folder: Path) -> None:
+    options = transformers.GgufConfig(dequantize=True)
+    try:
+        with _no_progress_bars():
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, quantization_config=options, dtype=torch.bfloat16
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except ImportError as error:
+        raise TargetError(
+            f"can't read {file}: {error}. Install what is missing with: pip install gguf accelerate"
+        ) from error
+    except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise TargetError(
+            f"can't convert {file}: {error}. Supported are GGUF files of {', '.join(SUPPORTED_ARCHITECTURES)}; "
+            "use such a file, or the model's safetensors checkpoint"
+        ) from error
+    try:
+        with _no_progress_bars():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    except Exception as error:  # safetensors reports a full disk as an error type of its own
+        if isinstance(error, OSError) or "os error" in str(error):
+            raise OSError(str(error)) from error
+        raise
+
+
+def _refuse_dropped_rope(file: Path) -> None:
+    """The conversion drops scaled RoPE, which would only show as nonsense in long contexts."""
+    try:
+        from gguf import GGUFReader  # pulls in its writers too; only a conversion needs it
+
+        reader = GGUFReader(file)
+    except ImportError as error:
+        raise TargetError(
+            f"can't read {file}: {error}. Install what is missing with: pip install gguf"
+        ) from error
+    except (ValueError, OSError, IndexError) as error:
+        raise TargetError(f"{file} isn't a whole GGUF file ({error}): download it again") from error
+    kinds = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
+    if any(kind != "none" for kind in kinds) or any(t.name == "rope_freqs.weight" for t in reader.tensors):
+        raise TargetError(
+            f"{file} scales its RoPE, which can't be converted: use the model's safetensors checkpoint"
+        )
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()

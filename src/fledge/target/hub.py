@@ -1,0 +1,78 @@
+"""Targets on the Hugging Face hub, without waiting for a network that isn't there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from fledge.errors import TargetError
+
+logger = logging.getLogger("fledge")
+
+_ANSWER_SECONDS = 3.0  # for one request to the hub
+_GIVE_UP_SECONDS = 5.0  # for all of it, name resolution included, which has no timeout of its own
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+_UNWANTED = ["*/*", "consolidated*"]  # other formats' folders, and Mistral's second copy of the weights
+
+
+class HubUnreachableError(TargetError):
+    """The hub doesn't answer and the model isn't in its local cache."""
+
+    def __init__(self, repo_id: str, reason: str) -> None:
+        super().__init__(
+            f"{reason} and {repo_id} isn't in its local cache: connect, or give a local folder or GGUF file"
+        )
+        self.reason = reason
+
+
+def hub_folder(repo_id: str) -> Path:
+    """The local snapshot of a hub model: downloaded, or what an earlier download left when the hub is out of reach."""
+    reason = _unreachable_reason(repo_id)
+    try:
+        if not reason:
+            return Path(snapshot_download(repo_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        folder = Path(snapshot_download(repo_id, allow_patterns=_WANTED, local_files_only=True))
+    except GatedRepoError as error:
+        raise TargetError(
+            f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise HubUnreachableError(repo_id, reason or str(error)) from error
+    logger.info("%s: %s; using the copy downloaded earlier", repo_id, reason)
+    return folder
+
+
+def _unreachable_reason(repo_id: str) -> str:
+    """Why the hub can't be asked for the model; empty when it has it."""
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    outcome: list[Exception | None] = []
+
+    def ask() -> None:
+        try:
+            HfApi().model_info(repo_id, timeout=_ANSWER_SECONDS)
+            outcome.append(None)
+        except Exception as error:  # whichever HTTP client the hub's library uses has its own types
+            outcome.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_GIVE_UP_SECONDS)
+    if not outcome:
+        return f"{constants.ENDPOINT} doesn't answer within {_GIVE_UP_SECONDS:.0f} seconds"
+    error = outcome[0]
+    if isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
+        raise TargetError(
+            f"{constants.ENDPOINT} has no model {repo_id!r}, or not for you: check the spelling, or run `hf auth login`"
+        ) from error
+    if error is None or isinstance(error, GatedRepoError):
+        return ""
+    return f"{constants.ENDPOINT} can't be reached ({_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

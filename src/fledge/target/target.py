@@ -1,0 +1,139 @@
+"""The target: its files, tokenizer, weights and decoder in one object."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from transformers import AutoTokenizer
+
+from fledge.errors import TargetError
+from fledge.target.batch import Decoder
+from fledge.target.chat import ChatTemplate
+from fledge.target.config import DecoderConfig
+from fledge.target.decoder import TorchDecoder
+from fledge.target.resolve import DEFAULT_TARGET, ResolvedTarget, resolve_target
+from fledge.target.weights import DecoderWeights, load_weights
+
+logger = logging.getLogger("fledge")
+
+Backend = Literal["auto", "native", "torch"]
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+class Target:
+    """An LLM to accelerate. `Target.load` makes one; weights and decoder come on first use."""
+
+    def __init__(
+        self,
+        resolved: ResolvedTarget,
+        tokenizer: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: Backend,
+    ) -> None:
+        self.folder: Path = resolved.folder
+        self.revision: str = resolved.revision
+        self.name: str = resolved.name
+        self.config: DecoderConfig = resolved.config
+        self.tokenizer = tokenizer
+        self.chat = ChatTemplate(tokenizer, _end_token_ids(resolved.folder))
+        self.dtype = dtype
+        self.device = device
+        self._backend: Backend = backend
+
+    @classmethod
+    def load(
+        cls,
+        spec: str = DEFAULT_TARGET,
+        *,
+        dtype: str = "bfloat16",
+        device: str = "cpu",
+        cache_dir: str | Path | None = None,
+        backend: Backend = "auto",
+    ) -> Target:
+        """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
+
+        Args:
+            spec: what to load; see `fledge.target.resolve`.
+            dtype: "bfloat16", "float32" or "float16", what the decoder computes in.
+            device: a torch device.
+            cache_dir: where conversions are kept; default $FLEDGE_CACHE or ~/.cache/fledge.
+            backend: "native" (the CPU kernels), "torch", or "auto": native where it runs.
+        """
+        if dtype not in _DTYPES:
+            raise TargetError(f"dtype {dtype!r} isn't known: use one of {', '.join(_DTYPES)}")
+        if backend not in get_args(Backend):
+            raise TargetError(f"backend {backend!r} isn't known: use one of {', '.join(get_args(Backend))}")
+        resolved = resolve_target(str(spec), cache_dir)
+        tokenizer = _load_tokenizer(resolved)
+        return cls(resolved, tokenizer, _DTYPES[dtype], _usable_device(device), backend)
+
+    @cached_property
+    def weights(self) -> DecoderWeights:
+        """The fused weights, shared by both decoders and by head initialisation."""
+        return load_weights(self.folder, self.config, self.dtype, self.device)
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The forward pass: the CPU kernels where they run, plain torch elsewhere."""
+        reason = "backend='torch' was asked for"
+        if self._backend != "torch":
+            from fledge.target.cpu import NativeDecoder, native_available  # may compile its kernels
+
+            reason = native_available(self.config, self.dtype, self.device)
+            if not reason:
+                logger.info("%s: decoding with the native CPU kernels", self.name)
+                return NativeDecoder(self.config, self.weights)
+            if self._backend == "native":
+                raise TargetError(
+                    f"the native CPU kernels can't run this target: {reason}. Use backend='torch'"
+                )
+        logger.info("%s: decoding with torch on %s, because %s", self.name, self.device, reason)
+        return TorchDecoder(self.config, self.weights)
+
+    @property
+    def backend(self) -> str:
+        """ "native" or "torch"."""
+        return self.decoder.backend
+
+
+def _load_tokenizer(resolved: ResolvedTarget) -> Any:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        raise TargetError(
+            f"can't load the tokenizer in {resolved.folder} ({error}): save it there too"
+        ) from error
+    if len(tokenizer) > resolved.config.vocab_size:
+        raise TargetError(
+            f"the tokenizer in {resolved.folder} has {len(tokenizer)} tokens, but the model only "
+            f"{resolved.config.vocab_size}: use the model's own tokenizer"
+        )
+    return tokenizer
+
+
+def _usable_device(device: str) -> torch.device:
+    try:
+        return torch.zeros(1, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        message = str(error).splitlines()[0]
+        raise TargetError(
+            f"device {device!r} can't be used ({message}): use 'cpu' or a device torch has"
+        ) from error
+
+
+def _end_token_ids(folder: Path) -> list[int]:
+    """Ids that end generation, as config.json and generation_config.json name them: a number, a list or nothing."""
+    ends: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        try:
+            value = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError):
+            continue
+        ends.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    return sorted(ends)
