@@ -1,0 +1,23 @@
+"""Measuring a target with and without its head, and the report people read."""
+
+from fledge.bench.options import BenchOptions
+from fledge.bench.results import PLAIN, RELEASED, BenchResult
+from fledge.bench.run import estimate_seconds, run_bench
+from fledge.bench.summary import Summary, summarise
+from fledge.bench.workloads import Prompt, Workload, load_workloads, own_workload, read_workload
+
+__all__ = [
+    "PLAIN",
+    "RELEASED",
+    "BenchOptions",
+    "BenchResult",
+    "Prompt",
+    "Summary",
+    "Workload",
+    "estimate_seconds",
+    "load_workloads",
+    "own_workload",
+    "read_workload",
+    "run_bench",
+    "summarise",
+]

@@ -1,0 +1,78 @@
+"""The same requests with 1, 2, 4, ... of them in flight: time per output token and throughput, by engine.
+
+Closed loop: whenever a request ends the next one is sent, until all are answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import mean, median, quantiles
+
+from fledge.bench.measure import Progress
+from fledge.bench.results import LevelRow
+from fledge.engine import Completion, Engine, SamplingParams
+
+
+def sweep(
+    engines: Mapping[str, Engine],
+    prompts: Sequence[list[int]],
+    levels: Sequence[int],
+    *,
+    max_tokens: int,
+    min_requests: int,
+    progress: Progress,
+) -> list[LevelRow]:
+    """Every engine at every level, on the same prompts; each second level goes through the engines in reverse."""
+    rows: list[LevelRow] = []
+    total = len(levels) * len(engines)
+    for index, level in enumerate(levels):
+        requests = [prompts[n % len(prompts)] for n in range(max(min_requests, 2 * level))]
+        names = list(engines) if index % 2 == 0 else list(reversed(engines))
+        found: dict[str, LevelRow] = {}
+        for name in names:
+            found[name] = run_level(engines[name], name, requests, level, max_tokens)
+            note = f"{name}, {level} at once: {found[name].output_throughput:.0f} tokens/s"
+            progress(len(rows) + len(found), total, note)
+        rows += [found[name] for name in engines]
+    return rows
+
+
+def run_level(
+    engine: Engine, name: str, requests: Sequence[list[int]], concurrency: int, max_tokens: int
+) -> LevelRow:
+    """Answer all requests, `concurrency` at a time."""
+    params = SamplingParams(max_tokens=max_tokens)
+    waiting = list(reversed(requests))
+    answers: list[Completion] = []
+    in_flight = 0
+    begin = time.perf_counter()
+    while waiting or in_flight:
+        while waiting and in_flight < concurrency:
+            engine.submit(waiting.pop(), params)
+            in_flight += 1
+        for result in engine.step():
+            if result.completion is not None:
+                answers.append(result.completion)
+                in_flight -= 1
+    seconds = time.perf_counter() - begin
+    return level_row(name, concurrency, answers, seconds)
+
+
+def level_row(name: str, concurrency: int, answers: Sequence[Completion], seconds: float) -> LevelRow:
+    """The level's figures. Answers of a single token have no time per output token."""
+    stats = [answer.stats for answer in answers]
+    tpots = [one.tpot_ms for one in stats if one.tokens > 1] or [0.0]
+    tokens, rounds = sum(one.tokens for one in stats), sum(one.rounds for one in stats)
+    return LevelRow(
+        concurrency=concurrency,
+        engine=name,
+        requests=len(answers),
+        output_tokens=tokens,
+        seconds=seconds,
+        output_throughput=tokens / seconds,
+        median_tpot_ms=median(tpots),
+        p95_tpot_ms=quantiles(tpots, n=20, method="inclusive")[-1] if len(tpots) > 1 else mean(tpots),
+        median_ttft_ms=median(one.ttft_ms for one in stats),
+        tau=sum(one.tau * one.rounds for one in stats) / rounds if rounds else 1.0,
+    )

@@ -1,0 +1,166 @@
+"""What one forward costs, next to a plain step: verify by rows, one draft step, one draft-extend.
+
+    speed-up = tau * t_plain / (t_draft + t_verify + t_extend + t_host_exposed)
+
+All sizes are timed in turn, again and again, so that a drift of the machine meets them alike; medians count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fledge.bench.results import Costs
+from fledge.draft import HeadRunner
+from fledge.target import Decoder, ForwardBatch, Target
+
+EXTEND_ROWS = 4
+
+
+def measure_costs(
+    target: Target,
+    runner: HeadRunner | None,
+    *,
+    rows: Sequence[int],
+    draft_rows: int,
+    context: int,
+    repeats: int,
+) -> Costs:
+    """Time the target's forwards and, with a head, one draft step of `draft_rows` nodes and one extend."""
+    decoder = target.decoder
+    pages = -(-(context + 64) // decoder.page_size)
+    maker = _BatchMaker(decoder, context, pages)
+    kv = decoder.allocate_kv(pages)
+    decoder.forward(maker.prompt(), kv, logits="none")  # real keys and values to attend to
+    plain = maker.window(1, tree=False)
+    verify = {count: maker.window(count, tree=True) for count in sorted(set(rows))}
+
+    def verify_call(batch: ForwardBatch) -> Callable[[], object]:
+        return lambda: decoder.forward(batch, kv, logits="argmax", features=True)
+
+    calls: dict[str | int, Callable[[], object]] = {
+        "plain": lambda: decoder.forward(plain, kv, logits="argmax"),
+        **{count: verify_call(batch) for count, batch in verify.items()},
+    }
+    if runner is not None:
+        calls |= _head_calls(runner, maker, target, draft_rows, pages)
+    times = _interleaved(calls, repeats, decoder.device)
+    step = times["plain"]
+    has_head = runner is not None
+    return Costs(
+        context=context,
+        repeats=repeats,
+        plain_step_ms=step,
+        verify={count: times[count] / step for count in verify},
+        verify_ms={count: times[count] for count in verify},
+        draft_step=times["draft"] / step if has_head else None,
+        draft_step_ms=times.get("draft"),
+        draft_rows=draft_rows if has_head else None,
+        extend=times["extend"] / step if has_head else None,
+        extend_ms=times.get("extend"),
+        extend_rows=EXTEND_ROWS if has_head else None,
+    )
+
+
+def weight_bytes(target: Target) -> int:
+    """Bytes of weights a plain step reads: every layer, the final norm and the lm_head."""
+    weights = target.weights
+    tensors: list[Tensor | None] = [weights.norm, weights.lm_head]
+    for layer in weights.layers:
+        tensors += [layer.input_norm, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, layer.o]
+        tensors += [layer.post_norm, layer.gate_up, layer.down]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+class _BatchMaker:
+    """Batches of one request whose prefix is `context` tokens long."""
+
+    def __init__(self, decoder: Decoder, context: int, pages: int) -> None:
+        self._device, self._vocab, self._context = decoder.device, decoder.config.vocab_size, context
+        self._page_table = self._integers(range(pages)).unsqueeze(0)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def prompt(self) -> ForwardBatch:
+        """The prefix itself."""
+        return self._batch(self._context, prefix=0, positions=list(range(self._context)), mask=None)
+
+    def window(self, rows: int, *, tree: bool) -> ForwardBatch:
+        """`rows` rows after the prefix: the nodes of a binary tree, or causal."""
+        parents = [(row - 1) // 2 if tree else row - 1 for row in range(rows)]
+        seen, depths = [1], [0]
+        for row in range(1, rows):
+            seen.append(seen[parents[row]] | 1 << row)
+            depths.append(depths[parents[row]] + 1)
+        signed = [bits - (1 << 64) if bits >= 1 << 63 else bits for bits in seen]
+        mask = torch.tensor(signed, dtype=torch.int64, device=self._device) if tree else None
+        return self._batch(
+            rows, prefix=self._context, positions=[self._context + d for d in depths], mask=mask
+        )
+
+    def siblings(self, rows: int) -> ForwardBatch:
+        """One draft step: nodes that each see the prefix and themselves."""
+        mask = torch.tensor([1 << row for row in range(rows)], dtype=torch.int64, device=self._device)
+        return self._batch(rows, prefix=self._context, positions=[self._context] * rows, mask=mask)
+
+    def _batch(
+        self, rows: int, *, prefix: int, positions: Sequence[int], mask: Tensor | None
+    ) -> ForwardBatch:
+        tokens = torch.randint(self._vocab, (rows,), generator=self._generator, dtype=torch.int32)
+        return ForwardBatch(
+            token_ids=tokens.to(self._device),
+            positions=self._integers(positions),
+            row_start=self._integers([0, rows]),
+            prefix_length=self._integers([prefix]),
+            window_offset=self._integers([0]),
+            page_table=self._page_table,
+            window_mask=mask,
+        )
+
+    def _integers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._device)
+
+
+def _head_calls(
+    runner: HeadRunner, maker: _BatchMaker, target: Target, draft_rows: int, pages: int
+) -> dict[str | int, Callable[[], object]]:
+    decoder = target.decoder
+    size = target.config.hidden_size
+    kv = runner.allocate_kv(pages)
+    draft, extend = maker.siblings(draft_rows), maker.window(EXTEND_ROWS, tree=False)
+    last = extend._replace(
+        logit_rows=torch.tensor([EXTEND_ROWS - 1], dtype=torch.int32, device=decoder.device)
+    )
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(EXTEND_ROWS, 3 * size, generator=generator).to(decoder.device, decoder.dtype)
+    hidden = runner.forward(extend, kv, features=features, hidden=None, k=draft_rows).hidden
+    parents = hidden[-1:].expand(draft_rows, -1).contiguous()
+    return {
+        "draft": lambda: runner.forward(draft, kv, features=None, hidden=parents, k=draft_rows),
+        "extend": lambda: runner.forward(last, kv, features=features, hidden=None, k=draft_rows),
+    }
+
+
+def _interleaved(
+    calls: dict[str | int, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str | int, float]:
+    """Median milliseconds of each call; the first two rounds warm up and aren't counted."""
+    times: dict[str | int, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for repeat in range(repeats + 2):
+        for name in names if repeat % 2 == 0 else reversed(names):
+            _synchronise(device)
+            start = time.perf_counter()
+            calls[name]()
+            _synchronise(device)
+            if repeat >= 2:
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: median(values) for name, values in times.items()}
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

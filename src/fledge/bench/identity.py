@@ -1,0 +1,98 @@
+"""Is the speculative answer the plain one? Where it isn't: was it a near-tie, or is something wrong?
+
+    plain        The sky is blue because  sunlight ...
+    speculative  The sky is blue because  the ...
+                                          ^ first difference: one target forward over the common prefix tells
+                                            how far apart the two tokens' logits are
+
+In bf16 two mathematically equal computations (one row or sixteen, this order of sums or that) round differently.
+Where the top logits are closer than one bf16 step at their magnitude, either token may win: a near-tie. In float32
+the same excuse isn't allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from fledge.bench.results import Outcome
+from fledge.engine import Completion
+from fledge.target import Decoder, ForwardBatch, Target
+
+# Bits of the significand after the leading one: numbers in [2^e, 2^(e+1)) are 2^(e - bits) apart.
+_FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10}
+
+
+class Identity(NamedTuple):
+    """How two answers compare, and where and by how little they part."""
+
+    outcome: Outcome
+    position: int | None = None
+    gap: float | None = None
+    rounding: float | None = None
+
+
+def compare(target: Target, plain: Completion, speculative: Completion) -> Identity:
+    """Compare two greedy answers to the same prompt; only a difference costs a forward."""
+    position = first_difference(plain.token_ids, speculative.token_ids)
+    if position is None:
+        return Identity("identical")
+    prefix = plain.prompt_token_ids + plain.token_ids[:position]
+    tokens = [answer.token_ids[position : position + 1] for answer in (plain, speculative)]
+    if not all(tokens):  # one answer ends where the other goes on, which greedy decoding never does
+        return Identity("different", position)
+    logits = prefix_logits(target.decoder, prefix)
+    return classify(logits, tokens[0][0], tokens[1][0], target.decoder.dtype, position)
+
+
+def classify(
+    logits: torch.Tensor, plain: int, speculative: int, dtype: torch.dtype, position: int
+) -> Identity:
+    """Near-tie if both tokens' logits are within one rounding step of the top one. logits: [V] float32."""
+    top = float(logits.max())
+    gap = top - min(float(logits[plain]), float(logits[speculative]))
+    rounding = rounding_step(top, dtype)
+    outcome: Outcome = "near_tie" if rounding > 0.0 and gap <= rounding else "different"
+    return Identity(outcome, position, gap, rounding)
+
+
+def rounding_step(value: float, dtype: torch.dtype) -> float:
+    """The distance between neighbouring numbers of a 16-bit dtype at `value`; 0 for float32."""
+    bits = _FRACTION_BITS.get(dtype)
+    if bits is None or value == 0.0 or not math.isfinite(value):
+        return 0.0
+    return 2.0 ** (math.floor(math.log2(abs(value))) - bits)
+
+
+def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
+    """The first index at which two answers differ (one may end there); None if they are equal."""
+    for index, (one, other) in enumerate(zip(plain, speculative, strict=False)):
+        if one != other:
+            return index
+    return None if len(plain) == len(speculative) else min(len(plain), len(speculative))
+
+
+def prefix_logits(decoder: Decoder, token_ids: Sequence[int]) -> torch.Tensor:
+    """The logits that follow `token_ids`, by one causal forward over all of them: [V] float32."""
+    rows, device = len(token_ids), decoder.device
+    pages = -(-rows // decoder.page_size)
+
+    def integers(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    batch = ForwardBatch(
+        token_ids=integers(token_ids),
+        positions=integers(range(rows)),
+        row_start=integers([0, rows]),
+        prefix_length=integers([0]),
+        window_offset=integers([0]),
+        page_table=integers(range(pages)).unsqueeze(0),
+        logit_rows=integers([rows - 1]),
+    )
+    logits = decoder.forward(batch, decoder.allocate_kv(pages), logits="logits").logits
+    if logits is None:
+        raise RuntimeError("the decoder returned no logits although they were asked for")
+    return logits[0].float()

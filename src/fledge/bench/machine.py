@@ -1,0 +1,183 @@
+"""What a figure was measured on: processor, memory, versions; and how fast its memory can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from importlib import metadata, resources
+from pathlib import Path
+
+import psutil
+import torch
+from pydantic import BaseModel
+
+# What decides the speed of matrix products here, in the order they are shown.
+_TELLING_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+)
+_COMPILERS = ("cc", "gcc", "clang")
+_MIN_BYTES = 64 << 20
+_MAX_BYTES = 4 << 30
+
+
+class Machine(BaseModel):
+    """The machine as a reader wants to know it."""
+
+    cpu: str
+    cores: int
+    threads: int  # threads torch uses
+    memory_gib: float
+    flags: list[str]
+    system: str
+    accelerator: str | None = None
+
+
+class Bandwidth(BaseModel):
+    """Raw multi-threaded read bandwidth. The limit of plain decode uses the best pass."""
+
+    best_gb_s: float
+    median_gb_s: float
+    threads: int
+    buffer_bytes: int
+    method: str  # avx512, avx2 or plain (compiled C); torch where there is no compiler
+    note: str = ""
+
+
+def machine_facts() -> Machine:
+    """This machine. Facts the system doesn't tell are given as `unknown`."""
+    return Machine(
+        cpu=_cpu_model(),
+        cores=available_cores(),
+        threads=torch.get_num_threads(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        flags=[flag for flag in _TELLING_FLAGS if flag in _cpu_flags()],
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
+        accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that takes part in the figures."""
+    found = {"python": platform.python_version()}
+    for package in ("fledge", "torch", "transformers", "tokenizers", "safetensors", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+
+
+def measure_bandwidth(buffer_bytes: int, seconds: float = 1.5) -> Bandwidth:
+    """Read a buffer about the size of the weights with all cores, many times, for `seconds`.
+
+    A small C program does it: reductions in torch or numpy read well below what the memory gives.
+    """
+    size = max(_MIN_BYTES, min(buffer_bytes, _MAX_BYTES, psutil.virtual_memory().available // 4))
+    threads = available_cores()
+    try:
+        return _compiled_bandwidth(size, threads, seconds)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        found = _torch_bandwidth(size, seconds)
+        reason = " ".join(str(error).split())
+        return found.model_copy(
+            update={"note": f"torch reduction, which under-reports the bandwidth: {reason}"}
+        )
+
+
+def best_of(measured: list[Bandwidth]) -> Bandwidth | None:
+    """The measurement with the best pass."""
+    return max(measured, key=lambda one: one.best_gb_s, default=None)
+
+
+def _compiled_bandwidth(size: int, threads: int, seconds: float) -> Bandwidth:
+    names = (os.environ["CC"],) if os.environ.get("CC") else _COMPILERS
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        raise ValueError("no C compiler found (install gcc or clang)")
+    source = (resources.files("fledge.bench") / "bandwidth.c").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="fledge-") as folder:
+        path, program = Path(folder) / "bandwidth.c", Path(folder) / "bandwidth"
+        path.write_text(source, encoding="utf-8")
+        _compile(compiler, path, program)
+        command = [str(program), str(threads), str(size), str(seconds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60 + 10 * seconds)
+    value = json.loads(done.stdout)
+    return Bandwidth(
+        best_gb_s=value["best"] / 1e9,
+        median_gb_s=value["median"] / 1e9,
+        threads=threads,
+        buffer_bytes=size,
+        method=value["kernel"],
+    )
+
+
+def _compile(compiler: str, source: Path, program: Path) -> None:
+    """Compile for this processor; some compilers don't know `-march=native`."""
+    error = "the C compiler failed"
+    for options in (["-march=native"], []):
+        command = [compiler, "-O3", *options, "-pthread", str(source), "-o", str(program)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode == 0:
+            return
+        error = f"{compiler} failed: {done.stderr.strip()[-200:]}"
+    raise ValueError(error)
+
+
+def _torch_bandwidth(size: int, seconds: float) -> Bandwidth:
+    buffer = torch.ones(size // 8, dtype=torch.int64)
+    buffer.sum()
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        buffer.sum()
+        times.append(time.perf_counter() - start)
+    times.sort()
+    return Bandwidth(
+        best_gb_s=buffer.nbytes / times[0] / 1e9,
+        median_gb_s=buffer.nbytes / times[len(times) // 2] / 1e9,
+        threads=torch.get_num_threads(),
+        buffer_bytes=buffer.nbytes,
+        method="torch",
+    )
+
+
+def _cpu_model() -> str:
+    for line in _cpuinfo():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _cpu_flags() -> set[str]:
+    for line in _cpuinfo():
+        if line.startswith(("flags", "Features")):
+            return set(line.partition(":")[2].split())
+    return set()
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

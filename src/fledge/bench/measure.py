@@ -1,0 +1,196 @@
+"""Plain and speculative decoding in alternation on the same prompts: greedy, batch 1, first turns.
+
+    prompt 0   plain  head   head   plain      ABBA: a drift of the machine meets both alike
+    prompt 1   head   plain  plain  head
+    ...
+
+A speed-up above tau can't come from speculation (a round costs at least a plain step): it means that the baseline
+was disturbed or broken, so such a row is rejected and the reason shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import NamedTuple
+
+from fledge.bench.identity import Identity, compare
+from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
+from fledge.bench.workloads import Prompt, Workload
+from fledge.engine import Completion, Engine
+from fledge.target import Target
+
+Progress = Callable[[float, float, str], None]
+_WORST: tuple[Outcome, ...] = ("identical", "near_tie", "different")
+
+
+class Measured(NamedTuple):
+    """What the alternation found."""
+
+    rows: list[AnswerRow]
+    samples: list[Sample]
+    notes: list[str]
+
+
+class Limits(NamedTuple):
+    """How much to measure."""
+
+    max_tokens: int
+    repeats: int
+    warmup: int
+    max_seconds: float | None
+    samples: int
+
+
+def measure_answers(
+    target: Target,
+    engines: Mapping[str, Engine],
+    workloads: Sequence[Workload],
+    limits: Limits,
+    progress: Progress,
+) -> Measured:
+    """Answer every prompt with every engine (`engines` holds "plain" and the heads by name)."""
+    found = Measured([], [], [])
+    total, done = sum(len(workload.prompts) for workload in workloads), 0
+    wanted = _sample_ids(workloads[0], limits.samples) if workloads else set()
+    _warm_up(target, engines, workloads, limits)
+    for workload in workloads:
+        begin = time.perf_counter()
+        for index, prompt in enumerate(workload.prompts):
+            if limits.max_seconds is not None and index and time.perf_counter() - begin > limits.max_seconds:
+                left = len(workload.prompts) - index
+                found.notes.append(
+                    f"{workload.name}: {left} prompts left out after {limits.max_seconds:.0f} s"
+                )
+                done += left
+                break
+            ids = target.chat.prompt_ids(prompt.messages)
+            if len(ids) + limits.max_tokens > target.config.max_position_embeddings:
+                found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
+                continue
+            runs = _alternate(engines, ids, limits, swap=index % 2 == 1)
+            for head in engines:
+                if head == PLAIN:
+                    continue
+                row = answer_row(target, workload.name, prompt, head, runs[PLAIN], runs[head])
+                found.rows.append(row)
+                if workload is workloads[0] and prompt.question_id in wanted:
+                    found.samples.append(_sample(target, prompt, row, runs[head][0]))
+            done += 1
+            progress(done, total, _note(found.rows))
+    return found
+
+
+def answer_row(
+    target: Target,
+    workload: str,
+    prompt: Prompt,
+    head: str,
+    plain: Sequence[Completion],
+    speculative: Sequence[Completion],
+) -> AnswerRow:
+    """One prompt's row from the repeats of both; the worst of the repeats decides whether the output is the same."""
+    identity = max(
+        (compare(target, one, other) for one, other in zip(plain, speculative, strict=True)),
+        key=lambda found: _WORST.index(found.outcome),
+    )
+    stats = speculative[0].stats
+    tpot_plain = median(answer.stats.tpot_ms for answer in plain)
+    tpot = median(answer.stats.tpot_ms for answer in speculative)
+    speedup = tpot_plain / tpot if tpot_plain > 0 and tpot > 0 else None
+    return AnswerRow(
+        workload=workload,
+        question_id=prompt.question_id,
+        category=prompt.category,
+        head=head,
+        prompt_tokens=len(speculative[0].prompt_token_ids),
+        tokens=stats.tokens,
+        tpot_plain_ms=tpot_plain,
+        tpot_ms=tpot,
+        ttft_plain_ms=median(answer.stats.ttft_ms for answer in plain),
+        ttft_ms=median(answer.stats.ttft_ms for answer in speculative),
+        speedup=speedup,
+        tau=stats.tau,
+        rounds=stats.rounds,
+        round_tokens=round(stats.tau * stats.rounds),
+        drafted_rounds=stats.drafted_rounds,
+        accepted_by_depth=stats.accepted_by_depth,
+        phases_ms={name: seconds * 1e3 for name, seconds in asdict(stats.phases).items()},
+        outcome=identity.outcome,
+        differs_at=identity.position,
+        gap=identity.gap,
+        rounding=identity.rounding,
+        rejected=reason_to_reject(speedup, stats.tau, identity),
+    )
+
+
+def reason_to_reject(speedup: float | None, tau: float, identity: Identity) -> str | None:
+    """Why a row's times can't be believed; None if they can."""
+    if speedup is None:
+        return "the answer is too short to have a time per output token"
+    if identity.outcome == "different":
+        return f"the output differs from plain decode's from token {identity.position} on"
+    if speedup > tau:
+        return f"speed-up {speedup:.2f} exceeds tau {tau:.2f}: the baseline was disturbed or is broken"
+    return None
+
+
+def token_pieces(target: Target, token_ids: Sequence[int], origins: Sequence[int]) -> list[Piece]:
+    """Each token's text; a token that ends within a character gives its text with the token that completes it."""
+    pieces, shown = [], ""
+    for index, depth in enumerate(origins, start=1):
+        text = target.tokenizer.decode(token_ids[:index], skip_special_tokens=True)
+        if text.endswith("\ufffd"):
+            text = shown
+        pieces.append(Piece(text=text[len(shown) :], depth=depth))
+        shown = text
+    return [piece for piece in pieces if piece.text]
+
+
+def _alternate(
+    engines: Mapping[str, Engine], ids: list[int], limits: Limits, *, swap: bool
+) -> dict[str, list[Completion]]:
+    """Each engine's answers to one prompt; every second pass goes through the engines in reverse."""
+    runs: dict[str, list[Completion]] = {name: [] for name in engines}
+    for repeat in range(limits.repeats):
+        names = list(engines)
+        for name in reversed(names) if swap != (repeat % 2 == 1) else names:
+            runs[name] += engines[name].generate([ids], max_tokens=limits.max_tokens, temperature=0.0)
+    return runs
+
+
+def _warm_up(
+    target: Target, engines: Mapping[str, Engine], workloads: Sequence[Workload], limits: Limits
+) -> None:
+    for prompt in [prompt for workload in workloads for prompt in workload.prompts][: limits.warmup]:
+        ids = target.chat.prompt_ids(prompt.messages)
+        if len(ids) + limits.max_tokens <= target.config.max_position_embeddings:
+            _alternate(engines, ids, limits._replace(repeats=1), swap=False)
+
+
+def _sample_ids(workload: Workload, count: int) -> set[str]:
+    """Prompts whose answers the report shows: one from each category in turn."""
+    return {prompt.question_id for prompt in workload.limited(count).prompts} if count else set()
+
+
+def _sample(target: Target, prompt: Prompt, row: AnswerRow, answer: Completion) -> Sample:
+    return Sample(
+        head=row.head,
+        category=prompt.category,
+        question=prompt.turns[0],
+        pieces=token_pieces(target, answer.token_ids, answer.stats.token_origins),
+        tau=row.tau,
+        speedup=row.speedup,
+    )
+
+
+def _note(rows: Sequence[AnswerRow]) -> str:
+    """The figures so far, beside the progress bar."""
+    notes = []
+    for head in dict.fromkeys(row.head for row in rows):
+        speedups = [row.speedup for row in rows if row.head == head and row.speedup and not row.rejected]
+        if speedups:
+            notes.append(f"{head} {median(speedups):.2f}x")
+    return ", ".join(notes)

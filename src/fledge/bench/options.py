@@ -1,0 +1,48 @@
+"""What `fledge bench` measures, and how much of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+# In-tree masks are 64 bits wide, so a verify has at most 64 rows a request.
+Rows = Annotated[int, Field(ge=1, le=64)]
+
+
+class BenchOptions(BaseModel):
+    """The benchmark's own part of a recipe. The defaults are the full benchmark; a demo takes less."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    own_prompts: int | None = Field(
+        None, ge=0, description="prompts of the own mixed set; null: all 80, 0: none"
+    )
+    prompts: tuple[str, ...] = Field((), description="further JSONL files of prompts (`turns`)")
+    prompts_limit: int | None = Field(
+        None, ge=1, description="prompts taken from each further file; null: all"
+    )
+    max_tokens: Count = Field(128, description="new tokens per answer")
+    repeats: Count = Field(2, description="times each prompt is run; 2 makes plain, head, head, plain (ABBA)")
+    warmup: Annotated[int, Field(ge=0)] = Field(2, description="prompts run beforehand and not counted")
+    max_seconds: float | None = Field(None, gt=0, description="per workload: no new prompt after this time")
+    samples: Annotated[int, Field(ge=0)] = Field(
+        3, description="answers kept for the report's coloured samples"
+    )
+    concurrency: tuple[Count, ...] = Field(
+        (1, 2, 4, 8, 16), description="requests in flight; empty: no sweep"
+    )
+    sweep_tokens: Count = Field(128, description="new tokens per answer in the concurrency sweep")
+    sweep_requests: Count = Field(
+        4, description="requests per level: this many, or two per slot if that is more"
+    )
+    verify_rows: tuple[Rows, ...] = Field(
+        (2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"
+    )
+    draft_rows: Rows = Field(4, description="nodes of the draft step that is timed")
+    cost_context: Annotated[int, Field(ge=1)] = Field(
+        256, description="tokens in the KV cache while timing them"
+    )
+    cost_repeats: Annotated[int, Field(ge=0)] = Field(15, description="interleaved repeats; 0: not timed")
+    bandwidth: bool = Field(True, description="measure raw read bandwidth, for the limit of plain decode")

@@ -1,0 +1,182 @@
+"""What a benchmark found, and the files it is kept in.
+
+bench/answers.jsonl       one line per prompt and head, against plain decode
+bench/concurrency.jsonl   one line per level and engine
+bench/bench.json          everything else: costs, samples, machine, versions, options
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from fledge.bench.machine import Bandwidth, Machine
+from fledge.bench.options import BenchOptions
+from fledge.errors import StorageError
+from fledge.storage import join, read_bytes, read_json, write_atomic, write_json
+
+FORMAT_VERSION = 1
+PLAIN = "plain"  # the name of plain decode where heads are named too
+RELEASED = "released"  # the name of the head that ships with the package
+Outcome = Literal["identical", "near_tie", "different"]
+
+
+class AnswerRow(BaseModel):
+    """One prompt answered plainly and with one head. Times are medians over the repeats."""
+
+    workload: str
+    question_id: str
+    category: str
+    head: str
+    prompt_tokens: int
+    tokens: int  # of the speculative answer
+    tpot_plain_ms: float
+    tpot_ms: float
+    ttft_plain_ms: float
+    ttft_ms: float
+    speedup: float | None  # tpot_plain_ms / tpot_ms; None for answers too short to have a TPOT
+    tau: float
+    rounds: int
+    round_tokens: int  # emitted by rounds: tau * rounds
+    drafted_rounds: int  # rounds in which a tree was proposed
+    accepted_by_depth: list[int]  # [d - 1]: rounds whose accepted path reached depth d
+    phases_ms: dict[str, float] = {}  # prefill, draft, verify, accept, extend, host: one answer's time
+    outcome: Outcome
+    differs_at: int | None = None  # first position of the answer where the two leave each other
+    gap: float | None = None  # how far below the top logit the lower of the two tokens lies there
+    rounding: float | None = None  # spacing of numbers of the target's dtype at that logit
+    rejected: str | None = None  # why the row's times are not believed
+
+
+class LevelRow(BaseModel):
+    """One engine under closed-loop load with `concurrency` requests in flight."""
+
+    concurrency: int
+    engine: str  # "plain" or a head's name
+    requests: int
+    output_tokens: int
+    seconds: float
+    output_throughput: float  # tokens/s over all requests
+    median_tpot_ms: float
+    p95_tpot_ms: float
+    median_ttft_ms: float
+    tau: float
+
+
+class Costs(BaseModel):
+    """Forward times at a fixed context, interleaved; ratios are against a plain step (one row)."""
+
+    context: int
+    repeats: int
+    plain_step_ms: float
+    verify: dict[int, float]  # rows -> ratio
+    verify_ms: dict[int, float]  # rows -> ms
+    draft_step: float | None = None  # ratio of one draft step of `draft_rows` nodes
+    draft_step_ms: float | None = None
+    draft_rows: int | None = None
+    extend: float | None = None  # ratio of one draft-extend of `extend_rows` rows
+    extend_ms: float | None = None
+    extend_rows: int | None = None
+
+
+class Piece(BaseModel):
+    """One token of a sample: its text, and the depth of the accepted draft it came from (0: the target)."""
+
+    text: str
+    depth: int
+
+
+class Sample(BaseModel):
+    """One answer, token by token."""
+
+    head: str
+    category: str
+    question: str
+    pieces: list[Piece]
+    tau: float
+    speedup: float | None
+
+
+class PlainDecode(BaseModel):
+    """Plain decode at batch 1 against what the memory allows."""
+
+    ms_per_token: float
+    weight_bytes: int  # read per token
+    limit_ms_per_token: float | None  # weight_bytes over the best bandwidth
+
+
+class Subject(BaseModel):
+    """What was measured."""
+
+    target: str
+    revision: str
+    dtype: str
+    device: str
+    backend: str
+    tree: str
+
+
+class BenchResult(BaseModel):
+    """All a benchmark found. `heads` are in the order given; the first is the run's own."""
+
+    subject: Subject
+    heads: list[str]
+    answers: list[AnswerRow]
+    levels: list[LevelRow]
+    costs: Costs | None
+    samples: list[Sample]
+    plain: PlainDecode | None
+    bandwidth: Bandwidth | None
+    machine: Machine
+    versions: dict[str, str]
+    options: BenchOptions
+    seconds: float
+    notes: list[str] = []
+
+    def rows(self, head: str, workload: str | None = None) -> list[AnswerRow]:
+        """A head's answers, of one workload or of all."""
+        return [row for row in self.answers if row.head == head and workload in (None, row.workload)]
+
+    def workload_names(self) -> list[str]:
+        """Workloads in the order they were measured."""
+        return list(dict.fromkeys(row.workload for row in self.answers))
+
+    def save(self, folder: str) -> None:
+        """Write the three files; bench.json last, so that it stands for a whole result."""
+        _write_rows(join(folder, "answers.jsonl"), self.answers)
+        _write_rows(join(folder, "concurrency.jsonl"), self.levels)
+        rest = self.model_dump(mode="json", exclude={"answers", "levels"})
+        write_json(join(folder, "bench.json"), {"version": FORMAT_VERSION, **rest})
+
+    @classmethod
+    def load(cls, folder: str) -> BenchResult:
+        """Read a saved result."""
+        url = join(folder, "bench.json")
+        value = read_json(url)
+        if not isinstance(value, dict) or value.pop("version", None) != FORMAT_VERSION:
+            raise StorageError(
+                f"{url} is not a benchmark of format {FORMAT_VERSION}; run `fledge bench` again"
+            )
+        value["answers"] = _read_rows(join(folder, "answers.jsonl"))
+        value["levels"] = _read_rows(join(folder, "concurrency.jsonl"))
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise StorageError(f"{folder}: {place}: {first['msg']}; run `fledge bench` again") from error
+
+
+def _write_rows(url: str, rows: Sequence[BaseModel]) -> None:
+    text = "".join(json.dumps(row.model_dump(mode="json"), ensure_ascii=False) + "\n" for row in rows)
+    write_atomic(url, text.encode())
+
+
+def _read_rows(url: str) -> list[Any]:
+    try:
+        return [json.loads(line) for line in read_bytes(url).decode().splitlines() if line]
+    except ValueError as error:
+        raise StorageError(f"{url} is damaged ({error}); run `fledge bench` again") from error

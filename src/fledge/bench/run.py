@@ -1,0 +1,217 @@
+"""The benchmark from end to end.
+
+bandwidth -> answers (plain and heads in alternation) -> costs of single forwards -> concurrency -> bandwidth
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from fledge.bench.concurrency import sweep
+from fledge.bench.costs import measure_costs, weight_bytes
+from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
+from fledge.bench.measure import Limits, Measured, Progress, measure_answers
+from fledge.bench.options import BenchOptions
+from fledge.bench.results import PLAIN, BenchResult, Costs, LevelRow, PlainDecode, Subject
+from fledge.bench.workloads import Workload, load_workloads
+from fledge.draft import Head, head_runner
+from fledge.engine import Engine, TreeShape
+from fledge.errors import DataError, EngineError
+from fledge.target import Target
+
+# Room in a request's context beyond prompt and answer, so that no engine ends an answer early.
+_MARGIN = 8
+
+
+def no_progress(done: float, total: float, note: str) -> None:
+    """Show nothing."""
+
+
+def run_bench(
+    target: Target,
+    heads: Mapping[str, Head],
+    options: BenchOptions | None = None,
+    *,
+    tree: TreeShape | None = None,
+    progress: Progress = no_progress,
+) -> BenchResult:
+    """Measure a target plainly and with each head.
+
+    Args:
+        heads: by name, the run's own first (`{"trained": head, "released": released}`); {} measures plain decode only.
+        tree: the draft tree of every round; None: the engine's planner chooses.
+        progress: called as `progress(done, total, note)`.
+    """
+    options = options or BenchOptions()
+    if PLAIN in heads:
+        raise EngineError(
+            f'a head can\'t be called "{PLAIN}", which names the baseline; give it another name'
+        )
+    begin = time.perf_counter()
+    workloads = load_workloads(options.own_prompts, options.prompts, options.prompts_limit)
+    steps = _Steps(progress, _plan(workloads, options, len(heads)))
+    bytes_read = weight_bytes(target)
+    bandwidths = _bandwidth(options, bytes_read)
+
+    limits = Limits(options.max_tokens, options.repeats, options.warmup, options.max_seconds, options.samples)
+    engines = _engines(target, heads, tree, workloads, max_batch=1, max_tokens=options.max_tokens)
+    found = Measured([], [], [])
+    if heads:
+        found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
+    del engines
+
+    costs = _costs(target, heads, options)
+    levels: list[LevelRow] = []
+    if options.concurrency:
+        slots = max(options.concurrency)
+        engines = _engines(
+            target, heads, tree, workloads[:1], max_batch=slots, max_tokens=options.sweep_tokens
+        )
+        levels = sweep(
+            engines,
+            _fitting_prompts(target, workloads[0], options.sweep_tokens),
+            options.concurrency,
+            max_tokens=options.sweep_tokens,
+            min_requests=options.sweep_requests,
+            progress=steps.part("sweep"),
+        )
+    bandwidths += _bandwidth(options, bytes_read)
+    return BenchResult(
+        subject=Subject(
+            target=target.name,
+            revision=target.revision,
+            dtype=str(target.decoder.dtype).removeprefix("torch."),
+            device=str(target.decoder.device),
+            backend=target.backend,
+            tree=str(tree) if tree else "adaptive",
+        ),
+        heads=list(heads),
+        answers=found.rows,
+        levels=levels,
+        costs=costs,
+        samples=found.samples,
+        plain=_plain(found, levels, costs, bytes_read, best_of(bandwidths)),
+        bandwidth=best_of(bandwidths),
+        machine=machine_facts(),
+        versions=versions(),
+        options=options,
+        seconds=time.perf_counter() - begin,
+        notes=found.notes,
+    )
+
+
+def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> float:
+    """About how long a benchmark takes where a plain step takes `ms_per_token`: for the estimate before a run."""
+    workloads = load_workloads(options.own_prompts, options.prompts, options.prompts_limit)
+    parts = _plan(workloads, options, heads)
+    return 15.0 + ms_per_token / 1e3 * (
+        parts.answers * options.max_tokens + parts.sweep * options.sweep_tokens
+    )
+
+
+class _Parts(NamedTuple):
+    """The benchmark's parts in units of one plain answer at batch 1 (of the part's own length)."""
+
+    answers: float
+    sweep: float
+
+
+def _plan(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _Parts:
+    prompts = sum(len(workload.prompts) for workload in workloads) + options.warmup
+    engines = 1 + 0.6 * heads  # answers with a head come faster
+    # A level of c requests in flight answers 2c of them, at a cost per step that grows slowly with c.
+    sweep_units = sum(
+        max(options.sweep_requests, 2 * level) / level * (1 + 0.15 * level) for level in options.concurrency
+    )
+    return _Parts(prompts * options.repeats * engines if heads else 0.0, sweep_units * (1 + heads))
+
+
+class _Steps:
+    """One progress bar over both parts."""
+
+    def __init__(self, progress: Progress, parts: _Parts) -> None:
+        self._progress, self._parts = progress, parts
+
+    def part(self, name: str) -> Progress:
+        """The progress function of one part."""
+        before = self._parts.answers if name == "sweep" else 0.0
+        size, total = getattr(self._parts, name), sum(self._parts)
+
+        def update(done: float, of: float, note: str) -> None:
+            self._progress(before + size * done / of, total, note)
+
+        return update
+
+
+def _bandwidth(options: BenchOptions, buffer_bytes: int) -> list[Bandwidth]:
+    return [measure_bandwidth(buffer_bytes)] if options.bandwidth else []
+
+
+def _engines(
+    target: Target,
+    heads: Mapping[str, Head],
+    tree: TreeShape | None,
+    workloads: Sequence[Workload],
+    *,
+    max_batch: int,
+    max_tokens: int,
+) -> dict[str, Engine]:
+    """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
+    prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
+    longest = max(len(ids) for fitting in prompts for ids in fitting)
+    context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
+    engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context)}
+    for name, head in heads.items():
+        engines[name] = Engine(target, head, max_batch=max_batch, max_context=context, tree=tree)
+    return engines
+
+
+def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> list[list[int]]:
+    every = [target.chat.prompt_ids(prompt.messages) for prompt in workload.prompts]
+    fitting = [ids for ids in every if len(ids) + max_tokens <= target.config.max_position_embeddings]
+    if not fitting:
+        raise DataError(
+            f"every prompt of {workload.name} is too long for {max_tokens} new tokens in the target's "
+            f"{target.config.max_position_embeddings} positions; lower bench.max_tokens or use shorter prompts"
+        )
+    return fitting
+
+
+def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> Costs | None:
+    """Costs with the first head; heads of one target differ little in cost."""
+    if not options.cost_repeats:
+        return None
+    head = next(iter(heads.values()), None)
+    context = min(options.cost_context, target.config.max_position_embeddings - 64)
+    return measure_costs(
+        target,
+        head_runner(target, head) if head else None,
+        rows=options.verify_rows,
+        draft_rows=options.draft_rows,
+        context=context,
+        repeats=options.cost_repeats,
+    )
+
+
+def _plain(
+    found: Measured,
+    levels: Sequence[LevelRow],
+    costs: Costs | None,
+    bytes_read: int,
+    bandwidth: Bandwidth | None,
+) -> PlainDecode | None:
+    """Plain decode at batch 1: over the first workload's answers where there are any."""
+    first = [
+        row for row in found.rows if row.workload == found.rows[0].workload and row.head == found.rows[0].head
+    ]
+    answered = [row.tpot_plain_ms for row in first if row.tpot_plain_ms > 0]
+    alone = [row.median_tpot_ms for row in levels if row.engine == PLAIN and row.concurrency == 1]
+    steps = [costs.plain_step_ms] if costs else []
+    times = answered or alone or steps
+    if not times:
+        return None
+    limit = bytes_read / (bandwidth.best_gb_s * 1e9) * 1e3 if bandwidth else None
+    return PlainDecode(ms_per_token=median(times), weight_bytes=bytes_read, limit_ms_per_token=limit)

@@ -1,0 +1,196 @@
+"""`summary.json`: a run's figures in one small file, for people's scripts and for CI.
+
+Format 1. Times are milliseconds unless the name says otherwise; a figure that wasn't measured is null or absent.
+
+    version                                      1
+    workloads.{name}                             the run's head on each set of prompts
+        .prompts                                 answered prompts
+        .identical .near_tie .different          outputs against plain decode's; near_tie: they part where the top two
+                                                 logits are within rounding of the target's dtype (never in float32)
+        .tau                                     tokens emitted per verify, bonus token included, over all answers
+        .tau_by_depth                            [d - 1]: share of drafted rounds whose accepted path reached depth d
+        .tpot_plain_ms .tpot_ms                  medians over the prompts
+        .speedup                                 median over the prompts of tpot_plain / tpot
+        .rejected                                prompts whose times weren't believed (speed-up above tau, ...)
+    released.workloads.{name}                    the same for the head that ships with the package
+    categories.{name}, released.categories.{name}  the same by category of the own mixed set
+    plain.ms_per_token                           plain decode at batch 1, median over the own set's prompts
+    plain.limit_ms_per_token                     bytes of weights read per token / best raw read bandwidth in this run
+    plain.share_of_limit                         limit_ms_per_token / ms_per_token
+    verify_cost.{rows}                           a verify of so many rows over a plain step, at `cost_context` tokens
+    draft_step_cost                              one draft step over a plain step
+    concurrency[]                                as in bench/concurrency.jsonl
+    stages.{name}.seconds                        what each stage of the run took
+    target, head, machine, bandwidth, versions   what it was measured with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fledge.bench.machine import Bandwidth, Machine
+from fledge.bench.results import RELEASED, AnswerRow, BenchResult, LevelRow, Subject
+from fledge.bench.workloads import OWN_WORKLOAD
+from fledge.errors import StorageError
+from fledge.storage import read_json, write_json
+
+SUMMARY_VERSION: Literal[1] = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class WorkloadSummary(_Part):
+    """One head on one set of prompts, or on one category of it."""
+
+    prompts: int
+    identical: int
+    near_tie: int
+    different: int
+    tau: float | None
+    tau_by_depth: list[float]
+    tpot_plain_ms: float | None
+    tpot_ms: float | None
+    speedup: float | None
+    rejected: int
+
+
+class HeadSummary(_Part):
+    """One head on everything that was measured."""
+
+    workloads: dict[str, WorkloadSummary]
+    categories: dict[str, WorkloadSummary]
+
+
+class PlainSummary(_Part):
+    """Plain decode at batch 1."""
+
+    ms_per_token: float
+    limit_ms_per_token: float | None
+    share_of_limit: float | None
+
+
+class StageSummary(_Part):
+    """One stage of the run."""
+
+    seconds: float
+
+
+class Summary(_Part):
+    """The whole file; see the module's text for each field."""
+
+    version: Literal[1] = SUMMARY_VERSION
+    target: Subject
+    head: str | None
+    workloads: dict[str, WorkloadSummary]
+    categories: dict[str, WorkloadSummary]
+    released: HeadSummary | None
+    plain: PlainSummary | None
+    verify_cost: dict[int, float]
+    draft_step_cost: float | None
+    cost_context: int | None
+    concurrency: list[LevelRow]
+    stages: dict[str, StageSummary]
+    machine: Machine
+    bandwidth: Bandwidth | None
+    versions: dict[str, str]
+    notes: list[str]
+
+    def save(self, url: str) -> None:
+        """Write the file."""
+        write_json(url, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, url: str) -> Summary:
+        """Read the file."""
+        try:
+            return cls.model_validate(read_json(url))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise StorageError(f"{url}: {place}: {first['msg']}; run `fledge bench` again") from error
+
+
+def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = None) -> Summary:
+    """The summary of a benchmark. The first head is the run's own; one named "released" gets its own part too."""
+    head = result.heads[0] if result.heads else None
+    own = head_summary(result, head) if head else HeadSummary(workloads={}, categories={})
+    plain, costs = result.plain, result.costs
+    limit = plain.limit_ms_per_token if plain else None
+    return Summary(
+        target=result.subject,
+        head=head,
+        workloads=own.workloads,
+        categories=own.categories,
+        released=head_summary(result, RELEASED) if RELEASED in result.heads else None,
+        plain=PlainSummary(
+            ms_per_token=plain.ms_per_token,
+            limit_ms_per_token=limit,
+            share_of_limit=limit / plain.ms_per_token if limit else None,
+        )
+        if plain
+        else None,
+        verify_cost=costs.verify if costs else {},
+        draft_step_cost=costs.draft_step if costs else None,
+        cost_context=costs.context if costs else None,
+        concurrency=result.levels,
+        stages={name: StageSummary(seconds=seconds) for name, seconds in (stage_seconds or {}).items()},
+        machine=result.machine,
+        bandwidth=result.bandwidth,
+        versions=result.versions,
+        notes=result.notes,
+    )
+
+
+def head_summary(result: BenchResult, head: str) -> HeadSummary:
+    """A head's figures by workload, and by category of the own set."""
+    rows = result.rows(head)
+    own = [row for row in rows if row.workload == OWN_WORKLOAD]
+    return HeadSummary(
+        workloads=_grouped(rows, lambda row: row.workload),
+        categories=_grouped(own, lambda row: row.category),
+    )
+
+
+def workload_summary(rows: list[AnswerRow]) -> WorkloadSummary:
+    """Figures of some rows of one head. Rejected rows count as prompts and for tau, but not for times."""
+    timed = [row for row in rows if row.rejected is None]
+    rounds = sum(row.rounds for row in rows)
+    return WorkloadSummary(
+        prompts=len(rows),
+        identical=sum(row.outcome == "identical" for row in rows),
+        near_tie=sum(row.outcome == "near_tie" for row in rows),
+        different=sum(row.outcome == "different" for row in rows),
+        tau=sum(row.round_tokens for row in rows) / rounds if rounds else None,
+        tau_by_depth=acceptance_by_depth(rows),
+        tpot_plain_ms=_median(row.tpot_plain_ms for row in timed),
+        tpot_ms=_median(row.tpot_ms for row in timed),
+        speedup=_median(row.speedup for row in timed if row.speedup is not None),
+        rejected=len(rows) - len(timed),
+    )
+
+
+def acceptance_by_depth(rows: Iterable[AnswerRow]) -> list[float]:
+    """[d - 1]: share of drafted rounds whose accepted path reached depth d."""
+    rows = list(rows)
+    drafted = sum(row.drafted_rounds for row in rows)
+    depth = max((len(row.accepted_by_depth) for row in rows), default=0)
+    reached = [
+        sum(row.accepted_by_depth[d] for row in rows if d < len(row.accepted_by_depth)) for d in range(depth)
+    ]
+    return [count / drafted for count in reached] if drafted else []
+
+
+def _grouped(rows: list[AnswerRow], key: Callable[[AnswerRow], str]) -> dict[str, WorkloadSummary]:
+    names = dict.fromkeys(map(key, rows))
+    return {name: workload_summary([row for row in rows if key(row) == name]) for name in names}
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return median(found) if found else None
