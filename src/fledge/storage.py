@@ -173,6 +173,10 @@ class Manifest:
         write_atomic(join(self.folder, name), data)
         return self.append(ShardEntry(name, len(data), sha256(data), records, tokens))
 
+    def truncated(self, count: int) -> Manifest:
+        """The manifest without what comes after its first `count` shards; nothing is written or deleted."""
+        return Manifest(self.folder, self.shards[:count])
+
     def read_shard(self, shard: ShardEntry) -> bytes:
         """The shard's bytes, checked against length and checksum."""
         url = self.url(shard)

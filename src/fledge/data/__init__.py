@@ -1,5 +1,39 @@
 """Prompts, and the target's answers to them: the training data."""
 
-from fledge.data.options import Opening, PromptOptions, RespondOptions
+from fledge.data.conversations import (
+    Conversation,
+    ConversationStatistics,
+    Split,
+    conversation_shards,
+    conversation_statistics,
+    read_conversations,
+)
+from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions
+from fledge.data.overlap import EvaluationIndex, read_evaluation_texts
+from fledge.data.prompt_store import Prompt, PromptSummary, prompt_summary, read_prompts
+from fledge.data.prompts import make_prompts, prompts_fingerprint
+from fledge.data.respond import RespondSummary, respond, respond_fingerprint
 
-__all__ = ["Opening", "PromptOptions", "RespondOptions"]
+__all__ = [
+    "Conversation",
+    "ConversationStatistics",
+    "EvaluationIndex",
+    "Opening",
+    "Progress",
+    "Prompt",
+    "PromptOptions",
+    "PromptSummary",
+    "RespondOptions",
+    "RespondSummary",
+    "Split",
+    "conversation_shards",
+    "conversation_statistics",
+    "make_prompts",
+    "prompt_summary",
+    "prompts_fingerprint",
+    "read_conversations",
+    "read_evaluation_texts",
+    "read_prompts",
+    "respond",
+    "respond_fingerprint",
+]

@@ -26,10 +26,15 @@ class Opening(BaseModel):
     category: str = Field(min_length=1, description="workload the prompt counts as")
     text: str = Field(
         "",
-        description="beginning of the user turn, may be empty; {name}, {object}, {place}, {job}, {topic}, {number} and "
-        "{function} are replaced by words drawn per prompt",
+        description="beginning of the user turn, may be empty; {name}, {object}, {topic} and the like are replaced "
+        "by a word drawn from the shipped lists per prompt",
     )
-    weight: Weight = Field(1.0, description="how often, relative to the other openings of the category")
+    until: str | None = Field(
+        default=None, min_length=1, description="text that ends the turn; a turn without it is rejected"
+    )
+    weight: Weight = Field(
+        default=1.0, description="how often, relative to the other openings of the category"
+    )
 
 
 class PromptOptions(BaseModel):
@@ -39,8 +44,8 @@ class PromptOptions(BaseModel):
 
     count: int = Field(2000, ge=1, description="prompts wanted after filtering")
     seed: int = Field(0, ge=0, description="seed of the stage; prompt i depends on the seed and on i alone")
-    temperature: float = Field(1.0, gt=0.0, le=2.0, description="sampling temperature of the user turns")
-    top_p: float = Field(0.95, gt=0.0, le=1.0, description="nucleus of the user turns")
+    temperature: float = Field(0.8, gt=0.0, le=2.0, description="sampling temperature of the user turns")
+    top_p: float = Field(0.9, gt=0.0, le=1.0, description="nucleus of the user turns")
     max_tokens: int = Field(256, ge=8, description="tokens of a user turn; one cut by this limit is rejected")
     openings: tuple[Opening, ...] | None = Field(
         None, description="beginnings of user turns; null: the shipped list"
@@ -62,6 +67,9 @@ class PromptOptions(BaseModel):
         20.0, ge=1.0, description="attempts per prompt wanted before the stage gives up"
     )
     shard_size: int = Field(500, ge=1, description="attempts per shard: what a kill can lose")
+    max_batch: int = Field(
+        default=64, ge=1, description="requests in the engine at once; the result is the same"
+    )
 
     @field_validator("mix")
     @classmethod
@@ -102,12 +110,15 @@ class RespondOptions(BaseModel):
     user_temperature: float = Field(
         1.0, gt=0.0, le=2.0, description="sampling temperature of second user turns"
     )
-    user_top_p: float = Field(0.95, gt=0.0, le=1.0, description="nucleus of second user turns")
+    user_top_p: float = Field(0.9, gt=0.0, le=1.0, description="nucleus of second user turns")
     user_max_tokens: int = Field(
         128, ge=8, description="tokens of a second user turn; one cut here is not used"
     )
     heldout: Share = Field(0.05, description="share of prompts, by hash, kept for evaluation")
     shard_size: int = Field(256, ge=1, description="conversations per shard: what a kill can lose")
+    max_batch: int = Field(
+        default=64, ge=1, description="requests in the engine at once; the result is the same"
+    )
 
     @field_validator("temperatures")
     @classmethod
@@ -115,3 +126,10 @@ class RespondOptions(BaseModel):
         if sum(temperatures.values()) <= 0:
             raise ValueError("at least one temperature needs a share above 0")
         return temperatures
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of context an engine needs for this stage."""
+        return self.max_prompt_tokens + max(
+            self.max_new_tokens, self.user_max_tokens if self.second_turn else 0
+        )

@@ -1,0 +1,101 @@
+"""What makes a text unfit as a user's prompt. Every filter returns a reason, or None for a text that may stay."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# A turn that answers itself or goes on as somebody else.
+_ANSWERED = re.compile(
+    r"^\s*(?:#{2,4}\s*)?(?:A|Answer|Solution|Response|Assistant|AI|Bot|System|User|Human)\s*:"
+    r"|^#### |^(?:So,? )?the answer is\b",
+    re.MULTILINE | re.IGNORECASE,
+)
+# One token per CJK character, else runs of word characters.
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])\w)+"
+)
+_LONGEST_WORD = 45  # letters; longer ones are noise, hashes or glued text
+_LETTERS = 0.5  # least share of letters, digits and spaces
+_SCRIPTS = 3  # more scripts than this in one prompt are noise
+_LOOP_WORDS = 16  # shorter texts can't be told from a list
+_LOOP_DISTINCT = 0.6  # least share of distinct 4-grams
+_SAME_IN_A_ROW = 5  # "no no no no no"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Lengths of a prompt in words."""
+
+    min_words: int = 4
+    max_words: int = 300
+
+
+def words(text: str) -> list[str]:
+    """The text's words, case and width folded, without punctuation."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def reject_reason(text: str, limits: Limits, special_tokens: Iterable[str] = ()) -> str | None:
+    """The first reason to reject a text on its own: length, template, noise, loop or answered."""
+    found = words(text)
+    if len(found) < limits.min_words:
+        return "too_short"
+    if len(found) > limits.max_words:
+        return "too_long"
+    if has_template_text(text, special_tokens):
+        return "template"
+    if is_noise(text, found):
+        return "noise"
+    if is_loop(found):
+        return "loop"
+    return "answered" if _ANSWERED.search(text) else None
+
+
+def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
+    """Whether pieces of a chat template leaked into the text."""
+    return "<|" in text or "|>" in text or any(token in text for token in special_tokens)
+
+
+def is_noise(text: str, found: Sequence[str]) -> bool:
+    """Whether characters or words look like no language: unprintable, mostly symbols, glued, or mixed scripts."""
+    if any(_is_unprintable(character) for character in text):
+        return True
+    plain = sum(character.isalnum() or character.isspace() for character in text)
+    if plain < _LETTERS * len(text):
+        return True
+    if any(len(word) > _LONGEST_WORD for word in found):
+        return True
+    scripts = {script for character in text if (script := _script(character)) is not None}
+    return len(scripts) > _SCRIPTS
+
+
+def is_loop(found: Sequence[str]) -> bool:
+    """Whether the text repeats itself, as a small target does when it loses the thread."""
+    run = 1
+    for before, word in itertools.pairwise(found):
+        run = run + 1 if word == before and not word.isdigit() else 1
+        if run >= _SAME_IN_A_ROW:
+            return True
+    if len(found) < _LOOP_WORDS:
+        return False
+    grams = Counter(zip(found, found[1:], found[2:], found[3:], strict=False))
+    return len(grams) < _LOOP_DISTINCT * grams.total()
+
+
+def _is_unprintable(character: str) -> bool:
+    if character in "\n\t":
+        return False
+    return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cn", "Co", "Cs")
+
+
+def _script(character: str) -> str | None:
+    """A letter's script, by the first word of its Unicode name; Latin for speed's sake known at once."""
+    if character < "\x80" or not character.isalpha():
+        return None
+    first = unicodedata.name(character, "UNKNOWN").split(" ", 1)[0]
+    return None if first in ("LATIN", "MICRO", "MASCULINE", "FEMININE") else first

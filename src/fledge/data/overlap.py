@@ -1,0 +1,123 @@
+"""Prompts that were seen before: in the set itself, or in files kept for evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from fledge import storage
+from fledge.data.filters import words
+from fledge.errors import DataError
+
+_SKETCH = 16  # smallest 8-gram hashes kept per prompt: enough to tell half from none
+_NEAR_GRAM = 8
+_LONG_GRAM = 13  # the usual length for decontamination (GPT-3, arXiv 2005.14165, appendix C)
+_SHORT_GRAM = 5  # texts of fewer words only count when equal
+
+
+class RepeatIndex:
+    """Finds exact and near repeats among the texts added so far.
+
+    A text is a near repeat when at least `near` of its sketch (its 16 smallest hashes of 8 words in a row) was seen.
+    """
+
+    def __init__(self, near: float) -> None:
+        self._near = near
+        self._exact: set[int] = set()
+        self._grams: set[int] = set()
+
+    def reason(self, text: str) -> str | None:
+        """`repeat`, `near_repeat` or None."""
+        found = words(text)
+        if _hash(found) in self._exact:
+            return "repeat"
+        sketch = _sketch(found)
+        seen = sum(gram in self._grams for gram in sketch)
+        return "near_repeat" if sketch and seen >= max(1.0, self._near * len(sketch)) else None
+
+    def add(self, text: str) -> None:
+        """Remember a text that stays."""
+        found = words(text)
+        self._exact.add(_hash(found))
+        self._grams.update(_sketch(found))
+
+
+class EvaluationIndex:
+    """Finds prompts that share words with evaluation prompts.
+
+    Overlap is any 13 words in a row; an evaluation prompt of 5 to 12 words that the text contains; a text of 5 to 12
+    words that an evaluation prompt contains; or, below 5 words, the same words.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._whole: set[int] = set()
+        self._short_lengths: set[int] = set()  # of evaluation prompts that are looked for inside a text
+        self._grams: set[int] = set()  # every 5- to 13-gram: a short text may be part of a prompt
+        for text in texts:
+            self._add(words(text))
+
+    def __contains__(self, text: str) -> bool:
+        found = words(text)
+        if _hash(found) in self._whole:
+            return True
+        if _SHORT_GRAM <= len(found) < _LONG_GRAM and _hash(found) in self._grams:
+            return True
+        if any(gram in self._whole for length in self._short_lengths for gram in _grams(found, length)):
+            return True
+        return any(gram in self._grams for gram in _grams(found, _LONG_GRAM))
+
+    def _add(self, found: Sequence[str]) -> None:
+        if not found:
+            return
+        self._whole.add(_hash(found))
+        if _SHORT_GRAM <= len(found) < _LONG_GRAM:
+            self._short_lengths.add(len(found))
+        for length in range(_SHORT_GRAM, _LONG_GRAM + 1):
+            self._grams.update(_grams(found, length))
+
+
+def read_evaluation_texts(urls: Iterable[str]) -> list[str]:
+    """All user turns of evaluation files: JSON lines with `turns` (a list), `prompt`, `question` or `text`."""
+    return [text for url in urls for text in _read_file(url)]
+
+
+def _read_file(url: str) -> Iterator[str]:
+    for number, line in enumerate(storage.read_bytes(url).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(
+                f"{url}, line {number}: not JSON ({error}); give one JSON object a line"
+            ) from error
+        texts = _row_texts(row)
+        if texts is None:
+            raise DataError(
+                f"{url}, line {number}: no turns, prompt, question or text; rename the field that holds it"
+            )
+        yield from texts
+
+
+def _row_texts(row: Any) -> list[str] | None:
+    if not isinstance(row, dict):
+        return None
+    turns = row.get("turns")
+    if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+        return list(turns)
+    texts = [row[key] for key in ("prompt", "question", "text") if isinstance(row.get(key), str)]
+    return texts[:1] or None
+
+
+def _sketch(found: Sequence[str]) -> list[int]:
+    return sorted(set(_grams(found, _NEAR_GRAM)))[:_SKETCH]
+
+
+def _grams(found: Sequence[str], length: int) -> Iterator[int]:
+    return (_hash(found[start : start + length]) for start in range(len(found) - length + 1))
+
+
+def _hash(found: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.blake2b(" ".join(found).encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,69 @@
+"""How a conversation goes on after an answer, in token ids, without touching the ids it already has.
+
+ids so far                                       | next turn
+<user> question <end> <assistant> answer <end>   | <user> question <end> <assistant>
+                                                   ~~~~~~ start    ~~~~~~~~~~~~~~~~~ found by rendering
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fledge.target import Target
+from fledge.target.chat import Message
+
+# Two contents that share no beginning, and an answer that no template trims.
+_PROBES = ("0", "Q")
+_ANSWER: Message = {"role": "assistant", "content": "OK"}
+
+
+def next_user_start(target: Target, messages: Sequence[Message]) -> list[int] | None:
+    """Ids between an answer's end and the next user's first word; None if the template knows no such place."""
+    probes = [next_turn_ids(target, messages, probe) for probe in _PROBES]
+    if probes[0] is None or probes[1] is None:
+        return None
+    start: list[int] = []
+    for one, other in zip(*probes, strict=False):
+        if one != other:
+            return start
+        start.append(one)
+    return None
+
+
+def next_turn_ids(target: Target, messages: Sequence[Message], text: str) -> list[int] | None:
+    """Ids after an answer's end for a further user turn, up to where the target's next answer begins.
+
+    `messages` end with the user turn that was answered. None if the template renders them differently once more
+    turns follow, or doesn't end an answer with one of the target's turn ends.
+    """
+    chat = target.chat
+    before = chat.prompt_ids(messages)
+    longer = chat.prompt_ids([*messages, _ANSWER, {"role": "user", "content": text}])
+    if longer[: len(before)] != before:
+        return None
+    for position in range(len(before), len(longer)):
+        if longer[position] in chat.turn_end_ids:
+            return longer[position + 1 :]
+    return None
+
+
+def keeps_history(target: Target, messages: Sequence[Message], ids: Sequence[int]) -> bool:
+    """Whether serving would render `messages` (ending with a user turn) to the same text as `ids`.
+
+    False where a template trims or drops something that was generated, such as thinking.
+    """
+    rendered = target.chat.prompt_ids(messages)
+    return rendered == list(ids) or decode_all(target, rendered) == decode_all(target, ids)
+
+
+def decode_all(target: Target, ids: Sequence[int]) -> str:
+    """Text of ids, special tokens included."""
+    text: str = target.tokenizer.decode(
+        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return text
+
+
+def encode_plain(target: Target, text: str) -> list[int]:
+    """Ids of text that goes on after other ids, nothing added."""
+    return list(target.tokenizer.encode(text, add_special_tokens=False))
