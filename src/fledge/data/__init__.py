@@ -12,7 +12,7 @@ from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions
 from fledge.data.overlap import EvaluationIndex, read_evaluation_texts
 from fledge.data.prompt_store import Prompt, PromptSummary, prompt_summary, read_prompts
 from fledge.data.prompts import make_prompts, prompts_fingerprint
-from fledge.data.respond import RespondSummary, respond, respond_fingerprint
+from fledge.data.responses import RespondSummary, respond, respond_fingerprint
 
 __all__ = [
     "Conversation",
