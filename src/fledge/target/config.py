@@ -96,7 +96,7 @@ class DecoderConfig:
             num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
             head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
             vocab_size=_integer(raw, "vocab_size"),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=float(f"{raw.get('rms_norm_eps', 1e-6):.7g}"),  # GGUF keeps 1e-5 as 9.9999997e-06
             rope_theta=theta,
             rope_scaling=scaling,
             max_position_embeddings=min(max_positions, _sliding_window(raw, architecture) or max_positions),

@@ -45,7 +45,10 @@ def converted_folder(file: Path, cache: Path) -> Path:
 def _convert_into(file: Path, final: Path) -> None:
     """Convert beside `final`, check the result, and rename it into place."""
     logger.info("converting %s to bf16 safetensors in %s (done once)", file, final)
-    scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".making-"))
+    prefix = f".making-{final.name}-"
+    for left_over in final.parent.glob(f"{prefix}*"):  # of a killed process: the lock is ours now
+        shutil.rmtree(left_over, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=prefix))
     try:
         _refuse_dropped_rope(file)
         _convert(file, scratch)

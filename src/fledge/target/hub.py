@@ -10,6 +10,7 @@ from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from fledge.errors import TargetError
+from fledge.target.weights import weight_files
 
 logger = logging.getLogger("fledge")
 
@@ -42,6 +43,8 @@ def hub_folder(repo_id: str) -> Path:
         ) from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(repo_id, reason or str(error)) from error
+    if not weight_files(folder):
+        raise HubUnreachableError(repo_id, reason)
     logger.info("%s: %s; using the copy downloaded earlier", repo_id, reason)
     return folder
 

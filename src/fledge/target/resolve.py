@@ -100,7 +100,7 @@ def _without_hub(spec: str, error: HubUnreachableError, cache: Path) -> tuple[Pa
     file = _package_gguf(FALLBACK_PACKAGE) if spec == DEFAULT_TARGET else None
     if file is not None:
         logger.warning(
-            "%s: %s; using %s from the package %s instead", spec, error, file.name, FALLBACK_PACKAGE
+            "%s: %s; using %s from the package %s instead", spec, error.reason, file.name, FALLBACK_PACKAGE
         )
         return converted_folder(file, cache), file.stem
     hint = f", or run: pip install {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""

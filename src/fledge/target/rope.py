@@ -61,7 +61,8 @@ def _frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) ->
 def _llama3(plain: Tensor, scaling: dict[str, Any]) -> Tensor:
     """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a linear ramp between."""
     factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    turns = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+    wavelength = 2 * math.pi / plain  # in this order every float is the one transformers gets
+    turns = float(scaling["original_max_position_embeddings"]) / wavelength
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 0: divide, 1: keep
     return (1 - keep) * plain / factor + keep * plain
 

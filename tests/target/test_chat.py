@@ -1,0 +1,90 @@
+"""Prompts as ids, and where turns begin and end, for templates of different shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fledge.errors import TargetError
+from fledge.target import ChatTemplate
+from tests.tiny import CHATML, LLAMA3, make_tokenizer
+
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% else %}{{ message['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+STRICT = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}" + CHATML
+QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+def test_prompt_ids_open_the_assistants_turn() -> None:
+    tokenizer = make_tokenizer()
+    ids = ChatTemplate(tokenizer).prompt_ids(QUESTION)
+    text = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids) == text
+    expected = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False)
+    assert ids == list(expected)
+
+
+def test_special_tokens_are_not_added_twice() -> None:
+    tokenizer = make_tokenizer(LLAMA3, "<|eot_id|>")
+    ids = ChatTemplate(tokenizer).prompt_ids(QUESTION)
+    assert ids.count(tokenizer.bos_token_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "start"),
+    [
+        (CHATML, "<|im_start|>user\n"),
+        ("{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}" + CHATML,
+         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"),
+        (LLAMA3, "<|endoftext|><|start_header_id|>user<|end_header_id|>\n\n"),
+        (MISTRAL, "<|endoftext|>[INST]"),
+    ],
+)  # fmt: skip
+def test_user_turn_start_ends_where_the_user_begins(template: str, start: str) -> None:
+    tokenizer = make_tokenizer(template)
+    ids = ChatTemplate(tokenizer).user_turn_start()
+    assert tokenizer.decode(ids) == start
+
+
+def test_user_turn_start_begins_every_prompt() -> None:
+    for template in (CHATML, LLAMA3, MISTRAL):
+        chat = ChatTemplate(make_tokenizer(template))
+        start, prompt = chat.user_turn_start(), chat.prompt_ids(QUESTION)
+        assert prompt[: len(start)] == start
+
+
+def test_turn_ends_are_the_end_of_text_and_the_templates_own() -> None:
+    chatml = make_tokenizer(CHATML, "<|endoftext|>")
+    ids = chatml.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    assert ChatTemplate(chatml).turn_end_ids == set(ids)
+    llama = make_tokenizer(LLAMA3, "<|endoftext|>")
+    ids = llama.convert_tokens_to_ids(["<|endoftext|>", "<|eot_id|>"])
+    assert ChatTemplate(llama).turn_end_ids == set(ids)
+    assert ChatTemplate(llama, [17]).turn_end_ids == {*ids, 17}
+
+
+def test_plain_text_after_a_reply_is_no_end_of_turn() -> None:
+    tokenizer = make_tokenizer(
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    )
+    assert ChatTemplate(tokenizer).turn_end_ids == {tokenizer.eos_token_id}
+
+
+def test_hash_follows_the_template() -> None:
+    assert ChatTemplate(make_tokenizer(CHATML)).hash == ChatTemplate(make_tokenizer(CHATML)).hash
+    assert ChatTemplate(make_tokenizer(CHATML)).hash != ChatTemplate(make_tokenizer(LLAMA3)).hash
+
+
+def test_a_target_without_template_says_so() -> None:
+    chat = ChatTemplate(make_tokenizer(None))
+    assert chat.turn_end_ids
+    with pytest.raises(TargetError, match="no chat template"):
+        chat.prompt_ids(QUESTION)
+
+
+def test_messages_the_template_refuses_are_one_clear_error() -> None:
+    chat = ChatTemplate(make_tokenizer(STRICT))
+    with pytest.raises(TargetError, match="user first"):
+        chat.prompt_ids([{"role": "assistant", "content": "Hi"}])

@@ -1,0 +1,111 @@
+"""Reading config.json as every version of transformers writes it, and refusing what the decoder can't compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fledge.errors import TargetError
+from fledge.target import SUPPORTED_ARCHITECTURES, DecoderConfig
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+
+
+def read(**changes: Any) -> DecoderConfig:
+    return DecoderConfig.from_hf({**BASE, **changes})
+
+
+def test_defaults_follow_transformers() -> None:
+    config = read()
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.rope_scaling) == (
+        4,
+        16,
+        10000.0,
+        None,
+    )
+    assert not config.tie_word_embeddings
+    assert not config.qkv_bias
+    assert not config.qk_norm
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}},
+    ],
+)
+def test_rope_of_old_and_new_transformers_is_the_same(form: dict[str, Any]) -> None:
+    config = read(**form)
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling == {"rope_type": "llama3", **LLAMA3}
+
+
+def test_plain_rope_has_no_scaling() -> None:
+    assert read(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).rope_scaling is None
+    assert read(rope_scaling=None, rope_theta=1e6).rope_theta == 1e6
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(30, (1, 14, 26)), (32, (1, 15, 28)), (8, (1, 3, 4)), (6, (0, 2, 5)), (3, (0, 1, 2)), (1, (0, 0, 0))],
+)
+def test_feature_layers(layers: int, expected: tuple[int, int, int]) -> None:
+    assert read(num_hidden_layers=layers).feature_layers == expected
+
+
+def test_unsupported_architecture_names_the_supported_ones() -> None:
+    with pytest.raises(TargetError) as caught:
+        read(architectures=["GPTBigCodeForCausalLM"])
+    assert "GPTBigCodeForCausalLM" in str(caught.value)
+    assert all(name in str(caught.value) for name in SUPPORTED_ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"hidden_act": "gelu"},
+        {"partial_rotary_factor": 0.5},
+        {"quantization_config": {"bits": 4}},
+        {"hidden_size": None},
+    ],
+)
+def test_variants_the_decoder_lacks_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(TargetError, match=next(iter(change))):
+        read(**change)
+
+
+def test_a_sliding_window_caps_the_context() -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 256}
+    assert read(**mistral).max_position_embeddings == 256
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 256}
+    assert read(**qwen, use_sliding_window=False).max_position_embeddings == 1024
+    assert read(**qwen, use_sliding_window=True).max_position_embeddings == 256
+
+
+def test_a_damaged_config_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"no config\.json"):
+        DecoderConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(BASE)[:40])
+    with pytest.raises(TargetError, match="can't read"):
+        DecoderConfig.from_folder(tmp_path)

@@ -1,0 +1,192 @@
+"""The torch decoder against transformers, and its three ways through a text against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fledge.target import DecoderConfig, TorchDecoder, load_weights
+from tests.target.paging import logits_of, make_batch, scattered_pages
+from tests.tiny import VOCAB_SIZE, TinyShape, save_tiny_target
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES = {
+    "llama_tied": ("LlamaForCausalLM", TinyShape(), None),
+    "llama_untied_no_gqa": ("LlamaForCausalLM", TinyShape(kv_heads=4, tied=False), None),
+    "llama_llama3_rope": ("LlamaForCausalLM", TinyShape(), LLAMA3_ROPE),
+    "mistral_odd_head_dim": ("MistralForCausalLM", TinyShape(heads=6, head_dim=10, tied=False), None),
+    "qwen2_bias": ("Qwen2ForCausalLM", TinyShape(head_dim=16), None),
+    "qwen3_norms": ("Qwen3ForCausalLM", TinyShape(tied=False), None),
+}
+
+
+def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> TorchDecoder:
+    config = DecoderConfig.from_folder(folder)
+    return TorchDecoder(config, load_weights(folder, config, dtype))
+
+
+def random_ids(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCAB_SIZE, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_target_folder: Path) -> TorchDecoder:
+    return load_decoder(tiny_target_folder)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_features_agree_with_transformers(case: str, tmp_path: Path) -> None:
+    architecture, shape, rope = CASES[case]
+    save_tiny_target(tmp_path, architecture, shape=shape, rope_parameters=rope, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    decoder = load_decoder(tmp_path)
+    ids = random_ids(150)
+    batch = make_batch([ids], scattered_pages(1, 10))
+    ours = decoder.forward(batch, decoder.allocate_kv(10), logits="logits", features=True, hidden=True)
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids]), output_hidden_states=True)
+    scale = theirs.logits.abs().max()
+    assert (ours.logits - theirs.logits[0]).abs().max() <= 1e-4 * scale
+    states = [theirs.hidden_states[layer + 1][0] for layer in decoder.config.feature_layers]
+    torch.testing.assert_close(ours.features, torch.cat(states, dim=-1), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(ours.hidden, theirs.hidden_states[-1][0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", ["llama_tied", "qwen2_bias", "qwen3_norms"])
+def test_bf16_rounds_no_worse_than_transformers(case: str, tmp_path: Path) -> None:
+    architecture, shape, rope = CASES[case]
+    save_tiny_target(tmp_path, architecture, shape=shape, rope_parameters=rope)
+    ids = random_ids(200, seed=3)
+    exact, theirs = (
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        .eval()(torch.tensor([ids]))
+        .logits[0]
+        .detach()
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    decoder = load_decoder(tmp_path, torch.bfloat16)
+    ours = logits_of(decoder, make_batch([ids], scattered_pages(1, 13)), decoder.allocate_kv(13))
+    assert (ours - exact).abs().mean() <= 1.1 * (theirs.float() - exact).abs().mean()
+
+
+def test_token_by_token_equals_prefill(decoder: TorchDecoder) -> None:
+    texts = [random_ids(23, seed=1), random_ids(17, seed=2)]
+    table = scattered_pages(2, 4)
+    whole = logits_of(decoder, make_batch(texts, table), decoder.allocate_kv(8))
+    kv = decoder.allocate_kv(8)
+    logits_of(decoder, make_batch([texts[0][:6]], table[:1]), kv)  # one request starts ahead of the other
+    steps = []
+    for step in range(17):
+        batch = make_batch([[texts[0][6 + step]], [texts[1][step]]], table, prefix=[6 + step, step])
+        steps.append(logits_of(decoder, batch, kv))
+    torch.testing.assert_close(torch.stack([s[0] for s in steps]), whole[6:23], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.stack([s[1] for s in steps]), whole[23:], rtol=1e-4, atol=1e-4)
+
+
+def test_prefill_in_chunks_equals_one_prefill(decoder: TorchDecoder) -> None:
+    ids, table = random_ids(50), scattered_pages(1, 4)
+    whole = logits_of(decoder, make_batch([ids], table), decoder.allocate_kv(4))
+    kv = decoder.allocate_kv(4)
+    parts = [
+        logits_of(decoder, make_batch([ids[a:b]], table, prefix=[a]), kv)
+        for a, b in [(0, 20), (20, 21), (21, 50)]
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_every_path_of_a_verified_tree_equals_its_plain_text(decoder: TorchDecoder) -> None:
+    parents = [-1, 0, 0, 1, 1, 3]
+    prompts, nodes = (
+        [random_ids(21, seed=4), random_ids(9, seed=5)],
+        [random_ids(6, seed=6), random_ids(6, seed=7)],
+    )
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    masks = [sum(1 << j for j in path) for path in paths]
+    table, kv = scattered_pages(2, 4), decoder.allocate_kv(8)
+    logits_of(decoder, make_batch(prompts, table), kv)
+    lengths = [len(p) for p in prompts]
+    tree = make_batch(
+        nodes,
+        table,
+        prefix=lengths,
+        positions=[[length + len(path) - 1 for path in paths] for length in lengths],
+        masks=[masks, masks],
+    )
+    verified = logits_of(decoder, tree, kv).view(2, 6, -1)
+    for request in range(2):
+        for node, path in enumerate(paths):
+            text = prompts[request] + [nodes[request][j] for j in path]
+            batch = make_batch([text], scattered_pages(1, 4), logit_rows=[len(text) - 1])
+            plain = logits_of(decoder, batch, decoder.allocate_kv(4))[0]
+            torch.testing.assert_close(verified[request, node], plain, rtol=1e-4, atol=1e-4)
+
+
+def test_decoding_on_from_moved_kv_equals_plain_text(decoder: TorchDecoder) -> None:
+    prompt, nodes, path = random_ids(13), random_ids(5, seed=9), [0, 2, 4]  # node 2 below 0, 4 below 2
+    table, kv = scattered_pages(1, 3), decoder.allocate_kv(3)
+    logits_of(decoder, make_batch([prompt], table), kv)
+    masks, depths = [[0b1, 0b11, 0b101, 0b1011, 0b10101]], [0, 1, 1, 2, 2]
+    tree = make_batch([nodes], table, prefix=[13], positions=[[13 + d for d in depths]], masks=masks)
+    logits_of(decoder, tree, kv)
+
+    def slots(indices: list[int]) -> torch.Tensor:
+        size = decoder.page_size
+        return torch.tensor([int(table[0, i // size]) * size + i % size for i in indices])
+
+    decoder.move_kv(kv, slots([13 + node for node in path]), slots([13, 14, 15]))
+    after = logits_of(decoder, make_batch([[7]], table, prefix=[16]), kv)
+    text = [*prompt, *(nodes[j] for j in path), 7]
+    plain = logits_of(decoder, make_batch([text], table, logit_rows=[16]), decoder.allocate_kv(3))
+    torch.testing.assert_close(after, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_moving_kv_reads_all_sources_before_it_writes(decoder: TorchDecoder) -> None:
+    kv = torch.randn(decoder.allocate_kv(1).shape, generator=torch.Generator().manual_seed(0))
+    before = kv.clone()
+    decoder.move_kv(kv, torch.tensor([3, 4, 5]), torch.tensor([4, 5, 3]))
+    torch.testing.assert_close(kv[:, :, [4, 5, 3]], before[:, :, [3, 4, 5]])
+    torch.testing.assert_close(kv[:, :, [0, 1, 2, 6]], before[:, :, [0, 1, 2, 6]])
+
+
+def test_only_what_was_asked_for_is_returned(decoder: TorchDecoder) -> None:
+    batch = make_batch([random_ids(8), random_ids(3)], scattered_pages(2, 1), logit_rows=[7, 10])
+    kv = decoder.allocate_kv(2)
+    out = decoder.forward(batch, kv, logits="none", hidden=True)
+    assert (out.logits, out.argmax, out.features) == (None, None, None)
+    assert out.hidden is not None
+    assert out.hidden.shape == (11, 64)
+    logits = decoder.forward(batch, kv, logits="logits").logits
+    argmax = decoder.forward(batch, kv, logits="argmax").argmax
+    assert logits is not None
+    assert argmax is not None
+    assert logits.shape == (2, VOCAB_SIZE)
+    assert logits.dtype == torch.float32
+    assert argmax.tolist() == logits.argmax(dim=-1).tolist()
+
+
+def test_argmax_of_equal_logits_is_the_lowest_id(tiny_target_folder: Path) -> None:
+    decoder = load_decoder(tiny_target_folder)
+    decoder._weights.lm_head[300:] = decoder._weights.lm_head[100]
+    decoder._weights.lm_head[101:300] = decoder._weights.lm_head[100]
+    decoder._weights.lm_head[:100] = -decoder._weights.lm_head[100]
+    batch = make_batch([random_ids(40)], scattered_pages(1, 3))
+    argmax = decoder.forward(batch, decoder.allocate_kv(3), logits="argmax").argmax
+    assert argmax is not None
+    assert set(argmax.tolist()) <= {0, 100}
+
+
+def test_kv_bytes_per_token_is_the_pool_divided_by_its_tokens(decoder: TorchDecoder) -> None:
+    pool = decoder.allocate_kv(3)
+    assert decoder.kv_bytes_per_token() * 3 * decoder.page_size == pool.nbytes

@@ -1,0 +1,221 @@
+"""What a user may write for a target, and what is said when it isn't there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file
+
+from fledge.errors import StorageError, TargetError
+from fledge.target import DEFAULT_TARGET, Target, resolve_target
+from fledge.target import hub as hub_module
+from fledge.target import resolve as resolve_module
+from tests.target.tiny_gguf import write_gguf
+from tests.tiny import TinyShape, save_tiny_target
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def original_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """transformers reads no head_dim from a Llama GGUF, so it must be hidden / heads."""
+    return save_tiny_target(tmp_path_factory.mktemp("gguf") / "original", shape=TinyShape(head_dim=16))
+
+
+@pytest.fixture(scope="module")
+def gguf_file(original_folder: Path) -> Path:
+    return write_gguf(original_folder, original_folder.parent / "tiny-model.gguf")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gguf_file: Path) -> str:
+    """An installed package with a GGUF file inside, which must not be imported."""
+    folder = tmp_path / "site" / "tiny_package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    shutil.copy(gguf_file, folder / "inside.gguf")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return "tiny-package"
+
+
+def test_a_folder_is_used_where_it_is(tiny_target_folder: Path, tmp_path: Path) -> None:
+    resolved = resolve_target(str(tiny_target_folder), tmp_path)
+    assert resolved.folder == tiny_target_folder.resolve()
+    assert resolved.name == "llama"
+
+
+def test_revision_ignores_how_files_are_cut_and_follows_content(tmp_path: Path) -> None:
+    def revision(
+        name: str, seed: int = 0, max_shard_size: str = "5GB", chat_template: str = "{{ 1 }}"
+    ) -> str:
+        folder = save_tiny_target(
+            tmp_path / name, seed=seed, max_shard_size=max_shard_size, chat_template=chat_template
+        )
+        return resolve_target(str(folder), tmp_path / "cache").revision
+
+    first = revision("a")
+    assert revision("b", max_shard_size="100KB") == first
+    assert revision("c", seed=1) != first
+    assert revision("d", chat_template="{{ 2 }}") != first
+
+
+def test_revision_follows_a_changed_file(tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path / "t")
+    first = resolve_target(str(folder), tmp_path / "cache").revision
+    assert resolve_target(str(folder), tmp_path / "cache").revision == first
+    save_tiny_target(folder, seed=5)
+    os.utime(folder / "model.safetensors", ns=(1, 1))  # the same size; only the time tells
+    assert resolve_target(str(folder), tmp_path / "cache").revision != first
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(tiny_target_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    expected = resolve_target(str(tiny_target_folder), tmp_path / "cache").revision
+    assert resolve_target(str(tiny_target_folder), tmp_path / "file").revision == expected
+
+
+def test_a_gguf_file_becomes_the_checkpoint_it_was_made_from(
+    gguf_file: Path, original_folder: Path, tmp_path: Path
+) -> None:
+    target = Target.load(str(gguf_file), cache_dir=tmp_path, backend="torch")
+    original = Target.load(str(original_folder), cache_dir=tmp_path, backend="torch")
+    assert target.name == "tiny-model"
+    assert target.config == original.config
+    assert torch.equal(target.weights.layers[3].qkv, original.weights.layers[3].qkv)
+    question = [{"role": "user", "content": "Why is the sky blue?"}]
+    assert target.chat.prompt_ids(question) == original.chat.prompt_ids(question)
+    assert target.chat.turn_end_ids == original.chat.turn_end_ids
+    assert all(t.dtype == torch.bfloat16 for t in load_file(target.folder / "model.safetensors").values())
+
+
+def test_a_gguf_file_is_converted_once_by_several_at_once(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fledge.target import gguf as gguf_module
+
+    made: list[Path] = []
+    convert = gguf_module._convert
+
+    def counting(file: Path, folder: Path) -> None:
+        made.append(folder)
+        convert(file, folder)
+
+    monkeypatch.setattr(gguf_module, "_convert", counting)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: resolve_target(str(gguf_file), tmp_path), range(3)))
+    assert len(made) == 1
+    assert len({r.folder for r in found}) == 1
+    assert [p.name for p in (tmp_path / "targets").glob(".making-*")] == []
+
+
+def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fledge.target import gguf as gguf_module
+
+    def full_disk(file: Path, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    killed = (
+        tmp_path / "targets" / f".making-{resolve_target(str(gguf_file), tmp_path / 'other').folder.name}-x"
+    )
+    killed.mkdir(parents=True)  # what a killed process leaves
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_module, "_convert", full_disk)
+        with pytest.raises(StorageError, match=r"No space left on device.*free some disk space"):
+            resolve_target(str(gguf_file), tmp_path)
+    assert [p for p in (tmp_path / "targets").iterdir() if p.is_dir()] == []
+    assert resolve_target(str(gguf_file), tmp_path).folder.exists()
+
+
+def test_gguf_files_that_cannot_be_converted_are_clear_errors(original_folder: Path, tmp_path: Path) -> None:
+    scaled = write_gguf(original_folder, tmp_path / "scaled.gguf", scaled_rope=True)
+    with pytest.raises(TargetError, match="scales its RoPE"):
+        resolve_target(str(scaled), tmp_path)
+    other = write_gguf(original_folder, tmp_path / "other.gguf", architecture="bloom")
+    with pytest.raises(TargetError, match="LlamaForCausalLM"):
+        resolve_target(str(other), tmp_path)
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(scaled.read_bytes()[:100])
+    with pytest.raises(TargetError, match="isn't a whole GGUF file"):
+        resolve_target(str(broken), tmp_path)
+
+
+def test_a_package_is_found_without_being_imported(package: str, tmp_path: Path) -> None:
+    assert resolve_target(package, tmp_path / "cache").name == "inside"
+    assert "tiny_package" not in sys.modules
+
+
+def test_the_default_falls_back_to_the_package_and_says_so(
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    offline: None,
+) -> None:
+    monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", package)
+    with caplog.at_level(logging.WARNING, logger="fledge"):
+        assert resolve_target(DEFAULT_TARGET, tmp_path / "cache").name == "inside"
+    (line,) = caplog.messages
+    assert line == (
+        f"{DEFAULT_TARGET}: HF_HUB_OFFLINE is set; using inside.gguf from the package {package} instead"
+    )
+
+
+def test_the_default_without_hub_or_package_says_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
+) -> None:
+    monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", "no-such-package")
+    with pytest.raises(TargetError, match=r"HF_HUB_OFFLINE is set.*pip install no-such-package"):
+        resolve_target(DEFAULT_TARGET, tmp_path)
+
+
+def test_a_hub_that_never_answers_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        def model_info(self, repo_id: str, timeout: float) -> None:
+            time.sleep(2)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_module, "HfApi", Silent)
+    monkeypatch.setattr(hub_module, "_GIVE_UP_SECONDS", 0.2)
+    start = time.monotonic()
+    with pytest.raises(TargetError, match="doesn't answer"):
+        resolve_target("some-org/some-model-nobody-has", tmp_path)
+    assert time.monotonic() - start < 1.5
+
+
+@pytest.mark.parametrize(
+    "spec", ["/no/such/folder", "./missing", "a/b/c", "missing.gguf", "", "~/nowhere at all"]
+)
+def test_a_wrong_path_is_one_clear_error_without_asking_the_hub(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve_module, "hub_folder", lambda repo_id: pytest.fail("asked the hub"))
+    with pytest.raises(TargetError, match="no such folder or file") as caught:
+        resolve_target(spec, tmp_path)
+    assert repr(spec) in str(caught.value)
+
+
+def test_a_file_or_folder_of_another_kind_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(TargetError, match=r"not a \.gguf file"):
+        resolve_target(str(tmp_path / "notes.txt"), tmp_path)
+    with pytest.raises(TargetError, match=r"no config\.json"):
+        resolve_target(str(tmp_path), tmp_path)
+    folder = save_tiny_target(tmp_path / "t", shape=TinyShape(layers=1))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(TargetError, match="no complete safetensors"):
+        resolve_target(str(folder), tmp_path)

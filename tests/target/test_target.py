@@ -1,0 +1,76 @@
+"""`Target.load`: options, backends, and errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge.errors import TargetError
+from fledge.target import Target
+from tests.target.paging import logits_of, make_batch, scattered_pages
+from tests.tiny import TinyShape, save_tiny_target
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loaded_target_decodes(tiny_target_folder: Path, tmp_path: Path, dtype: str) -> None:
+    target = Target.load(str(tiny_target_folder), dtype=dtype, backend="torch", cache_dir=tmp_path)
+    decoder = target.decoder
+    ids = target.chat.prompt_ids([{"role": "user", "content": "Tell me a story."}])
+    logits = logits_of(decoder, make_batch([ids], scattered_pages(1, 3)), decoder.allocate_kv(3))
+    assert logits.shape == (len(ids), target.config.vocab_size)
+    assert target.dtype == decoder.dtype == getattr(torch, dtype)
+    assert target.decoder is decoder
+
+
+def test_the_path_taken_and_its_reason_are_logged_once(
+    tiny_target_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="fledge"):
+        target = Target.load(str(tiny_target_folder), dtype="float32", cache_dir=tmp_path)
+        assert target.backend == "torch"
+        assert target.decoder.backend == "torch"
+    lines = [line for line in caplog.messages if "decoding with" in line]
+    assert len(lines) == 1
+    assert "torch" in lines[0]
+    assert "because" in lines[0]
+    assert "float32" in lines[0]
+
+
+def test_native_is_refused_with_the_reason(tiny_target_folder: Path, tmp_path: Path) -> None:
+    target = Target.load(str(tiny_target_folder), dtype="float32", backend="native", cache_dir=tmp_path)
+    with pytest.raises(TargetError, match=r"float32.*backend='torch'"):
+        _ = target.decoder
+
+
+def test_unknown_options_name_the_known_ones(tiny_target_folder: Path, tmp_path: Path) -> None:
+    spec = str(tiny_target_folder)
+    with pytest.raises(TargetError, match=r"int3.*bfloat16"):
+        Target.load(spec, dtype="int3", cache_dir=tmp_path)
+    with pytest.raises(TargetError, match=r"magic.*native"):
+        Target.load(spec, backend="magic", cache_dir=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TargetError, match="device 'nowhere'"):
+        Target.load(spec, device="nowhere", cache_dir=tmp_path)
+
+
+def test_end_tokens_of_the_generation_config_end_turns(tiny_target_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "copy"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    assert Target.load(str(folder), cache_dir=tmp_path).chat.turn_end_ids == {2, 7}
+
+
+def test_a_missing_or_foreign_tokenizer_is_one_clear_error(tiny_target_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "copy"))
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(TargetError, match="tokenizer"):
+        Target.load(str(folder), cache_dir=tmp_path)
+    small = save_tiny_target(tmp_path / "small", shape=TinyShape(layers=1))
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    with pytest.raises(TargetError, match="512 tokens"):
+        Target.load(str(small), cache_dir=tmp_path)

@@ -1,0 +1,67 @@
+"""Reading weights: shards, fused order, and damaged folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fledge.errors import TargetError
+from fledge.target import DecoderConfig, load_weights
+from fledge.target.weights import weight_files
+from tests.tiny import TinyShape, save_tiny_target
+
+
+def test_shards_read_as_the_single_file(tmp_path: Path) -> None:
+    single = save_tiny_target(tmp_path / "single", shape=TinyShape(tied=False))
+    sharded = save_tiny_target(tmp_path / "sharded", shape=TinyShape(tied=False), max_shard_size="100KB")
+    assert len(weight_files(sharded)) > 1
+    config = DecoderConfig.from_folder(single)
+    one, many = (load_weights(folder, config, torch.bfloat16) for folder in (single, sharded))
+    assert torch.equal(one.lm_head, many.lm_head)
+    assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(one.layers, many.layers, strict=True))
+
+
+def test_fused_rows_are_query_key_value_and_gate_up(tiny_target_folder: Path) -> None:
+    raw = load_file(tiny_target_folder / "model.safetensors")
+    weights = load_weights(tiny_target_folder, DecoderConfig.from_folder(tiny_target_folder), torch.bfloat16)
+    names = [f"model.layers.2.self_attn.{n}_proj.weight" for n in "qkv"]
+    assert torch.equal(weights.layers[2].qkv, torch.cat([raw[n] for n in names]))
+    names = [f"model.layers.2.mlp.{n}_proj.weight" for n in ("gate", "up")]
+    assert torch.equal(weights.layers[2].gate_up, torch.cat([raw[n] for n in names]))
+    assert weights.lm_head is weights.embedding
+
+
+def test_weights_are_cast_to_the_wanted_dtype(tiny_target_folder: Path) -> None:
+    config = DecoderConfig.from_folder(tiny_target_folder)
+    weights = load_weights(tiny_target_folder, config, torch.float32)
+    assert weights.embedding.dtype == weights.layers[0].down.dtype == torch.float32
+
+
+def test_damaged_folders_are_clear_errors(tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path)
+    config, file = DecoderConfig.from_folder(folder), folder / "model.safetensors"
+    tensors, whole = load_file(file), file.read_bytes()
+
+    def load() -> None:
+        load_weights(folder, config, torch.bfloat16)
+
+    save_file({n: t for n, t in tensors.items() if n != "model.norm.weight"}, file)
+    with pytest.raises(TargetError, match=r"no tensor model\.norm\.weight"):
+        load()
+    save_file({**tensors, "model.norm.weight": torch.zeros(3)}, file)
+    with pytest.raises(TargetError, match=r"shape \(3,\)"):
+        load()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TargetError, match="isn't a whole safetensors file"):
+        load()
+    file.unlink()
+    with pytest.raises(TargetError, match="lacks some or all"):
+        load()
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(TargetError, match="lacks some or all"):
+        load()
