@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 # A turn that answers itself or goes on as somebody else.
 _ANSWERED = re.compile(
-    r"^\s*(?:#{2,4}\s*)?(?:A|Answer|Solution|Response|Assistant|AI|Bot|System|User|Human)\s*:"
-    r"|^#### |^(?:So,? )?the answer is\b",
-    re.MULTILINE | re.IGNORECASE,
+    r"^\s*(?:#{2,4}\s*)?(?:A|(?:Answer|Solution|Response|Assistant|AI|Bot|System|User|Human|ANSWER|SOLUTION))\s*:"
+    r"|^#### |^(?:So,? )?[Tt]he answer is\b"
+    r"|^Here(?:'s| is) (?:the|your|a|an) (?:\w+ ){0,3}(?:text|version|summary|paragraph|e?mail|sentence|answer)\b"
+    r"|^I(?:'ve| have)? (?:made|changed) (?:the following|some|a few|a couple|a lot|several)\b",
+    re.MULTILINE,
 )
 # One token per CJK character, else runs of word characters.
 _WORD = re.compile(

@@ -117,10 +117,12 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "Identify the",
         "List all the",
         "From the following text, extract",
-        "Read the following passage and answer the question.\n\n",
-        "Find the names of",
+        "Extract all names and dates from this text:\n\n{name} and {name} met in",
+        "Read the following passage and answer the question.\n\nThe",
+        "What are the key facts in this report? Answer as a list.\n\nIn",
         "Classify the following",
-        "Given the following text about {topic}:\n\n",
+        "Given the following text about {topic}:\n\nMany",
+        "Read this message and tell me who does what:\n\nHi {name},",
     ),
     "stem": (
         "Explain how",
@@ -144,22 +146,25 @@ _TEXTS: dict[str, tuple[str, ...]] = {
         "What is the history of {topic}",
     ),
     "summarisation": (
-        "Summarize the following text:\n\n",
-        "Summarize this article in one sentence:\n\n",
-        "Give me a short summary of this paragraph about {topic}:\n\n",
-        "What is the main idea of this text?\n\n",
+        "Summarize the following text:\n\nThe",
+        "Summarize this article in one sentence:\n\nScientists",
+        "Summarize the following text:\n\nIn recent years, {topic}",
+        "Give me a short summary of this paragraph about {topic}:\n\nOne of",
+        "What is the main idea of this text?\n\nPeople",
         "Write a brief summary of",
-        "Condense the following passage about {topic}.\n\n",
+        "Summarize this meeting in three bullet points:\n\n{name} said",
+        "Condense the following passage about {topic}.\n\nAlthough",
     ),
     "rewriting": (
         "Rewrite the following sentence",
-        "Rewrite this paragraph to make it more concise.\n\n",
-        "Make this email more friendly:\n\n",
-        "Correct the grammar in this text:\n\n",
+        "Rewrite this paragraph to make it more concise.\n\nThe",
+        "Make this email more friendly:\n\nDear {name},",
+        "Correct the grammar in this text:\n\nYesterday",
         "Translate the following sentence into {human_language}:",
         "Paraphrase",
-        "Improve the wording of this message:\n\n",
-        "Turn this into a list:\n\n",
+        "Improve the wording of this message:\n\nHi {name},",
+        "Turn this into a list:\n\nFirst",
+        "Rewrite this in simpler words: {topic}",
     ),
 }
 
@@ -175,6 +180,7 @@ _FUNCTIONS = (
     'Implement the function described in its docstring:\n\ndef {signature}:\n    """',
     'def {signature}:\n    """',
     'from typing import List\n\n\ndef {signature}:\n    """',
+    'Complete this function:\n\ndef {signature}:\n    """\n    >>>',
     'Please fill in the body of this function.\n\nimport math\n\ndef {signature}:\n    """',
 )
 
@@ -188,5 +194,8 @@ DEFAULT_OPENINGS: tuple[Opening, ...] = (
         for category, texts in _TEXTS.items()
         for text in texts
     ),
-    *(Opening(category="code", text=text, until=text[-3:], weight=2.0) for text in _FUNCTIONS),
+    *(
+        Opening(category="code", text=text, until="'''" if "'''" in text else '"""', weight=2.0)
+        for text in _FUNCTIONS
+    ),
 )
