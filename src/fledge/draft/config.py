@@ -1,0 +1,66 @@
+"""The shape of a draft head, in one form for every checkpoint format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fledge.target.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Sizes and switches of an EAGLE-3 head: one Llama layer whose attention reads embedding and hidden state."""
+
+    hidden_size: int  # H
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    max_position_embeddings: int
+    vocab_size: int  # the target's
+    draft_vocab_size: int  # Vd
+    target_hidden_size: int  # Ht
+    fc_norm: bool = False  # EAGLE-3.1: an RMSNorm on each of the three features before fc
+    norm_output: bool = False  # EAGLE-3.1: the next step's hidden state is the output after the final norm
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused query, key and value projection."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @classmethod
+    def for_target(
+        cls, target: DecoderConfig, draft_vocab_size: int, *, fc_norm: bool = False, norm_output: bool = False
+    ) -> HeadConfig:
+        """A head as wide as its target; context length and RoPE are inherited too."""
+        return cls(
+            hidden_size=target.hidden_size,
+            intermediate_size=target.intermediate_size,
+            num_heads=target.num_heads,
+            num_kv_heads=target.num_kv_heads,
+            head_dim=target.head_dim,
+            rms_norm_eps=target.rms_norm_eps,
+            rope_theta=target.rope_theta,
+            rope_scaling=target.rope_scaling,
+            max_position_embeddings=target.max_position_embeddings,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=draft_vocab_size,
+            target_hidden_size=target.hidden_size,
+            fc_norm=fc_norm,
+            norm_output=norm_output,
+        )
+
+
+@dataclass(frozen=True)
+class HeadMetadata:
+    """Where a head comes from; kept in its config.json under `fledge`. Empty strings: not known."""
+
+    target_name: str = ""
+    target_revision: str = ""
+    tokenizer_hash: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)  # facts for people: data, steps, tau

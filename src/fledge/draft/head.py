@@ -1,0 +1,171 @@
+"""The draft head: one canonical set of tensors, shared by training, serving and every checkpoint form.
+
+feature g[p] --fc--> h --+--> hidden_norm --.
+                         |                   concat -> attention -> + -> post_norm -> MLP -> + --> next h
+embed(x[p+1]) --> input_norm ---------------'              ^                        ^        |
+                         |_________________________________|________________________|   norm, lm_head -> x[p+2]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.draft.vocabulary import DraftVocabulary
+from fledge.errors import HeadError
+
+if TYPE_CHECKING:
+    from fledge.target.target import Target
+
+
+@dataclass
+class HeadWeights:
+    """All tensors of a head. H hidden size, Ht the target's, Vd draft vocabulary, V the target's."""
+
+    fc: Tensor  # [H, 3 * Ht]
+    hidden_norm: Tensor  # [H], on the hidden state
+    input_norm: Tensor  # [H], on the embedding
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, 2 * H], columns: embedding, then hidden state
+    o: Tensor  # [H, heads * head_dim]
+    post_norm: Tensor  # [H]
+    gate_up: Tensor  # [2 * I, H], gate rows first
+    down: Tensor  # [H, I]
+    norm: Tensor  # [H]
+    lm_head: Tensor  # [Vd, H]
+    d2t: Tensor  # [Vd] int64, offsets: target id = draft id + d2t[draft id]
+    embedding: Tensor | None = None  # [V, H]; None: the target's
+    fc_norms: Tensor | None = None  # [3, Ht], only with config.fc_norm
+
+    def trainable(self) -> dict[str, Tensor]:
+        """The tensors training changes, by name: all but the vocabulary map and the embedding."""
+        frozen = ("d2t", "embedding")
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in frozen}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> HeadWeights:
+        """The same weights in another type; the vocabulary map stays int64."""
+        changed = {name: tensor.to(device, dtype) for name, tensor in self.trainable().items()}
+        embedding = None if self.embedding is None else self.embedding.to(device, dtype)
+        return replace(self, **changed, d2t=self.d2t.to(device), embedding=embedding)
+
+
+class Head:
+    """A draft head for one target."""
+
+    def __init__(
+        self, config: HeadConfig, weights: HeadWeights, metadata: HeadMetadata | None = None
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.metadata = metadata or HeadMetadata()
+        _check_shapes(config, weights)
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The tokens this head can propose."""
+        return DraftVocabulary.from_offsets(self.weights.d2t, self.config.vocab_size)
+
+    @classmethod
+    def load(cls, url: str) -> Head:
+        """Read a head from a folder, in any known checkpoint form."""
+        from fledge.draft.checkpoint import read_head  # the forms build on this class
+
+        return read_head(str(url))
+
+    def save(self, url: str) -> None:
+        """Write config.json and model.safetensors (bf16) in the form SGLang and vLLM load."""
+        from fledge.draft.checkpoint import write_head
+
+        write_head(self, str(url))
+
+    @classmethod
+    def from_target(
+        cls,
+        target: Target,
+        vocabulary: DraftVocabulary,
+        *,
+        fc_norm: bool = False,
+        norm_output: bool = False,
+    ) -> Head:
+        """A head that starts as the target's own end: its last layer, final norm and lm_head rows.
+
+        fc hands the high feature on. Of the attention's input the hidden half is the target layer's, the embedding
+        half is zero, so that the untrained head continues the target's residual stream and nothing disturbs it.
+        """
+        config = HeadConfig.for_target(
+            target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output
+        )
+        source = target.weights
+        last, size = source.layers[-1], config.hidden_size
+        fc = torch.zeros(size, 3 * config.target_hidden_size)
+        fc[:, 2 * config.target_hidden_size :] = torch.eye(size)
+        weights = HeadWeights(
+            fc=fc,
+            hidden_norm=last.input_norm,
+            input_norm=source.layers[0].input_norm,
+            qkv=torch.cat((torch.zeros_like(last.qkv), last.qkv), dim=1),
+            o=last.o,
+            post_norm=last.post_norm,
+            gate_up=last.gate_up,
+            down=last.down,
+            norm=source.norm,
+            lm_head=source.lm_head[vocabulary.token_ids.to(source.lm_head.device)],
+            d2t=vocabulary.d2t,
+            fc_norms=torch.ones(3, config.target_hidden_size) if fc_norm else None,
+        )
+        owned = {name: t.detach().float().cpu().clone() for name, t in weights.trainable().items()}
+        metadata = HeadMetadata(target.name, target.revision, target.chat.hash)
+        return cls(config, replace(weights, **owned), metadata)
+
+    def check_target(self, target: Target) -> None:
+        """Raise a HeadError unless this head was made for `target`."""
+        theirs, ours = target.config, self.config
+        differences = []
+        if ours.vocab_size != theirs.vocab_size:
+            differences.append(f"a vocabulary of {ours.vocab_size}, the target has {theirs.vocab_size}")
+        if ours.target_hidden_size != theirs.hidden_size:
+            differences.append(f"features of {ours.target_hidden_size}, the target has {theirs.hidden_size}")
+        if self.weights.embedding is None and ours.hidden_size != theirs.hidden_size:
+            differences.append(f"hidden size {ours.hidden_size} without an embedding of its own")
+        recorded = self.metadata.target_revision
+        if not differences and recorded and recorded != target.revision:
+            differences.append(
+                f"target revision {recorded[:12]} ({self.metadata.target_name}), this is {target.revision[:12]}"
+            )
+        if differences:
+            raise HeadError(
+                f"this head was made for another target than {target.name}: it has {'; '.join(differences)}. "
+                "Use the head's own target, or train a head for this one with `fledge run`"
+            )
+
+
+def _check_shapes(config: HeadConfig, w: HeadWeights) -> None:
+    size, target, heads = config.hidden_size, config.target_hidden_size, config.num_heads * config.head_dim
+    expected: dict[str, tuple[int, ...]] = {
+        "fc": (size, 3 * target),
+        "qkv": (config.qkv_size, 2 * size),
+        "o": (size, heads),
+        "gate_up": (2 * config.intermediate_size, size),
+        "down": (size, config.intermediate_size),
+        "lm_head": (config.draft_vocab_size, size),
+        "d2t": (config.draft_vocab_size,),
+    } | dict.fromkeys(("hidden_norm", "input_norm", "post_norm", "norm"), (size,))
+    if config.fc_norm:
+        expected["fc_norms"] = (3, target)
+    if w.embedding is not None:
+        expected["embedding"] = (config.vocab_size, size)
+    for name, shape in expected.items():
+        tensor: Tensor | None = getattr(w, name)
+        if tensor is None or tuple(tensor.shape) != shape:
+            found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+            raise HeadError(f"the head's {name} is {found}, its config says {shape}: get the head again")
+    ids = w.d2t + torch.arange(config.draft_vocab_size, device=w.d2t.device)
+    if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()):
+        raise HeadError(
+            f"the head's d2t leads outside a vocabulary of {config.vocab_size}; it must hold offsets, "
+            "not ids: export the head again"
+        )

@@ -1,0 +1,166 @@
+"""Running a head over a paged KV pool that shares page size and page tables with the target's.
+
+The head's KV index p belongs to position p, where the head has read x[p+1] and the feature of x[p].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fledge.attention import PagedAttention
+from fledge.draft.config import HeadConfig
+from fledge.draft.head import Head, HeadWeights
+from fledge.errors import EngineError, HeadError
+from fledge.target.batch import ForwardBatch
+from fledge.target.rope import apply_rope, rope_tables
+
+if TYPE_CHECKING:
+    from fledge.target.target import Target
+
+_POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the last round
+
+
+class DraftOutput(NamedTuple):
+    """What a head forward returns. M rows asked for, R rows run."""
+
+    token_ids: Tensor  # [M, k] int64, target ids, most probable first
+    log_probs: Tensor  # [M, k] float32, within the draft vocabulary
+    hidden: Tensor  # [R, H], what the next draft step takes
+
+
+class HeadRunner(Protocol):
+    """A head's forward pass."""
+
+    config: HeadConfig
+    page_size: int
+
+    def allocate_kv(self, pages: int) -> Tensor:
+        """A zeroed KV pool for `pages` pages; its layout is the runner's own business."""
+        ...
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one token takes in the pool."""
+        ...
+
+    def forward(
+        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+    ) -> DraftOutput:
+        """Run the head over R rows.
+
+        batch.token_ids are the NEXT tokens x[p+1], batch.positions the p's. Give exactly one of
+        features [R, 3 * Ht] (extend: fc applies) and hidden [R, H] (draft step: the head's own earlier output).
+        """
+        ...
+
+    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
+        """Copy entries between slots ([M] int64 each), as if all sources were read before any write."""
+        ...
+
+
+class TorchHeadRunner:
+    """The head in plain torch: any device and type, and the definition the kernels are tested against."""
+
+    def __init__(
+        self, config: HeadConfig, weights: HeadWeights, embedding: Tensor, *, page_size: int
+    ) -> None:
+        """`embedding` [V, H] is the target's, or the head's own; its type and device are computed in."""
+        self.config = config
+        self.page_size = page_size
+        self.dtype, self.device = embedding.dtype, embedding.device
+        self._weights = weights.to(self.dtype, self.device)
+        self._embedding = embedding
+        vocabulary = torch.arange(config.draft_vocab_size, device=self.device)
+        self._target_ids = self._weights.d2t + vocabulary  # [Vd]
+        cos, sin = rope_tables(
+            config.head_dim,
+            config.rope_theta,
+            config.rope_scaling,
+            config.max_position_embeddings + _POSITIONS_BEYOND,
+        )
+        self._cos, self._sin = cos.to(self.device), sin.to(self.device)
+
+    def allocate_kv(self, pages: int) -> Tensor:
+        """[2, pages * page_size, kv_heads, head_dim]."""
+        c = self.config
+        shape = (2, pages * self.page_size, c.num_kv_heads, c.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of the one layer."""
+        return 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+
+    @torch.no_grad()
+    def forward(
+        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+    ) -> DraftOutput:
+        """See `HeadRunner.forward`."""
+        if k > self.config.draft_vocab_size:
+            raise EngineError(
+                f"{k} proposals a node are too many: use at most {self.config.draft_vocab_size}"
+            )
+        out, normed = self._layer(batch, kv, self._entry(features, hidden))
+        wanted = normed if batch.logit_rows is None else normed[batch.logit_rows.long()]  # [M, H]
+        log_probs = F.linear(wanted, self._weights.lm_head).float().log_softmax(dim=-1)  # [M, Vd]
+        best = log_probs.topk(k, dim=-1)
+        return DraftOutput(
+            self._target_ids[best.indices], best.values, normed if self.config.norm_output else out
+        )
+
+    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
+        """Copy entries between slots; reading into a copy first makes overlapping moves safe."""
+        kv[:, destination.long()] = kv[:, source.long()]
+
+    def _entry(self, features: Tensor | None, hidden: Tensor | None) -> Tensor:
+        """The hidden state the layer starts from, [R, H]."""
+        if features is None and hidden is not None:
+            return hidden.to(self.dtype)
+        if features is None or hidden is not None:
+            raise EngineError("a head forward takes either features (extend) or hidden states (draft step)")
+        features, norms = features.to(self.dtype), self._weights.fc_norms
+        if norms is not None:
+            size, eps = self.config.target_hidden_size, self.config.rms_norm_eps
+            parts = features.split(size, dim=-1)
+            normed = [F.rms_norm(part, (size,), norms[i], eps) for i, part in enumerate(parts)]
+            features = torch.cat(normed, dim=-1)
+        return F.linear(features, self._weights.fc)
+
+    def _layer(self, batch: ForwardBatch, kv: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer over h [R, H]: its output, before and after the final norm."""
+        c, w, eps = self.config, self._weights, self.config.rms_norm_eps
+        shape, heads, kv_heads = (c.hidden_size,), c.num_heads, c.num_kv_heads
+        attention = PagedAttention(batch, self.page_size)
+        positions = batch.positions.long()
+        embedded = F.embedding(batch.token_ids.long(), self._embedding)  # [R, H]
+        both = (F.rms_norm(embedded, shape, w.input_norm, eps), F.rms_norm(h, shape, w.hidden_norm, eps))
+        qkv = F.linear(torch.cat(both, dim=-1), w.qkv).view(-1, heads + 2 * kv_heads, c.head_dim)
+        turned = apply_rope(qkv[:, : heads + kv_heads], self._cos[positions], self._sin[positions])
+        kv[0].index_copy_(0, attention.write_slots, turned[:, heads:])
+        kv[1].index_copy_(0, attention.write_slots, qkv[:, heads + kv_heads :])
+        mixed = attention.attend(turned[:, :heads], kv[0], kv[1]).reshape(h.shape[0], -1)
+        h = h + F.linear(mixed, w.o)
+        gate, up = F.linear(F.rms_norm(h, shape, w.post_norm, eps), w.gate_up).chunk(2, dim=-1)
+        out = h + F.linear(F.silu(gate) * up, w.down)
+        return out, F.rms_norm(out, shape, w.norm, eps)
+
+
+def head_runner(
+    target: Target, head: Head, backend: Literal["auto", "native", "torch"] = "auto"
+) -> HeadRunner:
+    """The runner that fits the target's decoder; a head for another target is refused."""
+    head.check_target(target)
+    embedding = target.weights.embedding if head.weights.embedding is None else head.weights.embedding
+    reason = "the target decodes with torch"
+    if backend == "native" or (backend == "auto" and target.decoder.backend == "native"):
+        from fledge.draft.cpu import NativeHeadRunner, native_head_reason  # may compile its kernels
+
+        reason = native_head_reason(head.config)
+        if not reason:
+            return NativeHeadRunner(head.config, head.weights, embedding)
+    if backend == "native":
+        raise HeadError(f"the native CPU kernels can't run this head: {reason}. Use backend='torch'")
+    embedding = embedding.to(target.device, target.dtype)
+    return TorchHeadRunner(head.config, head.weights, embedding, page_size=target.decoder.page_size)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from fledge.draft import Head, HeadMetadata
+from fledge.errors import HeadError
+from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.tiny import TinyShape, save_tiny_target
+
+
+@pytest.fixture(scope="module")
+def head(tiny_target_folder: Path) -> Head:
+    made = random_head(load_tiny_target(tiny_target_folder), fc_norm=True, norm_output=True)
+    metadata = replace(made.metadata, training={"steps": 3})
+    return Head(made.config, made.weights.to(torch.bfloat16), metadata)
+
+
+def rewrite(source: Path, target: Path, rename: dict[str, str], config: dict) -> Path:
+    """A copy of a saved head with other tensor names and another config."""
+    tensors = safetensors.torch.load_file(source / "model.safetensors")
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in rename.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    target.mkdir()
+    safetensors.torch.save_file(renamed, target / "model.safetensors")
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def assert_same_head(one: Head, other: Head) -> None:
+    assert one.config == other.config
+    assert torch.equal(one.weights.d2t, other.weights.d2t)
+    mine, theirs = one.weights.trainable(), other.weights.trainable()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor.to(torch.bfloat16), theirs[name].to(torch.bfloat16)), name
+
+
+def test_save_and_load_give_the_same_bits(head: Head, tmp_path: Path):
+    head.save(str(tmp_path / "head"))
+    loaded = Head.load(str(tmp_path / "head"))
+    assert_same_head(head, loaded)
+    assert loaded.metadata == head.metadata
+    loaded.save(str(tmp_path / "again"))
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "head" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_the_file_has_the_names_and_shapes_engines_load(head: Head, tmp_path: Path):
+    head.save(str(tmp_path))
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    size, heads, kv, dim = 64, 4, 2, 32
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["max_position_embeddings"] == 2048
+    assert "eagle_config" not in config
+    assert {name: tuple(t.shape) for name, t in tensors.items() if not name.startswith("fc_norm")} == {
+        "fc.weight": (size, 3 * size),
+        "midlayer.self_attn.q_proj.weight": (heads * dim, 2 * size),
+        "midlayer.self_attn.k_proj.weight": (kv * dim, 2 * size),
+        "midlayer.self_attn.v_proj.weight": (kv * dim, 2 * size),
+        "midlayer.self_attn.o_proj.weight": (size, heads * dim),
+        "midlayer.mlp.gate_proj.weight": (96, size),
+        "midlayer.mlp.up_proj.weight": (96, size),
+        "midlayer.mlp.down_proj.weight": (size, 96),
+        "midlayer.hidden_norm.weight": (size,),
+        "midlayer.input_layernorm.weight": (size,),
+        "midlayer.post_attention_layernorm.weight": (size,),
+        "norm.weight": (size,),
+        "lm_head.weight": (96, size),
+        "d2t": (96,),
+        "t2d": (512,),
+    }
+    ids = torch.arange(96) + tensors["d2t"]
+    assert torch.equal(ids, tensors["t2d"].nonzero().flatten())
+
+
+def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
+    head.save(str(tmp_path / "head"))
+    flat = json.loads((tmp_path / "head" / "config.json").read_text())
+    vllm = rewrite(tmp_path / "head", tmp_path / "vllm", {"midlayer.": "model.layers.0."}, flat)
+    assert_same_head(head, Head.load(str(vllm)))
+    outer = {key: flat.pop(key) for key in ("draft_vocab_size", "fc_norm", "norm_output")}
+    nested = {"speculators_model_type": "eagle3", "transformer_layer_config": flat, **outer}
+    speculators = rewrite(tmp_path / "head", tmp_path / "spec", {"midlayer.": "layers.0."}, nested)
+    assert_same_head(head, Head.load(str(speculators)))
+
+
+@pytest.mark.parametrize(
+    ("rename", "change", "message"),
+    [
+        ({"lm_head.weight": "other"}, {}, "borrow"),
+        ({"d2t": "other"}, {}, "no d2t"),
+        ({"fc.weight": "other"}, {}, "no tensor fc.weight"),
+        ({}, {"norm_before_residual": True}, "norm_before_residual"),
+        ({}, {"hidden_size": 128}, "its config says"),
+        ({}, {"hidden_size": None}, "lacks or misstates"),
+    ],
+)
+def test_a_head_that_cannot_run_is_refused(head: Head, tmp_path: Path, rename, change, message):
+    head.save(str(tmp_path / "head"))
+    config = json.loads((tmp_path / "head" / "config.json").read_text()) | change
+    broken = rewrite(tmp_path / "head", tmp_path / "broken", rename, config)
+    with pytest.raises(HeadError, match=message):
+        Head.load(str(broken))
+
+
+def test_missing_and_truncated_files_are_named(head: Head, tmp_path: Path):
+    with pytest.raises(HeadError, match=r"config\.json is missing"):
+        Head.load(str(tmp_path))
+    head.save(str(tmp_path))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(HeadError, match=r"model\.safetensors isn't a whole"):
+        Head.load(str(tmp_path))
+
+
+def test_d2t_of_ids_instead_of_offsets_is_refused(head: Head):
+    ids = head.vocabulary.token_ids
+    with pytest.raises(HeadError, match="offsets"):
+        Head(head.config, replace(head.weights, d2t=ids))
+
+
+def test_a_head_for_another_target_is_refused(head: Head, tmp_path: Path, tiny_target_folder: Path):
+    own = load_tiny_target(tiny_target_folder)
+    head.check_target(own)
+    Head(head.config, head.weights, HeadMetadata()).check_target(own)  # nothing recorded, nothing to compare
+    other_weights = load_tiny_target(save_tiny_target(tmp_path / "seed", seed=1))
+    with pytest.raises(HeadError, match="target revision"):
+        head.check_target(other_weights)
+    wider = load_tiny_target(save_tiny_target(tmp_path / "wide", shape=TinyShape(hidden=128)))
+    with pytest.raises(HeadError, match="features of 64, the target has 128"):
+        head.check_target(wider)

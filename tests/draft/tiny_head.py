@@ -1,0 +1,30 @@
+"""A random head for a tiny target: every tensor matters, unlike in a freshly initialised one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fledge.draft import DraftVocabulary, Head
+from fledge.target import Target
+
+
+def load_tiny_target(folder: Path, dtype: str = "float32") -> Target:
+    return Target.load(str(folder), dtype=dtype, backend="torch")
+
+
+def random_head(
+    target: Target, *, size: int = 96, seed: int = 0, fc_norm: bool = False, norm_output: bool = False
+) -> Head:
+    """A head with a draft vocabulary of every fourth token or so, its weights drawn around the initial ones."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.rand(target.config.vocab_size, generator=generator)
+    vocabulary = DraftVocabulary.from_counts(counts, size, target.chat.turn_end_ids)
+    head = Head.from_target(target, vocabulary, fc_norm=fc_norm, norm_output=norm_output)
+    noisy = {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in head.weights.trainable().items()
+    }
+    return Head(head.config, replace(head.weights, **noisy), head.metadata)
