@@ -28,7 +28,7 @@ def sweep(
     total = len(levels) * len(engines)
     for index, level in enumerate(levels):
         requests = [prompts[n % len(prompts)] for n in range(max(min_requests, 2 * level))]
-        names = list(engines) if index % 2 == 0 else list(reversed(engines))
+        names = list(engines) if index % 2 == 0 else list(engines)[::-1]
         found: dict[str, LevelRow] = {}
         for name in names:
             found[name] = run_level(engines[name], name, requests, level, max_tokens)

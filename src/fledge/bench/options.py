@@ -17,32 +17,42 @@ class BenchOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     own_prompts: int | None = Field(
-        None, ge=0, description="prompts of the own mixed set; null: all 80, 0: none"
+        default=None, ge=0, description="prompts of the own mixed set; null: all 80, 0: none"
     )
-    prompts: tuple[str, ...] = Field((), description="further JSONL files of prompts (`turns`)")
+    prompts: tuple[str, ...] = Field(default=(), description="further JSONL files of prompts (`turns`)")
     prompts_limit: int | None = Field(
-        None, ge=1, description="prompts taken from each further file; null: all"
+        default=None, ge=1, description="prompts taken from each further file; null: all"
     )
-    max_tokens: Count = Field(128, description="new tokens per answer")
-    repeats: Count = Field(2, description="times each prompt is run; 2 makes plain, head, head, plain (ABBA)")
-    warmup: Annotated[int, Field(ge=0)] = Field(2, description="prompts run beforehand and not counted")
-    max_seconds: float | None = Field(None, gt=0, description="per workload: no new prompt after this time")
+    max_tokens: Count = Field(default=128, description="new tokens per answer")
+    repeats: Count = Field(
+        default=2, description="times each prompt is run; 2 makes plain, head, head, plain (ABBA)"
+    )
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        default=2, description="prompts run beforehand and not counted"
+    )
+    max_seconds: float | None = Field(
+        default=None, gt=0, description="per workload: no new prompt after this time"
+    )
     samples: Annotated[int, Field(ge=0)] = Field(
-        3, description="answers kept for the report's coloured samples"
+        default=3, description="answers kept for the report's coloured samples"
     )
     concurrency: tuple[Count, ...] = Field(
-        (1, 2, 4, 8, 16), description="requests in flight; empty: no sweep"
+        default=(1, 2, 4, 8, 16), description="requests in flight; empty: no sweep"
     )
-    sweep_tokens: Count = Field(128, description="new tokens per answer in the concurrency sweep")
+    sweep_tokens: Count = Field(default=128, description="new tokens per answer in the concurrency sweep")
     sweep_requests: Count = Field(
-        4, description="requests per level: this many, or two per slot if that is more"
+        default=4, description="requests per level: this many, or two per slot if that is more"
     )
     verify_rows: tuple[Rows, ...] = Field(
-        (2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"
+        default=(2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"
     )
-    draft_rows: Rows = Field(4, description="nodes of the draft step that is timed")
+    draft_rows: Rows = Field(default=4, description="nodes of the draft step that is timed")
     cost_context: Annotated[int, Field(ge=1)] = Field(
-        256, description="tokens in the KV cache while timing them"
+        default=256, description="tokens in the KV cache while timing them"
     )
-    cost_repeats: Annotated[int, Field(ge=0)] = Field(15, description="interleaved repeats; 0: not timed")
-    bandwidth: bool = Field(True, description="measure raw read bandwidth, for the limit of plain decode")
+    cost_repeats: Annotated[int, Field(ge=0)] = Field(
+        default=15, description="interleaved repeats; 0: not timed"
+    )
+    bandwidth: bool = Field(
+        default=True, description="measure raw read bandwidth, for the limit of plain decode"
+    )

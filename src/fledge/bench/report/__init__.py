@@ -1,0 +1,45 @@
+"""`report.html`: one self-contained page. No script, no network, no fonts of its own; light and dark.
+
+    facts.py    what the report is given       speed.py   blocks about speed and sameness
+    page.py     all blocks of the page         story.py   blocks about data, training, rounds, samples
+    charts.py   SVG                            templates/ the page's HTML and CSS
+
+The template only lays out; every figure, and every sentence that depends on one, is worked out in Python.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fledge.bench.report import formats
+from fledge.bench.report.facts import Curve, DataFacts, ReportFacts, TrainingFacts
+from fledge.bench.report.page import make_page
+from fledge.storage import write_atomic
+
+__all__ = ["Curve", "DataFacts", "ReportFacts", "TrainingFacts", "render_report", "write_report"]
+
+
+def write_report(url: str, facts: ReportFacts) -> None:
+    """Render the report and write it whole."""
+    write_atomic(url, render_report(facts).encode())
+
+
+def render_report(facts: ReportFacts) -> str:
+    """The page as text. Parts without facts are left out."""
+    folder = resources.files("fledge.bench.report") / "templates"
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    environment.filters |= {
+        "number": formats.number,
+        "times": formats.times,
+        "percent": formats.percent,
+        "clock": formats.clock,
+        "svg": Markup,  # charts.py escapes what it is given
+    }
+    template = environment.from_string((folder / "report.html").read_text(encoding="utf-8"))
+    style = (folder / "report.css").read_text(encoding="utf-8")
+    return template.render(style=Markup(style), page=make_page(facts))

@@ -1,0 +1,88 @@
+"""The report's charts, worked out from a benchmark's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fledge.bench.report.charts import Axes, Series, column_chart, line_chart
+from fledge.bench.report.facts import Curve
+from fledge.bench.report.formats import percent
+from fledge.bench.results import Costs, LevelRow
+
+_MAX_CURVE_POINTS = 240
+
+
+def load_chart(
+    levels: Sequence[LevelRow], labels: Mapping[str, str], styles: Mapping[str, str], field: str
+) -> str:
+    """A level's figure against concurrency, one line per engine."""
+    titles = {"median_tpot_ms": "ms per output token", "output_throughput": "tokens/s"}
+    engines = list(dict.fromkeys(row.engine for row in levels))
+    series = [
+        Series(
+            labels[engine],
+            styles[engine],
+            [(row.concurrency, getattr(row, field)) for row in levels if row.engine == engine],
+        )
+        for engine in engines
+    ]
+    ticks = sorted({float(row.concurrency) for row in levels})
+    axes = Axes("requests in flight", titles[field], x_scale="log2", x_values=ticks)
+    return line_chart(series, axes, description=f"{titles[field]} against requests in flight")
+
+
+def depth_chart(
+    by_head: Mapping[str, Sequence[float]], labels: Mapping[str, str], styles: Mapping[str, str]
+) -> str:
+    """Share of rounds whose accepted path reached each depth, by head."""
+    series = [
+        Series(labels[head], styles[head], [(depth, share) for depth, share in enumerate(shares, start=1)])
+        for head, shares in by_head.items()
+    ]
+    axes = Axes("depth in the draft tree", "of rounds", y_format=lambda value: percent(value))
+    return column_chart(series, axes, description="Share of rounds that accept a draft of each depth")
+
+
+def curve_chart(
+    curve: Curve | None, label: str, style: str, *, smooth: bool = False, y_from: float | None = None
+) -> str:
+    """A training curve; `smooth` draws the raw values faintly behind their running mean."""
+    if curve is None or len(curve.steps) < 2:
+        return ""
+    points = thinned(list(zip(map(float, curve.steps), curve.values, strict=True)))
+    axes = Axes("training step", label, y_from=y_from)
+    if not smooth:
+        return line_chart(
+            [Series(label, style, points)],
+            axes,
+            markers=len(points) <= 40,
+            description=f"{label} while training",
+        )
+    lines = [Series(label, "s-faint", points), Series(f"{label}, running mean", style, running_mean(points))]
+    return line_chart(lines, axes, markers=False, description=f"{label} while training")
+
+
+def verify_chart(costs: Costs) -> str:
+    """Verify cost by rows, relative to a plain step."""
+    points = [(1.0, 1.0), *((float(rows), ratio) for rows, ratio in sorted(costs.verify.items()) if rows > 1)]
+    axes = Axes("rows in one forward", "× a plain step", x_scale="log2", x_values=[x for x, _ in points])
+    return line_chart([Series("verify", "s-trained", points)], axes, description="Cost of a verify by rows")
+
+
+def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most a few hundred points: means of neighbours."""
+    size = -(-len(points) // _MAX_CURVE_POINTS)
+    if size <= 1:
+        return points
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def running_mean(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each value with its neighbours' mean, over about a twelfth of the curve."""
+    reach = max(1, len(points) // 24)
+    out = []
+    for index, (x, _) in enumerate(points):
+        near = points[max(0, index - reach) : index + reach + 1]
+        out.append((x, sum(y for _, y in near) / len(near)))
+    return out

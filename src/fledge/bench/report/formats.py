@@ -1,0 +1,58 @@
+"""Figures as the report shows them."""
+
+from __future__ import annotations
+
+ABSENT = "–"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """`1234.56` -> `1,234.6`; an absent figure is a dash."""
+    return ABSENT if value is None else f"{value:,.{digits}f}"
+
+
+def times(value: float | None) -> str:
+    """`1.624` -> `1.62×`."""
+    return ABSENT if value is None else f"{value:.2f}×"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """`0.934` -> `93%`."""
+    return ABSENT if value is None else f"{100 * value:.{digits}f}%"
+
+
+def clock(seconds: float | None) -> str:
+    """`75` -> `1 min 15 s`, `3700` -> `1 h 02 min`."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def human_bytes(count: float | None) -> str:
+    """`269000000` -> `269 MB`."""
+    if count is None:
+        return ABSENT
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            value = count / size
+            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:,.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def human_count(count: float | None) -> str:
+    """`1234` -> `1,234`, `1234567` -> `1.23 M`."""
+    if count is None:
+        return ABSENT
+    if count >= 1e6:
+        return f"{count / 1e6:.3g} M"
+    return f"{count:,.0f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

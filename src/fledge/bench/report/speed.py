@@ -1,0 +1,192 @@
+"""The report's blocks about speed and sameness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fledge.bench.report.formats import number, plural, times
+from fledge.bench.results import PLAIN, RELEASED, BenchResult, LevelRow
+from fledge.bench.summary import WorkloadSummary, workload_summary
+from fledge.bench.workloads import OWN_WORKLOAD
+
+ByHead = Mapping[str, Mapping[str, WorkloadSummary]]  # head -> workload or category -> figures
+_MAX_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a list of bars; `share` of the scale, 0 to 100."""
+
+    label: str
+    style: str
+    text: str
+    share: float
+
+
+@dataclass(frozen=True)
+class BarGroup:
+    """Bars under one name."""
+
+    name: str
+    note: str
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What an engine is called, and the CSS class of its colour."""
+
+    labels: Mapping[str, str]
+    styles: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Hero:
+    """A head's figures in the first block."""
+
+    label: str
+    style: str
+    figures: WorkloadSummary
+    workload: str
+    same: str
+    same_note: str
+    different: int  # answers of all workloads that differ
+
+
+@dataclass(frozen=True)
+class WorkloadRow:
+    """A line of the table of workloads."""
+
+    workload: str
+    label: str
+    style: str
+    figures: WorkloadSummary
+
+
+def name_engines(heads: Sequence[str], given: Mapping[str, str]) -> Naming:
+    """Names and colours: the first head has the first colour, the released one always its own."""
+    known = {PLAIN: "plain decode", "trained": "this run's head", RELEASED: "released head"}
+    others = iter(("s-trained", "s-third", "s-fourth"))
+    styles = {head: "s-released" if head == RELEASED else next(others, "s-fourth") for head in heads}
+    return Naming(
+        labels={name: given.get(name, known.get(name, name)) for name in (PLAIN, *heads)},
+        styles={PLAIN: "s-plain", **styles},
+    )
+
+
+def workload_title(name: str) -> str:
+    """What a workload is called on the page."""
+    return "fledge's mixed set" if name == OWN_WORKLOAD else name
+
+
+def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
+    """One card per head: the first workload's speed, and sameness over everything."""
+    if bench is None or not bench.answers:
+        return []
+    workload = bench.workload_names()[0]
+    heroes = []
+    for head in bench.heads:
+        every = workload_summary(bench.rows(head))
+        same, note = f"{every.identical} of {every.prompts}", "answers identical token for token"
+        if every.different:
+            same, note = f"{every.different} differ", f"of {plural(every.prompts, 'answer')}: see below"
+        elif every.near_tie:
+            others = "the other parts" if every.near_tie == 1 else f"the other {every.near_tie} part"
+            note = f"answers identical; {others} at a near-tie of the top two logits"
+        first = workload_summary(bench.rows(head, workload))
+        label, style = naming.labels[head], naming.styles[head]
+        heroes.append(Hero(label, style, first, workload_title(workload), same, note, every.different))
+    return heroes
+
+
+def headline(heroes: Sequence[Hero]) -> str:
+    """The report in one line."""
+    speedups = [hero.figures.speedup for hero in heroes if hero.figures.speedup is not None]
+    if not speedups:
+        return "Plain decode, measured without a draft head"
+    same = "but outputs differ" if any(hero.different for hero in heroes) else "same output"
+    if max(speedups) < 1.005:
+        return f"No faster: {max(speedups):.2f}× plain decode, {same}"
+    return f"{' and '.join(times(speedup) for speedup in speedups)} faster, {same}"
+
+
+def scale_of(parts: Sequence[ByHead]) -> float:
+    """The largest speed-up on the page, with a little room."""
+    speedups = [one.speedup or 0.0 for part in parts for groups in part.values() for one in groups.values()]
+    return max([1.2, *speedups]) * 1.02
+
+
+def bar_groups(by_head: ByHead, naming: Naming, scale: float, title: Callable[[str], str]) -> list[BarGroup]:
+    """Speed-ups of all heads by workload or category."""
+    groups = []
+    for name in _names(by_head):
+        found = {head: parts[name] for head, parts in by_head.items() if name in parts}
+        bars = [
+            Bar(
+                naming.labels[head],
+                naming.styles[head],
+                f"{times(one.speedup)} · τ {number(one.tau, 2)}",
+                100 * (one.speedup or 0.0) / scale,
+            )
+            for head, one in found.items()
+        ]
+        groups.append(BarGroup(title(name), plural(next(iter(found.values())).prompts, "prompt"), bars))
+    return groups
+
+
+def workload_rows(by_head: ByHead, naming: Naming) -> list[WorkloadRow]:
+    """The table behind the bars."""
+    return [
+        WorkloadRow(workload_title(name), naming.labels[head], naming.styles[head], parts[name])
+        for name in _names(by_head)
+        for head, parts in by_head.items()
+        if name in parts
+    ]
+
+
+def load_note(levels: Sequence[LevelRow], heads: Sequence[str], naming: Naming) -> str:
+    """How the gain changes with load, a sentence per head."""
+    plain = {row.concurrency: row.median_tpot_ms for row in levels if row.engine == PLAIN}
+    notes = []
+    for head in heads:
+        rows = [
+            row
+            for row in levels
+            if row.engine == head and row.concurrency in plain and row.median_tpot_ms > 0
+        ]
+        if not rows:
+            continue
+        first, last = rows[0], rows[-1]
+        note = f"{times(plain[first.concurrency] / first.median_tpot_ms)} as fast with {first.concurrency} in flight"
+        if last is not first:
+            note += f", {times(plain[last.concurrency] / last.median_tpot_ms)} with {last.concurrency}"
+        notes.append(f"{naming.labels[head].capitalize()}: tokens come {note}.")
+    return " ".join(notes)
+
+
+def rejected_rows(bench: BenchResult | None, naming: Naming) -> list[str]:
+    """Rows whose times aren't believed, and why."""
+    rows = [row for row in bench.answers if row.rejected] if bench else []
+    lines = [f"{naming.labels[r.head]}, {r.workload} {r.question_id}: {r.rejected}" for r in rows]
+    return _listed(lines)
+
+
+def near_tie_rows(bench: BenchResult | None, naming: Naming) -> list[str]:
+    """Where answers part at a near-tie, and how near it is."""
+    rows = [row for row in bench.answers if row.outcome == "near_tie"] if bench else []
+    lines = [
+        f"{naming.labels[r.head]}, {r.workload} {r.question_id}: token {r.differs_at}, logits "
+        f"{r.gap or 0.0:.4f} apart, rounding step {r.rounding or 0.0:.4f}"
+        for r in rows
+    ]
+    return _listed(lines)
+
+
+def _names(by_head: ByHead) -> list[str]:
+    return list(dict.fromkeys(name for parts in by_head.values() for name in parts))
+
+
+def _listed(lines: list[str]) -> list[str]:
+    more = len(lines) - _MAX_LISTED
+    return lines if more <= 0 else [*lines[:_MAX_LISTED], f"and {more} more in bench/answers.jsonl"]

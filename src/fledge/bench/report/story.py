@@ -1,0 +1,204 @@
+"""The report's blocks about the data, the training, what a round costs, and sample answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fledge.bench.report import figures
+from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
+from fledge.bench.report.formats import clock, human_bytes, human_count, number, percent, times
+from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.results import BenchResult, Sample
+
+PHASES = ("draft", "verify", "accept", "extend", "host")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure with its caption."""
+
+    figure: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class DataView:
+    """What one head was trained on."""
+
+    label: str
+    tiles: list[Tile]
+    categories: list[Bar]
+    rejected: list[Bar]
+    source: str
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """How one head's training went."""
+
+    label: str
+    tiles: list[Tile]
+    loss: str  # SVG
+    tau: str  # SVG
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """Where a round's time goes, and the speed-up that follows from it."""
+
+    label: str
+    segments: list[Bar]
+    equation: str
+
+
+@dataclass(frozen=True)
+class SampleView:
+    """One answer, its tokens coloured by the depth they were drafted at."""
+
+    label: str
+    category: str
+    question: str
+    pieces: list[tuple[str, str, str]]  # (text, CSS class, tooltip)
+    tau: str
+    speedup: str
+    drafted: str  # share of tokens that came from the head
+
+
+def data_views(facts: ReportFacts, naming: Naming) -> list[DataView]:
+    """The data of this run's head, then of the released one."""
+    named = (
+        (facts.data, naming.labels.get("trained", "")),
+        (facts.released_data, naming.labels.get("released", "")),
+    )
+    return [_data_view(data, label) for data, label in named if data is not None]
+
+
+def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
+    """The training of this run's head, then of the released one."""
+    named = (
+        (facts.training, naming.labels.get("trained", ""), "s-trained"),
+        (facts.released, naming.labels.get("released", ""), "s-released"),
+    )
+    return [
+        _training_view(training, label, style) for training, label, style in named if training is not None
+    ]
+
+
+def round_views(bench: BenchResult | None, naming: Naming) -> list[RoundView]:
+    """Per head: mean milliseconds of each phase of a round; plain decode's step on top, on the same scale."""
+    if bench is None or bench.plain is None:
+        return []
+    step = bench.plain.ms_per_token
+    found = []
+    for head in bench.heads:
+        rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
+        rounds = sum(row.rounds for row in rows)
+        if rounds:
+            phases = {name: sum(row.phases_ms.get(name, 0.0) for row in rows) / rounds for name in PHASES}
+            found.append((naming.labels[head], phases, sum(row.round_tokens for row in rows) / rounds))
+    if not found:
+        return []
+    longest = max([step, *(sum(phases.values()) for _, phases, _ in found)])
+    plain = Bar("one token", "p-plain", f"{step:.1f} ms", 100 * step / longest)
+    views = [RoundView("plain decode", [plain], f"{step:.1f} ms for one token")]
+    for label, phases, tau in found:
+        whole = sum(phases.values())
+        segments = [
+            Bar(name, f"p-{name}", f"{name} {ms:.2f} ms", 100 * ms / longest) for name, ms in phases.items()
+        ]
+        text = f"τ {tau:.2f} × {step:.1f} ms ÷ {whole:.1f} ms per round = {times(tau * step / whole)}"
+        views.append(RoundView(label, segments, text))
+    return views
+
+
+def plain_bars(bench: BenchResult | None) -> list[Bar]:
+    """Plain decode next to the time the memory needs for one reading of the weights."""
+    if bench is None or bench.plain is None or not bench.plain.limit_ms_per_token:
+        return []
+    step, limit = bench.plain.ms_per_token, bench.plain.limit_ms_per_token
+    longest = max(step, limit)
+    read = human_bytes(bench.plain.weight_bytes)
+    return [
+        Bar("plain decode", "s-plain", f"{step:.1f} ms per token", 100 * step / longest),
+        Bar("limit", "s-limit", f"{limit:.1f} ms to read {read} of weights", 100 * limit / longest),
+    ]
+
+
+def sample_views(bench: BenchResult | None, naming: Naming) -> list[SampleView]:
+    """The samples of the best head that has any."""
+    if bench is None or not bench.samples:
+        return []
+    heads = [head for head in bench.heads if any(sample.head == head for sample in bench.samples)]
+    by_tau = {head: max(sample.tau for sample in bench.samples if sample.head == head) for head in heads}
+    best = max(heads, key=lambda head: by_tau[head])
+    return [_sample_view(sample, naming) for sample in bench.samples if sample.head == best]
+
+
+def stage_bars(stages: Mapping[str, float]) -> list[Bar]:
+    """What each stage took."""
+    longest = max([1e-9, *stages.values()])
+    return [Bar(name, "s-stage", clock(seconds), 100 * seconds / longest) for name, seconds in stages.items()]
+
+
+def _data_view(data: DataFacts, label: str) -> DataView:
+    tiles = [
+        Tile(human_count(data.conversations), "conversations"),
+        Tile(human_count(data.response_tokens), "response tokens, written by the target itself"),
+    ]
+    if data.heldout:
+        tiles.append(Tile(human_count(data.heldout), "conversations held out"))
+    if data.coverage is not None:
+        size = f"{human_count(data.draft_vocabulary)} tokens " if data.draft_vocabulary else ""
+        tiles.append(Tile(percent(data.coverage, 1), f"of them within the draft vocabulary's {size}".strip()))
+    if data.tokens_per_second:
+        tiles.append(Tile(human_count(data.tokens_per_second), "tokens/s while responding"))
+    if data.greedy_share is not None:
+        tiles.append(Tile(percent(data.greedy_share), "answered greedily, the others sampled"))
+    return DataView(label, tiles, _shares(data.categories), _shares(data.rejected), data.source)
+
+
+def _shares(counts: Mapping[str, int]) -> list[Bar]:
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    top = max([1, *counts.values()])
+    return [Bar(name, "s-stage", human_count(count), 100 * count / top) for name, count in ordered]
+
+
+def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingView:
+    tiles = []
+    if training.tokens:
+        tiles.append(Tile(human_count(training.tokens), "tokens trained on, epochs included"))
+    if training.steps:
+        epochs = f" in {training.epochs:g} epochs" if training.epochs else ""
+        tiles.append(Tile(human_count(training.steps), f"steps{epochs}"))
+    if training.seconds:
+        tiles.append(Tile(clock(training.seconds), "of training"))
+    if training.parameters:
+        tiles.append(Tile(human_count(training.parameters), "parameters in the head"))
+    if training.head_bytes:
+        tiles.append(Tile(human_bytes(training.head_bytes), "on disk"))
+    if training.tau and training.tau.values:
+        tiles.append(Tile(number(training.tau.values[-1], 2), "held-out τ at the end"))
+    return TrainingView(
+        label,
+        tiles,
+        loss=figures.curve_chart(training.loss, "loss", style, smooth=True),
+        tau=figures.curve_chart(training.tau, "held-out τ", style, y_from=1.0),
+    )
+
+
+def _sample_view(sample: Sample, naming: Naming) -> SampleView:
+    pieces = []
+    for piece in sample.pieces:
+        tip = f"accepted draft, depth {piece.depth}" if piece.depth else "from the target"
+        pieces.append((piece.text, f"d{min(piece.depth, 6)}", tip))
+    drafted = sum(piece.depth > 0 for piece in sample.pieces) / max(len(sample.pieces), 1)
+    return SampleView(
+        label=naming.labels.get(sample.head, sample.head),
+        category=sample.category,
+        question=sample.question,
+        pieces=pieces,
+        tau=number(sample.tau, 2),
+        speedup=times(sample.speedup),
+        drafted=percent(drafted),
+    )
