@@ -1,0 +1,90 @@
+"""The draft head on the kernels against the plain torch runner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fledge.draft.config import HeadConfig
+from fledge.draft.cpu import NativeHeadRunner, native_head_reason
+from fledge.draft.head import HeadWeights
+from fledge.draft.runner import DraftOutput, TorchHeadRunner
+from fledge.errors import EngineError
+from fledge.native import unavailable_reason
+from tests.native.test_native_decoder import PAGES, int32, make_config, one_request, tokens_of
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+
+VOCAB, DRAFT = 523, 200
+
+
+def make_head(fc_norm: bool, norm_output: bool) -> tuple[HeadConfig, HeadWeights, Tensor]:
+    config = HeadConfig.for_target(make_config(), DRAFT, fc_norm=fc_norm, norm_output=norm_output)
+    generator = torch.Generator().manual_seed(11)
+
+    def random(*shape: int) -> Tensor:
+        return (torch.randn(*shape, generator=generator) * 0.06).bfloat16()
+
+    def norm(*shape: int) -> Tensor:
+        return (1 + 0.1 * torch.randn(*shape, generator=generator)).bfloat16()
+
+    h, inner = config.hidden_size, config.intermediate_size
+    ids = torch.randperm(VOCAB, generator=generator)[:DRAFT].sort().values
+    weights = HeadWeights(
+        fc=random(h, 3 * h), hidden_norm=norm(h), input_norm=norm(h), post_norm=norm(h),
+        qkv=random(config.qkv_size, 2 * h), o=random(h, config.num_heads * config.head_dim),
+        gate_up=random(2 * inner, h), down=random(h, inner), norm=norm(h), lm_head=random(DRAFT, h) * 8,
+        d2t=ids - torch.arange(DRAFT), embedding=None, fc_norms=norm(3, h) if fc_norm else None,
+    )  # fmt: skip
+    return config, weights, torch.randn(VOCAB, h, generator=generator).bfloat16()
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, True)])
+def test_extend_and_draft_steps_agree_with_torch(flags: tuple[bool, bool]) -> None:
+    config, weights, embedding = make_head(*flags)
+    runners = (
+        NativeHeadRunner(config, weights, embedding),
+        TorchHeadRunner(config, weights, embedding.float(), page_size=32),
+    )
+    length, k = 45, 5
+    features = torch.randn(length, 3 * config.hidden_size, generator=torch.Generator().manual_seed(2)).bfloat16()
+    extend = one_request(tokens_of(length, VOCAB, seed=4), 0)._replace(logit_rows=int32([7, length - 1]))
+    step = one_request(tokens_of(4, VOCAB, seed=5), length, [0b1, 0b10, 0b101, 0b1010])
+    step_inputs = torch.randn(4, config.hidden_size, generator=torch.Generator().manual_seed(3)).bfloat16()
+    outputs: list[list[DraftOutput]] = []
+    for runner in runners:
+        kv = runner.allocate_kv(PAGES)
+        first = runner.forward(extend, kv, features=features, hidden=None, k=k)
+        outputs.append([first, runner.forward(step, kv, features=None, hidden=step_inputs, k=k)])
+    for native, torch_ in zip(*outputs, strict=True):
+        assert native.token_ids.shape == torch_.token_ids.shape
+        assert (native.log_probs - torch_.log_probs).abs().max() < 0.05
+        assert (native.hidden.float() - torch_.hidden).abs().max() < 0.03 * torch_.hidden.abs().max()
+        assert (native.token_ids[:, 0] == torch_.token_ids[:, 0]).all()
+
+
+def test_proposals_are_sorted_target_ids_and_log_probabilities() -> None:
+    config, weights, embedding = make_head(False, False)
+    runner = NativeHeadRunner(config, weights, embedding)
+    batch = one_request(tokens_of(6, VOCAB, seed=1), 0)
+    features = torch.randn(6, 3 * config.hidden_size, generator=torch.Generator().manual_seed(2)).bfloat16()
+    out = runner.forward(batch, runner.allocate_kv(PAGES), features=features, hidden=None, k=64)
+    assert (out.log_probs.diff(dim=-1) <= 0).all()
+    assert (out.log_probs.exp().sum(-1) <= 1.0001).all()
+    allowed = set((weights.d2t + torch.arange(DRAFT)).tolist())
+    assert set(out.token_ids.flatten().tolist()) <= allowed
+    assert all(len(set(row)) == 64 for row in out.token_ids.tolist())
+
+
+def test_wrong_calls_and_shapes_are_refused() -> None:
+    config, weights, embedding = make_head(False, False)
+    runner = NativeHeadRunner(config, weights, embedding)
+    batch, kv = one_request([1], 0), runner.allocate_kv(PAGES)
+    with pytest.raises(EngineError, match="either features"):
+        runner.forward(batch, kv, features=None, hidden=None, k=1)
+    with pytest.raises(EngineError, match="use at most"):
+        runner.forward(batch, kv, features=None, hidden=torch.zeros(1, config.hidden_size), k=65)
+    assert "multiple of 32" in native_head_reason(replace(config, target_hidden_size=100))
