@@ -1,0 +1,129 @@
+"""From a target, a head and the user's limits to everything an engine holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from fledge.draft.runner import HeadRunner
+from fledge.engine.carried import CarriedSizes, RunningBatch
+from fledge.engine.cost import CostCurve, CostModel, measure_cost
+from fledge.engine.forwards import Models
+from fledge.engine.layout import PLAIN, Layouts, TreeShape
+from fledge.engine.planner import ADAPTIVE_SHAPES, Planner
+from fledge.engine.pool import PagePool
+from fledge.engine.scheduler import Scheduler
+from fledge.errors import EngineError
+from fledge.target.batch import Decoder
+
+_PENDING = 32  # positions the head may fall behind while plain rounds run
+_MEMORY_SHARE = 0.25  # of what is free now, for the KV of target and head together
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What `Engine` works with."""
+
+    models: Models
+    pool: PagePool
+    batch: RunningBatch
+    scheduler: Scheduler
+    planner: Planner
+    max_context: int
+
+
+def build_parts(
+    decoder: Decoder,
+    head: HeadRunner | None,
+    *,
+    max_batch: int,
+    max_context: int | None,
+    kv_tokens: int | None,
+    tree: TreeShape | None,
+    prefill_rows: int,
+) -> EngineParts:
+    """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
+    if max_batch < 1:
+        raise EngineError(f"max_batch is {max_batch}; an engine runs at least one request at a time")
+    shapes = _shapes(head, tree)
+    adaptive = len(shapes) > 2
+    pending = _PENDING if adaptive else 0
+    window = max(pending, *(shape.window for shape in shapes))
+    limit = decoder.config.max_position_embeddings
+    context = limit if max_context is None else max_context
+    if not 2 <= context <= limit:
+        raise EngineError(
+            f"max_context is {max_context}, but this target's positions allow 2 to {limit}; choose one of those"
+        )
+    size = decoder.page_size
+    token_bytes = decoder.kv_bytes_per_token() + (head.kv_bytes_per_token() if head else 0)
+    wanted = max_batch * (-(-(context + window) // size) * size)
+    tokens = min(wanted, _memory_for_kv(decoder.device) // token_bytes) if kv_tokens is None else kv_tokens
+    pages = tokens // size + 1  # page 0 is nobody's
+    pool = PagePool(pages, size)
+    if max_context is None:
+        context = min(context, pool.usable_tokens - window)
+    if context < 2 or pool.usable_tokens < context + window:
+        raise EngineError(
+            f"a KV pool of {pool.usable_tokens} tokens can't hold a request of {max(context, 2)} tokens and its window "
+            f"of {window}; raise kv_tokens or lower max_context"
+        )
+    topk = max(shape.topk for shape in shapes) if head else 0
+    models = Models(
+        decoder=decoder,
+        kv=decoder.allocate_kv(pages),
+        head=head,
+        head_kv=head.allocate_kv(pages) if head else None,
+        pages=pages,
+        sampler=getattr(decoder, "sample", None),
+        layouts=Layouts(decoder.device),
+        last_position=limit - 1,
+        topk=topk,
+    )
+    sizes = CarriedSizes(
+        rows=max_batch,
+        pages=pool.pages_for(context + window),
+        topk=topk,
+        hidden=head.config.hidden_size if head else 0,
+        features=3 * decoder.config.hidden_size if head else 0,
+        dtype=decoder.dtype,
+        pending=pending,
+    )
+    batch = RunningBatch(sizes, decoder.device)
+    with torch.inference_mode():
+        cost = (
+            measure_cost(models, max_batch * max(shape.nodes for shape in shapes)) if adaptive else _NO_COST
+        )
+    return EngineParts(
+        models=models,
+        pool=pool,
+        batch=batch,
+        scheduler=Scheduler(pool, batch, max_batch=max_batch, window=window, prefill_rows=prefill_rows),
+        planner=Planner(shapes, cost, fixed=not adaptive),
+        max_context=context,
+    )
+
+
+_NO_COST = CostModel(CostCurve((1,), (0.0,)), CostCurve((1,), (0.0,)))
+
+
+def _shapes(head: HeadRunner | None, tree: TreeShape | None) -> list[TreeShape]:
+    """Shapes to choose from: plain decode, and what the head can propose."""
+    if head is None:
+        if tree is not None and tree != PLAIN:
+            raise EngineError(f"{tree} needs a draft head; give the engine one or leave tree out")
+        return [PLAIN]
+    vocabulary = head.config.draft_vocab_size
+    if tree is None:
+        return [shape for shape in ADAPTIVE_SHAPES if shape.topk <= vocabulary]
+    if tree.topk > vocabulary:
+        raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
+    return [PLAIN] if tree == PLAIN else [PLAIN, tree]
+
+
+def _memory_for_kv(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _MEMORY_SHARE)
+    return int(psutil.virtual_memory().available * _MEMORY_SHARE)

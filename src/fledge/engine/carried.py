@@ -1,0 +1,226 @@
+"""What a running request carries from round to round, on the device, one row per request.
+
+The running requests are always the first B rows, so a batch is a view and costs no gathering; when one leaves, the
+last row takes its place.
+
+    row   length L   bonus x[L]   first-level top-k and hidden       (the head's output at position L - 1)
+      0        37         912     [K] ids, [K] log probs, [H]
+      1       112          44     ...
+
+The KV of target and head holds indices 0 .. L-1. The head falls behind while plain rounds run; what it needs to catch
+up is kept in `pending`: for the last `pending[row]` positions their features and next tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fledge.engine.pool import PADDING_PAGE
+from fledge.engine.request import Request
+from fledge.engine.sampling import RowSampling
+
+
+class CarriedSizes(NamedTuple):
+    """How large the carried tensors are."""
+
+    rows: int  # most requests that run at once
+    pages: int  # most pages one request can own
+    topk: int  # K, first-level candidates kept; 0 without a head
+    hidden: int  # H, the head's hidden size
+    features: int  # 3 * target hidden size
+    dtype: torch.dtype  # of hidden and features
+    pending: int  # most positions the head may fall behind
+
+
+class Carried(NamedTuple):
+    """Views of the carried tensors for the B running requests."""
+
+    length: Tensor  # [B] int32, L
+    bonus: Tensor  # [B] int64, x[L]
+    page_table: Tensor  # [B, P] int32
+    first_token_ids: Tensor  # [B, K] int64, candidates for x[L + 1], best first
+    first_log_probs: Tensor  # [B, K] float32
+    hidden: Tensor  # [B, H], the head's hidden state at position L - 1
+    pending_tokens: Tensor  # [B, C] int64
+    pending_features: Tensor  # [B, C, 3 * Ht]
+
+
+class Behind(NamedTuple):
+    """The M requests whose head has fallen behind, and what it has to catch up on, padded to W positions."""
+
+    rows: Tensor  # [M] int64
+    carried: Carried  # their rows
+    positions: Tensor  # [M] int32, how many of the W are real
+    tokens: Tensor  # [M, W] int64, each position's next token
+    features: Tensor  # [M * W, 3 * Ht]
+
+
+class RunningBatch:
+    """Rows of carried state, and the host's own record of what is needed to compose a round."""
+
+    def __init__(self, sizes: CarriedSizes, device: torch.device) -> None:
+        rows = sizes.rows
+        self.sizes = sizes
+        self.device = device
+        self.size = 0
+        self._state = Carried(
+            length=torch.zeros(rows, dtype=torch.int32, device=device),
+            bonus=torch.zeros(rows, dtype=torch.int64, device=device),
+            page_table=torch.full((rows, sizes.pages), PADDING_PAGE, dtype=torch.int32, device=device),
+            first_token_ids=torch.zeros(rows, sizes.topk, dtype=torch.int64, device=device),
+            first_log_probs=torch.zeros(rows, sizes.topk, dtype=torch.float32, device=device),
+            hidden=torch.zeros(rows, sizes.hidden, dtype=sizes.dtype, device=device),
+            pending_tokens=torch.zeros(rows, sizes.pending, dtype=torch.int64, device=device),
+            pending_features=torch.zeros(
+                rows, sizes.pending, sizes.features, dtype=sizes.dtype, device=device
+            ),
+        )
+        self._views: dict[int, Carried] = {}
+        self.pending = np.zeros(rows, dtype=np.int64)
+        self._speculates = np.zeros(rows, dtype=bool)
+        self._numbers = np.zeros((rows, 4), dtype=np.float32)  # temperature, top_k, top_p, min_p
+        self._keys = np.zeros(rows, dtype=np.int64)
+        self._sampling: dict[int, RowSampling | None] = {}  # by rows per request, until the batch changes
+        self._speculating: tuple[bool, Tensor | None] | None = None
+
+    def view(self) -> Carried:
+        """The carried tensors of the running requests."""
+        found = self._views.get(self.size)
+        if found is None:
+            found = self._views[self.size] = Carried(*(tensor[: self.size] for tensor in self._state))
+        return found
+
+    def append(self, request: Request) -> int:
+        """A row for a request whose prompt (and first token) is done; returns its number."""
+        row = self.size
+        self.size += 1
+        self._state.length[row] = request.length - 1
+        self._state.bonus[row] = request.output_ids[-1]
+        self._state.page_table[row] = PADDING_PAGE
+        self.set_pages(row, 0, request.pages)
+        self.pending[row] = 0
+        self._speculates[row] = request.speculate
+        self._numbers[row] = _numbers(request)
+        self._keys[row] = request.key
+        self._changed()
+        return row
+
+    def remove(self, row: int) -> None:
+        """Take a row out; the last row moves into its place."""
+        self.size -= 1
+        last = self.size
+        if row != last:
+            for tensor in self._state:
+                tensor[row] = tensor[last]
+            for column in (self.pending, self._speculates, self._numbers, self._keys):
+                column[row] = column[last]
+        self._changed()
+
+    def set_pages(self, row: int, start: int, pages: list[int]) -> None:
+        """Enter the request's pages from number `start` on into its page table."""
+        if pages[start:]:
+            entries = torch.tensor(pages[start:], dtype=torch.int32, device=self.device)
+            self._state.page_table[row, start : len(pages)] = entries
+
+    def set_first(self, rows: Tensor | None, token_ids: Tensor, log_probs: Tensor, hidden: Tensor) -> None:
+        """Carry the head's newest output for `rows` (None: all running ones), and forget what was pending for them."""
+        now = self.view()
+        if rows is None:
+            now.first_token_ids.copy_(token_ids)
+            now.first_log_probs.copy_(log_probs)
+            now.hidden.copy_(hidden)
+            self.pending[: self.size] = 0
+        else:
+            now.first_token_ids[rows] = token_ids
+            now.first_log_probs[rows] = log_probs
+            now.hidden[rows] = hidden.to(now.hidden.dtype)
+            self.pending[rows.numpy(force=True)] = 0
+
+    @property
+    def pending_full(self) -> bool:
+        """True if some request's head can't fall behind any further."""
+        return bool(self.pending[: self.size].max(initial=0) >= self.sizes.pending)
+
+    def fall_behind(self, chosen: Tensor, features: Tensor) -> None:
+        """Keep what the head needs of a plain round: the new tokens [B] and the features [B, 3 * Ht] before them."""
+        now = self.view()
+        column = torch.from_numpy(self.pending[: self.size].copy()).to(self.device)
+        row = torch.arange(self.size, device=self.device)
+        now.pending_tokens[row, column] = chosen
+        now.pending_features[row, column] = features
+        self.pending[: self.size] += 1
+
+    def behind(self) -> Behind | None:
+        """The requests with something pending; None if there are none."""
+        pending = self.pending[: self.size]
+        width = int(pending.max(initial=0))
+        if not width:
+            return None
+        rows = torch.from_numpy(pending.nonzero()[0]).to(self.device)
+        carried = Carried(*(tensor.index_select(0, rows) for tensor in self.view()))
+        return Behind(
+            rows=rows,
+            carried=carried,
+            positions=torch.from_numpy(pending[pending > 0].astype(np.int32)).to(self.device),
+            tokens=carried.pending_tokens[:, :width],
+            features=carried.pending_features[:, :width].reshape(len(rows) * width, -1),
+        )
+
+    def speculating(self) -> tuple[bool, Tensor | None]:
+        """Whether any running request speculates, and, if some don't, a mask [B] of those that do."""
+        if self._speculating is None:
+            flags = self._speculates[: self.size]
+            mask = None if flags.all() else torch.from_numpy(flags.copy()).to(self.device)
+            self._speculating = bool(flags.any()), mask
+        return self._speculating
+
+    def sampling(self, nodes: int) -> RowSampling | None:
+        """How B * nodes rows of logits are sampled, `nodes` rows to each request; None if all are greedy."""
+        if nodes not in self._sampling:
+            numbers, keys = self._numbers[: self.size], self._keys[: self.size]
+            self._sampling[nodes] = _row_sampling(numbers, keys, nodes, self.device)
+        return self._sampling[nodes]
+
+    def _changed(self) -> None:
+        self._sampling.clear()
+        self._speculating = None
+
+
+def request_sampling(requests: Sequence[Request], device: torch.device) -> RowSampling | None:
+    """How one row of logits per request is sampled; None if all are greedy."""
+    return _row_sampling(
+        np.array([_numbers(request) for request in requests], dtype=np.float32),
+        np.array([request.key for request in requests], dtype=np.int64),
+        1,
+        device,
+    )
+
+
+def _numbers(request: Request) -> tuple[float, ...]:
+    params = request.params
+    return params.temperature, params.top_k, params.top_p, params.min_p
+
+
+def _row_sampling(
+    numbers: np.ndarray, keys: np.ndarray, repeat: int, device: torch.device
+) -> RowSampling | None:
+    """RowSampling from `numbers` [B, 4] (temperature, top_k, top_p, min_p) and `keys` [B]; None if all are greedy."""
+    numbers, keys = numbers.repeat(repeat, axis=0), keys.repeat(repeat)
+    sampled = np.flatnonzero(numbers[:, 0])
+    if not len(sampled):
+        return None
+    columns = torch.from_numpy(np.ascontiguousarray(numbers.T)).to(device)
+    return RowSampling(
+        temperature=columns[0],
+        top_k=columns[1].to(torch.int64),
+        top_p=columns[2],
+        min_p=columns[3],
+        seed_key=torch.from_numpy(keys).to(device),
+        sampled=None if len(sampled) == len(numbers) else torch.from_numpy(sampled).to(device),
+        truncates=bool(((numbers[:, 1] > 0) | (numbers[:, 2] < 1)).any()),
+    )

@@ -1,0 +1,219 @@
+"""The serving loop: requests of token ids in, tokens out, one step at a time.
+
+step():  schedule prefill -> prefill -> schedule decode -> choose a tree shape -> one round -> emit
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fledge.engine.build import EngineParts
+from fledge.engine.layout import PLAIN
+from fledge.engine.phases import PhaseClock, PhaseSeconds
+from fledge.engine.planner import PlannedShape
+from fledge.engine.prefill import PrefillChunk, prefill_head, prefill_target
+from fledge.engine.request import Request, StepResult
+from fledge.engine.round import catch_up, plain_round, speculative_round
+from fledge.engine.sampling import SamplingParams
+from fledge.errors import EngineError
+
+Sink = Callable[[StepResult], None]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done so far."""
+
+    rounds: int
+    request_rounds: int  # rounds, counted once for every request in them
+    round_tokens: int  # emitted by rounds; divided by request_rounds this is tau
+    prompt_tokens: int  # prefilled, again after a preemption
+    preemptions: int
+    phases: PhaseSeconds
+    plan: list[PlannedShape]  # what the planner believes at the last batch size
+
+
+class EngineCore:
+    """Everything about serving except text. One thread at a time is inside; others wait."""
+
+    def __init__(self, parts: EngineParts, decode_text: Callable[[Sequence[int]], str]) -> None:
+        self._models, self._batch = parts.models, parts.batch
+        self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
+        self._max_context = parts.max_context
+        self._decode_text = decode_text
+        self._requests: dict[int, Request] = {}
+        self._ids = itertools.count()
+        self._clock = PhaseClock()
+        self._lock = threading.RLock()
+        self._rounds = self._request_rounds = self._round_tokens = self._prompt_tokens = 0
+        self._last_batch = 1
+
+    @property
+    def busy(self) -> bool:
+        """True while some request isn't done."""
+        return self._scheduler.busy
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        stop_ids: frozenset[int],
+        speculate: bool,
+        sink: Sink | None,
+    ) -> int:
+        """Queue a request; returns its id. `sink` gets each of its results from within the step that made it."""
+        self._refuse_impossible(prompt_ids, params)
+        with self._lock:
+            request = Request(
+                id=next(self._ids),
+                prompt_ids=list(prompt_ids),
+                params=params,
+                seed=seed,
+                stop_ids=stop_ids,
+                speculate=speculate and self._models.head is not None,
+                sink=sink,
+            )
+            self._requests[request.id] = request
+            self._scheduler.waiting.append(request)
+            return request.id
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request at once and free all it holds; nothing happens if it is done already."""
+        with self._lock:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                self._scheduler.remove(request)
+
+    def step(self, *, unless: Callable[[], bool] | None = None) -> list[StepResult]:
+        """One prefill forward if prompts are waiting, then one round; what each request got.
+
+        `unless` is asked once the lock is held: if it says yes, nothing is done.
+        """
+        with self._lock, torch.inference_mode():
+            if unless is not None and unless():
+                return []
+            self._clock.start()
+            results: list[StepResult] = []
+            chunks = self._scheduler.schedule_prefill()
+            if chunks:
+                self._prefill(chunks, results)
+            if self._scheduler.schedule_decode():
+                self._decode(results)
+            if not self._scheduler.busy:
+                self._scheduler.check()
+            self._clock.lap("host")
+            return results
+
+    def stats(self) -> EngineStats:
+        """Counters and times since the engine started."""
+        return EngineStats(
+            rounds=self._rounds,
+            request_rounds=self._request_rounds,
+            round_tokens=self._round_tokens,
+            prompt_tokens=self._prompt_tokens,
+            preemptions=self._scheduler.preemptions,
+            phases=self._clock.read(),
+            plan=self._planner.explain(self._last_batch),
+        )
+
+    def _prefill(self, chunks: list[PrefillChunk], results: list[StepResult]) -> None:
+        for chunk in chunks:
+            if chunk.start == 0 and not chunk.request.output_ids:
+                chunk.request.phases_at_start = self._clock.read()
+        follow = any(
+            chunk.request.speculate for chunk in chunks
+        )  # the head sees prompts only if it will be used
+        self._clock.lap("host")
+        done = prefill_target(self._models, chunks, features=follow)
+        first = done.chosen.tolist() if done.chosen is not None else []
+        self._clock.lap("prefill")
+        finishing = [chunk.request for chunk in chunks if chunk.finishes]
+        for request, token in zip(finishing, first, strict=True):
+            taken, origins = request.emit([token], [0])
+            self._deliver(request, taken, origins, results)
+        for chunk in chunks:
+            chunk.request.prefilled = chunk.stop
+            self._prompt_tokens += chunk.stop - chunk.start
+        self._clock.lap("host")
+        proposed = prefill_head(self._models, chunks, done) if follow else None
+        joining = [number for number, c in enumerate(chunks) if c.finishes and not c.request.finish_reason]
+        for number in joining:
+            self._scheduler.start_running(chunks[number].request)
+        if proposed is not None and joining:
+            rows = torch.arange(
+                self._batch.size - len(joining), self._batch.size, device=self._models.decoder.device
+            )
+            picked = torch.tensor(joining, device=rows.device)
+            self._batch.set_first(rows, *(tensor.index_select(0, picked) for tensor in proposed))
+        for request in finishing:
+            if request.finish_reason:
+                self._scheduler.remove(request)
+        self._clock.lap("prefill")
+
+    def _decode(self, results: list[StepResult]) -> None:
+        running = list(self._scheduler.running)
+        speculating = self._batch.speculating()[0]
+        shape = self._planner.choose(len(running)) if speculating else PLAIN
+        if shape.depth:
+            catch_up(self._models, self._batch)
+        self._clock.lap("host")
+        begun = time.perf_counter()
+        if shape.depth:
+            outcome = speculative_round(self._models, self._batch, shape, self._clock)
+        else:
+            outcome = plain_round(self._models, self._batch, self._clock)
+        rows = outcome.tolist()  # the round's only value read on the host
+        if speculating:
+            depths = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
+            self._planner.observe(shape, len(running), time.perf_counter() - begun, depths)
+        self._rounds += 1
+        self._request_rounds += len(running)
+        self._last_batch = len(running)
+        for request, (count, *tokens) in zip(running, rows, strict=True):
+            taken, origins = request.emit(tokens[:count], _ORIGINS[count])
+            request.count_round(origins, drafted=bool(shape.depth) and request.speculate)
+            self._round_tokens += len(taken)
+            self._deliver(request, taken, origins, results)
+            if request.finish_reason:
+                self._scheduler.remove(request)
+
+    def _deliver(
+        self, request: Request, taken: list[int], origins: list[int], results: list[StepResult]
+    ) -> None:
+        completion = None
+        if request.finish_reason:
+            self._requests.pop(request.id, None)
+            completion = request.complete(self._decode_text(request.output_ids), self._clock.read())
+        result = StepResult(request.id, taken, origins, completion)
+        results.append(result)
+        if request.sink is not None:
+            request.sink(result)
+
+    def _refuse_impossible(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        if not prompt_ids:
+            raise EngineError("the prompt is empty; give it at least one token")
+        vocabulary = self._models.decoder.config.vocab_size
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
+            raise EngineError(
+                f"the prompt holds token ids outside 0..{vocabulary - 1}; use the target's own tokenizer"
+            )
+        longest = len(prompt_ids) + params.max_tokens
+        if longest > self._max_context:
+            raise EngineError(
+                f"a prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} don't fit this engine's "
+                f"{self._max_context} tokens of context; shorten the prompt, lower max_tokens, or raise the engine's "
+                "max_context (or kv_tokens)"
+            )
+
+
+_ORIGINS = [
+    [*range(1, count), 0] for count in range(66)
+]  # of `count` tokens of a round: drafts, then the bonus token

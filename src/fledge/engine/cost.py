@@ -1,0 +1,120 @@
+"""What a forward costs as a function of its rows, measured once when an engine starts."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+
+from fledge.engine.forwards import Models
+from fledge.engine.layout import TreeShape
+from fledge.target.batch import Decoder, ForwardBatch
+
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_CONTEXT = 128  # tokens of prefix a measured row sees
+_TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # rows per request while measuring: a tree's nodes, a level's
+_REPEATS = 2
+_BUDGET_SECONDS = 0.5  # stop measuring larger forwards once this much has passed
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds by number of rows; linear between the measured points and beyond the last two."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, rows: int) -> float:
+        """Estimated seconds of a forward with this many rows."""
+        if len(self.rows) == 1:
+            return self.seconds[0]
+        right = min(max(bisect_left(self.rows, rows), 1), len(self.rows) - 1)
+        low, high = self.rows[right - 1], self.rows[right]
+        share = (rows - low) / (high - low)
+        return self.seconds[right - 1] + share * (self.seconds[right] - self.seconds[right - 1])
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of a round, from the curves of the target and the head."""
+
+    target: CostCurve
+    head: CostCurve
+
+    def round_seconds(self, requests: int, shape: TreeShape) -> float:
+        """A whole round: draft steps, verify, extend."""
+        verify = self.target.at(requests * shape.nodes)
+        if not shape.depth:
+            return verify
+        steps = (shape.depth - 1) * self.head.at(requests * shape.topk)
+        return steps + verify + self.head.at(requests * (shape.depth + 1))
+
+
+_measured_targets: WeakKeyDictionary[Decoder, dict[int, CostCurve]] = WeakKeyDictionary()
+
+
+def measure_cost(models: Models, max_rows: int) -> CostModel:
+    """Time both models on an idle pool. A decoder's own curve is remembered as long as the decoder lives."""
+    sizes = [rows for rows in _ROWS if rows <= max_rows] or [1]
+    known = _measured_targets.setdefault(models.decoder, {})
+    if sizes[-1] not in known:
+
+        def run_target(batch: ForwardBatch) -> object:
+            return models.decoder.forward(batch, models.kv, logits="argmax", features=True)
+
+        known[sizes[-1]] = _measure(sizes, _TARGET_WIDTH, run_target, models)
+    head, head_kv = models.head, models.head_kv
+    if head is None or head_kv is None:
+        return CostModel(known[sizes[-1]], CostCurve((1,), (0.0,)))
+    hidden = torch.zeros(
+        max_rows, head.config.hidden_size, dtype=models.decoder.dtype, device=models.decoder.device
+    )
+
+    def run_head(batch: ForwardBatch) -> object:
+        rows = len(batch.token_ids)
+        return head.forward(batch, head_kv, features=None, hidden=hidden[:rows], k=models.topk)
+
+    return CostModel(known[sizes[-1]], _measure(sizes, _HEAD_WIDTH, run_head, models))
+
+
+def _measure(
+    sizes: list[int], width: int, run: Callable[[ForwardBatch], object], models: Models
+) -> CostCurve:
+    started = time.perf_counter()
+    points: list[tuple[int, float]] = []
+    run(_batch(1, 1, models))  # first calls allocate and page in
+    for rows in sizes:
+        batch = _batch(max(rows // width, 1), min(rows, width), models)
+        times = []
+        for _ in range(_REPEATS):
+            begun = time.perf_counter()
+            run(batch)
+            if models.decoder.device.type == "cuda":
+                torch.cuda.synchronize(models.decoder.device)
+            times.append(time.perf_counter() - begun)
+        points.append((rows, max(min(times), points[-1][1] if points else 0.0)))  # more rows never cost less
+        if time.perf_counter() - started > _BUDGET_SECONDS and len(points) > 1:
+            break
+    return CostCurve(tuple(rows for rows, _ in points), tuple(seconds for _, seconds in points))
+
+
+def _batch(requests: int, width: int, models: Models) -> ForwardBatch:
+    """`width` rows each of some requests that read and write pages of an idle pool."""
+    device, size = models.decoder.device, models.decoder.page_size
+    context = min(_CONTEXT, models.last_position)
+    pages = -(-(context + width) // size)
+    table = 1 + torch.arange(requests * pages, dtype=torch.int32, device=device) % (models.pages - 1)
+    full = torch.full((requests,), context, dtype=torch.int32, device=device)
+    rows = requests * width
+    return ForwardBatch(
+        token_ids=torch.zeros(rows, dtype=torch.int32, device=device),
+        positions=torch.full((rows,), context, dtype=torch.int32, device=device),
+        row_start=torch.arange(requests + 1, dtype=torch.int32, device=device) * width,
+        prefix_length=full,
+        window_offset=torch.zeros_like(full),
+        page_table=table.view(requests, pages),
+    )

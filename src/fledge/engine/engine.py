@@ -1,0 +1,237 @@
+"""The public engine: prompts in, answers out, whole or piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fledge.draft.head import Head
+from fledge.draft.runner import HeadRunner, head_runner
+from fledge.engine.build import build_parts
+from fledge.engine.core import EngineCore, EngineStats, Sink
+from fledge.engine.detokenize import Detokenizer, decode
+from fledge.engine.layout import TreeShape
+from fledge.engine.request import Completion, StepResult
+from fledge.engine.sampling import SamplingParams
+from fledge.errors import EngineError
+from fledge.target.target import Target
+
+Prompt = (
+    str | list[dict[str, str]] | list[int]
+)  # a user's question, a conversation, or token ids used as they are
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a streamed answer. The texts of all pieces together are the answer's text."""
+
+    text: str  # may be empty while a character's last bytes are missing
+    token_ids: list[int]
+    origins: list[int]  # per token: 0 from the target itself, d an accepted draft of depth d
+    completion: Completion | None  # set in the last piece
+
+
+class Engine:
+    """Serves a target, faster with a draft head; `head=None` is plain decode.
+
+    max_context: most tokens of a prompt and its answer together; left out, what target and memory allow.
+    kv_tokens: tokens the KV pool holds; left out, a quarter of the free memory at most.
+    tree: the draft tree of every round; left out, the planner chooses, "no speculation" included.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        head: Head | HeadRunner | None = None,
+        *,
+        max_batch: int = 16,
+        max_context: int | None = None,
+        kv_tokens: int | None = None,
+        tree: TreeShape | None = None,
+        prefill_rows: int = 1024,
+    ) -> None:
+        self.target = target
+        parts = build_parts(
+            target.decoder,
+            head_runner(target, head) if isinstance(head, Head) else head,
+            max_batch=max_batch,
+            max_context=max_context,
+            kv_tokens=kv_tokens,
+            tree=tree,
+            prefill_rows=prefill_rows,
+        )
+        self.max_batch = max_batch
+        self.max_context = parts.max_context
+        self._core = EngineCore(parts, partial(decode, target.tokenizer))
+
+    @property
+    def busy(self) -> bool:
+        """True while some submitted request isn't done."""
+        return self._core.busy
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        speculate: bool = True,
+    ) -> list[Completion]:
+        """Answer all prompts, batched; the answers come in the prompts' order. The seed is used for each of them."""
+        params = SamplingParams(
+            max_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop_token_ids), ignore_eos
+        )
+        done: dict[int, Completion] = {}
+
+        def sink(result: StepResult) -> None:
+            if result.completion is not None:
+                done[result.request_id] = result.completion
+
+        requests: list[int] = []
+        try:
+            for prompt in prompts:
+                requests.append(self.submit(self.prompt_ids(prompt), params, speculate=speculate, sink=sink))
+            while len(done) < len(requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.cancel(request)
+        return [done[request] for request in requests]
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        speculate: bool = True,
+    ) -> AsyncIterator[Piece]:
+        """Answer one prompt piece by piece. Any number of streams may run at once; leaving one cancels its request."""
+        params = SamplingParams(
+            max_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop_token_ids), ignore_eos
+        )
+        answer = _Answer(self, prompt, params, speculate)
+        try:
+            while not answer.complete:
+                for piece in answer.ready():
+                    yield piece
+                if not answer.complete:
+                    await asyncio.to_thread(answer.advance)
+        finally:
+            answer.cancel()
+
+    def stream_sync(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        speculate: bool = True,
+    ) -> Iterator[Piece]:
+        """`stream` for code without an event loop."""
+        params = SamplingParams(
+            max_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop_token_ids), ignore_eos
+        )
+        answer = _Answer(self, prompt, params, speculate)
+        try:
+            while not answer.complete:
+                yield from answer.ready()
+                if not answer.complete:
+                    answer.advance()
+        finally:
+            answer.cancel()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        speculate: bool = True,
+        sink: Sink | None = None,
+    ) -> int:
+        """Queue a request of token ids and return its id; `step` serves it.
+
+        `sink` is called with each of the request's results, from within the step that made it.
+        """
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self.target.chat.turn_end_ids
+        seed = random.getrandbits(63) if params.seed is None else params.seed
+        return self._core.submit(
+            prompt_ids, params, seed=seed, stop_ids=stop_ids, speculate=speculate, sink=sink
+        )
+
+    def step(self) -> list[StepResult]:
+        """Serve the submitted requests for one round; what each of them got. Nothing to do: an empty list."""
+        return self._core.step()
+
+    def step_unless(self, ready: Callable[[], bool]) -> list[StepResult]:
+        """`step`, unless `ready()` is true once it is this thread's turn: for several threads that serve one engine."""
+        return self._core.step(unless=ready)
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request and free all it holds; nothing happens if it is done already."""
+        self._core.cancel(request_id)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """A prompt as token ids: questions and conversations through the target's chat template."""
+        if isinstance(prompt, str):
+            return self.target.chat.prompt_ids([{"role": "user", "content": prompt}])
+        if not prompt:
+            raise EngineError("the prompt is empty; give it a question, messages or token ids")
+        if isinstance(prompt[0], int):
+            return [int(token) for token in prompt]
+        return self.target.chat.prompt_ids(prompt)
+
+    def stats(self) -> EngineStats:
+        """Counters and times since the engine started."""
+        return self._core.stats()
+
+
+class _Answer:
+    """A streamed request: its results as they come, as pieces."""
+
+    def __init__(self, engine: Engine, prompt: Prompt, params: SamplingParams, speculate: bool) -> None:
+        self.complete = False
+        self._engine = engine
+        self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
+        self._detokenizer = Detokenizer(engine.target.tokenizer)
+        ids = engine.prompt_ids(prompt)
+        self._request = engine.submit(ids, params, speculate=speculate, sink=self._results.put)
+
+    def ready(self) -> Iterator[Piece]:
+        """The pieces that have come in."""
+        while not self._results.empty():
+            result = self._results.get()
+            self.complete = result.completion is not None
+            text = self._detokenizer.add(result.token_ids, last=self.complete)
+            yield Piece(text, result.token_ids, result.origins, result.completion)
+
+    def advance(self) -> None:
+        """Step the engine, unless someone else's step has brought something meanwhile."""
+        self._engine.step_unless(lambda: not self._results.empty())
+
+    def cancel(self) -> None:
+        self._engine.cancel(self._request)

@@ -1,0 +1,133 @@
+"""The two models over the engine's pool of pages, and the forwards a round makes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.draft.runner import DraftOutput, HeadRunner
+from fledge.engine.carried import Carried
+from fledge.engine.layout import Layouts, RowLayout
+from fledge.engine.sampling import RowSampling, Sampler, choose
+from fledge.errors import EngineError
+from fledge.target.batch import Decoder, ForwardBatch
+
+
+@dataclass(frozen=True)
+class Models:
+    """Target and head with their KV; page p of one pool and page p of the other belong to the same request."""
+
+    decoder: Decoder
+    kv: Tensor
+    head: HeadRunner | None
+    head_kv: Tensor | None
+    pages: int  # in each pool
+    sampler: Sampler | None  # the decoder's own, if it has one
+    layouts: Layouts
+    last_position: int  # the largest position with a rotary embedding
+    topk: int  # first-level candidates carried from round to round
+
+
+class TargetRows(NamedTuple):
+    """What the target says about R rows."""
+
+    chosen: Tensor  # [R] int64, the token after each row
+    features: Tensor | None  # [R, 3 * Ht]
+
+
+def run_target(
+    models: Models,
+    now: Carried,
+    layout: RowLayout,
+    token_ids: Tensor,
+    positions: Tensor,
+    *,
+    mask: Tensor | None,
+    sampling: RowSampling | None,
+    features: bool,
+) -> TargetRows:
+    """The target over window rows [R]; each row chooses its next token. `mask` None: causal."""
+    rows = ForwardBatch(
+        token_ids=token_ids.to(torch.int32),
+        positions=positions.clamp(max=models.last_position),
+        row_start=layout.row_start,
+        prefix_length=now.length,
+        window_offset=layout.no_offset,
+        page_table=now.page_table,
+        window_mask=mask,
+    )
+    return choose_tokens(models, rows, positions + 1, sampling=sampling, features=features)
+
+
+def choose_tokens(
+    models: Models, rows: ForwardBatch, position: Tensor, *, sampling: RowSampling | None, features: bool
+) -> TargetRows:
+    """A target forward and the token each wanted row yields; `position` [M] is where that token stands."""
+    out = models.decoder.forward(
+        rows, models.kv, logits="argmax" if sampling is None else "logits", features=features
+    )
+    if sampling is not None and out.logits is not None:
+        return TargetRows(choose(out.logits, sampling, position, models.sampler), out.features)
+    if out.argmax is None:
+        raise EngineError(
+            "the decoder returned neither logits nor argmax; report this as a bug of its backend"
+        )
+    return TargetRows(out.argmax, out.features)
+
+
+def run_head(
+    models: Models,
+    now: Carried,
+    layout: RowLayout,
+    start: Tensor,
+    token_ids: Tensor,
+    features: Tensor | None,
+    last: Tensor,
+) -> DraftOutput:
+    """Extend the head by W positions per request, from `start` [B] on; `last` [B] are the rows that propose.
+
+    token_ids [B, W] are each position's NEXT token, features [B * W, 3 * Ht] the position's own.
+    """
+    if models.head is None or models.head_kv is None or features is None:
+        raise EngineError("this needs a draft head and the target's features; give the engine a head")
+    rows = ForwardBatch(
+        token_ids=token_ids.reshape(-1).to(torch.int32),
+        positions=(start[:, None] + layout.steps).clamp_(max=models.last_position).view(-1),
+        row_start=layout.row_start,
+        prefix_length=start,
+        window_offset=layout.no_offset,
+        page_table=now.page_table,
+        logit_rows=last.to(torch.int32),
+    )
+    return models.head.forward(rows, models.head_kv, features=features, hidden=None, k=models.topk)
+
+
+def draft_step(
+    models: Models,
+    now: Carried,
+    layout: RowLayout,
+    token_ids: Tensor,
+    level: int,
+    offset: Tensor,
+    *,
+    mask: Tensor | None,
+    hidden: Tensor,
+    topk: int,
+) -> DraftOutput:
+    """The head over one level of the trees, K nodes [B * K] each: nodes of depth d stand at position L + d - 1."""
+    if models.head is None or models.head_kv is None:
+        raise EngineError("drafting needs a draft head; give the engine one")
+    position = (now.length + level).clamp_(max=models.last_position)
+    rows = ForwardBatch(
+        token_ids=token_ids.to(torch.int32),
+        positions=position.repeat_interleave(topk) if topk > 1 else position,
+        row_start=layout.row_start,
+        prefix_length=now.length,
+        window_offset=offset,
+        page_table=now.page_table,
+        window_mask=mask,
+    )
+    return models.head.forward(rows, models.head_kv, features=None, hidden=hidden, k=topk)

@@ -1,0 +1,100 @@
+"""Growing a batch of dynamic draft trees (EAGLE-2, arXiv 2406.16858, sec. 4), in fixed shapes.
+
+Every level expands the K nodes of highest cumulative probability into K children each. In the end the N - 1 best of
+all candidates become the tree: a child is never more probable than its parent, so the best ones hold together.
+
+    candidate   0     1 .. K      K+1 .. K+K*K           ...
+                root  level 1     level 2: children of   level 3: children of the K best of level 2
+                                  candidates 1 .. K
+
+Candidates are numbered level by level, so sorting the chosen ones by number puts parents before children, and a
+stable sort by score prefers parents among equals. Child c (> K) belongs to expanded node (c - 1) // K - 1, which is
+also that node's index in the draft window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fledge.draft.tree import DraftTree
+from fledge.engine.layout import TreeLayout, TreeShape
+
+
+class TreeGrowth:
+    """B trees while they grow. B requests, K topk, N nodes, D depth."""
+
+    def __init__(
+        self, shape: TreeShape, layout: TreeLayout, root: Tensor, token_ids: Tensor, log_probs: Tensor
+    ) -> None:
+        """`root` [B, 1]; `token_ids` and `log_probs` [B, K] are the first level, best first."""
+        self._shape = shape
+        self._layout = layout
+        self._level = 0
+        self.frontier_tokens = token_ids  # [B, K] nodes to expand next
+        self.frontier_mask = (
+            layout.draft_bit[0] if layout.draft_bit else layout.first_level
+        )  # [B, K] draft-window mask
+        self._frontier_scores = log_probs  # [B, K] cumulative
+        self._tokens = [root, token_ids]
+        self._scores = [log_probs]
+        self._expanded = [
+            layout.root,
+            layout.first_level,
+        ]  # candidate number of each expanded node; column 0: root
+
+    def expand(self, token_ids: Tensor, log_probs: Tensor) -> Tensor | None:
+        """Take the frontier's children, [B * K, K] each, best first, and move the frontier down one level.
+
+        Returns [B, K], the place in the old frontier of each new frontier node's parent; None after the last level.
+        """
+        batch, topk = self._frontier_scores.shape
+        children = token_ids.view(batch, topk * topk)
+        scores = (self._frontier_scores[:, :, None] + log_probs.view(batch, topk, topk)).view(
+            batch, topk * topk
+        )
+        self._tokens.append(children)
+        self._scores.append(scores)
+        self._level += 1
+        if self._level == self._shape.depth - 1:
+            return None
+        self._frontier_scores, best = scores.topk(topk)
+        parent = best // topk  # [B, K]
+        self.frontier_tokens = children.gather(1, best)
+        inherited = self.frontier_mask.gather(1, parent)
+        self.frontier_mask = inherited | self._layout.draft_bit[self._level]
+        self._expanded.append(best + (1 + topk + (self._level - 1) * topk * topk))
+        return parent
+
+    def select(self) -> DraftTree:
+        """The trees of the N - 1 best candidates each, root first, parents before children."""
+        layout, nodes, topk = self._layout, self._shape.nodes, self._shape.topk
+        scores = torch.cat(self._scores, 1)  # [B, C], candidate 1 first
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
+        chosen = torch.cat((layout.root, (order + 1).sort(1).values), 1)  # [B, N] candidate numbers
+        expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
+        parent_candidate = expanded.gather(1, (chosen - 1).div_(topk, rounding_mode="floor").clamp_(min=0))
+        parents = torch.searchsorted(chosen, parent_candidate)  # [B, N]; the root's own is 0
+        mask = layout.node_bit.expand_as(parents)
+        for _ in range(self._shape.depth):
+            mask = layout.node_bit | mask.gather(1, parents)
+        parents[:, 0] = -1
+        return DraftTree(
+            token_ids=torch.cat(self._tokens, 1).gather(1, chosen),
+            parents=parents,
+            depths=layout.candidate_depth[chosen],
+            window_mask=mask,
+            log_probs=torch.cat((layout.no_scores, scores), 1).gather(1, chosen),
+        )
+
+
+def chain_tree(layout: TreeLayout, tokens: list[Tensor], log_probs: list[Tensor]) -> DraftTree:
+    """Trees without branches: `tokens` are [B, 1] per level, root first; `log_probs` [B, 1] per level below it."""
+    scores = torch.cat((layout.no_scores, *log_probs), 1).cumsum(1)
+    return DraftTree(
+        token_ids=torch.cat(tokens, 1),
+        parents=layout.chain_parents,
+        depths=layout.nodes,
+        window_mask=layout.chain_mask,
+        log_probs=scores,
+    )

@@ -1,0 +1,161 @@
+"""The shape of a draft tree, and the constant index tensors a round of that shape needs.
+
+Everything here depends only on (requests, shape), is built once and reused; rounds allocate no index tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.errors import EngineError
+
+MASK_BITS = 64  # a window mask is one 64-bit integer
+
+
+@dataclass(frozen=True, order=True)
+class TreeShape:
+    """A draft tree: `depth` levels below the root, `topk` children per expanded node, `nodes` in all, root included.
+
+    `depth` 0 is plain decode. `topk` 1 is a chain.
+    """
+
+    depth: int
+    topk: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.topk < 1 or self.nodes < 1:
+            raise EngineError(
+                f"{self} is not a tree; use a depth of 0 or more and at least one child and node"
+            )
+        if self.nodes > MASK_BITS or self.expanded > MASK_BITS:
+            raise EngineError(
+                f"{self} is too large: use at most {MASK_BITS} nodes and (depth - 1) * topk of at most {MASK_BITS}"
+            )
+        if not self.depth < self.nodes <= 1 + self.candidates:
+            raise EngineError(
+                f"{self} can't be grown: with this depth and topk use {self.depth + 1} to {1 + self.candidates} nodes"
+            )
+
+    @property
+    def expanded(self) -> int:
+        """Nodes the head runs over while the tree grows: `topk` in each level but the last."""
+        return max(self.depth - 1, 0) * self.topk
+
+    @property
+    def candidates(self) -> int:
+        """Nodes the head proposes, of which the best become the tree."""
+        return self.topk + self.expanded * self.topk if self.depth else 0
+
+    @property
+    def chain(self) -> bool:
+        """True if every node has at most one child."""
+        return self.topk == 1
+
+    @property
+    def window(self) -> int:
+        """KV indices beyond the committed length that a round of this shape writes, in target or head."""
+        return max(self.nodes, self.expanded, self.depth + 1)
+
+    def __str__(self) -> str:
+        return f"TreeShape(depth={self.depth}, topk={self.topk}, nodes={self.nodes})"
+
+
+PLAIN = TreeShape(0, 1, 1)
+
+
+class RowLayout(NamedTuple):
+    """B requests with W rows each."""
+
+    row_start: Tensor  # [B + 1] int32: 0, W, 2 W, ...
+    first_row: Tensor  # [B] int64: 0, W, ...
+    first_row_column: Tensor  # [B, 1] int64, the same
+    no_offset: Tensor  # [B] int32 zeros
+    steps: Tensor  # [W] int32: 0 .. W - 1
+    ones: Tensor  # [B] int64 ones
+
+
+class TreeLayout(NamedTuple):
+    """Constants of B trees of one shape. D depth, K topk, N nodes, C candidates."""
+
+    draft_rows: RowLayout  # K rows per request
+    node_rows: RowLayout  # N rows per request
+    path_rows: RowLayout  # D + 1 rows per request
+    draft_offset: list[Tensor]  # per expanded level: [B] int32, window index of its first row
+    draft_bit: list[Tensor]  # per expanded level: [B, K] int64, each row's own bit
+    candidate_depth: Tensor  # [1 + C] int64; candidate 0 is the root
+    node_bit: Tensor  # [N] int64, 1 << node
+    nodes: Tensor  # [B, N] int64, 0 .. N - 1
+    chain_parents: Tensor  # [B, N] int64: -1, 0, 1, ...
+    chain_mask: Tensor  # [B, N] int64: 1, 3, 7, ...
+    no_path: (
+        Tensor  # [B, D + 2] int64: 0 .. D, where accept starts from, and a column to write what is cut off
+    )
+    path_depths: Tensor  # [B, D] int64: 1 .. D
+    root: Tensor  # [B, 1] int64 zeros
+    first_level: Tensor  # [B, K] int64: 1 .. K, the first level's candidate numbers
+    no_scores: Tensor  # [B, 1] float32 zeros, the root's log probability
+
+
+class Layouts:
+    """Index tensors by (B, W) and by (B, shape)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._rows: dict[tuple[int, int], RowLayout] = {}
+        self._trees: dict[tuple[int, TreeShape], TreeLayout] = {}
+
+    def rows(self, requests: int, width: int) -> RowLayout:
+        """The layout of `requests` with `width` rows each."""
+        found = self._rows.get((requests, width))
+        if found is None:
+            first_row = torch.arange(requests, device=self.device) * width
+            found = self._rows[requests, width] = RowLayout(
+                row_start=torch.arange(requests + 1, dtype=torch.int32, device=self.device) * width,
+                first_row=first_row,
+                first_row_column=first_row[:, None],
+                no_offset=torch.zeros(requests, dtype=torch.int32, device=self.device),
+                steps=torch.arange(width, dtype=torch.int32, device=self.device),
+                ones=torch.ones(requests, dtype=torch.int64, device=self.device),
+            )
+        return found
+
+    def tree(self, requests: int, shape: TreeShape) -> TreeLayout:
+        """The layout of `requests` trees of `shape`."""
+        found = self._trees.get((requests, shape))
+        if found is None:
+            found = self._trees[requests, shape] = self._build_tree(requests, shape)
+        return found
+
+    def _build_tree(self, requests: int, shape: TreeShape) -> TreeLayout:
+        depth, topk, nodes = shape.depth, shape.topk, shape.nodes
+        device = self.device
+        bits = torch.bitwise_left_shift(torch.ones(MASK_BITS, dtype=torch.int64), torch.arange(MASK_BITS)).to(
+            device
+        )
+        level = [0] + [1] * topk + [d for d in range(2, depth + 1) for _ in range(topk * topk)]
+        numbers = torch.arange(MASK_BITS + 2, device=device).repeat(requests, 1)  # [B, 66]
+        levels = range(max(depth - 1, 0))
+        return TreeLayout(
+            draft_rows=self.rows(requests, topk),
+            node_rows=self.rows(requests, nodes),
+            path_rows=self.rows(requests, depth + 1),
+            draft_offset=[
+                torch.full((requests,), s * topk, dtype=torch.int32, device=device) for s in levels
+            ],
+            draft_bit=[bits[s * topk : (s + 1) * topk].repeat(requests, 1) for s in levels],
+            candidate_depth=torch.tensor(level, device=device),
+            node_bit=bits[:nodes],
+            nodes=numbers[:, :nodes].contiguous(),
+            chain_parents=numbers[:, :nodes] - 1,
+            chain_mask=bits[:nodes].cumsum(0).repeat(requests, 1),
+            no_path=numbers[:, : depth + 2].contiguous(),
+            path_depths=numbers[:, 1 : depth + 1].contiguous(),
+            root=torch.zeros(requests, 1, dtype=torch.int64, device=device),
+            first_level=numbers[:, 1 : topk + 1].contiguous(),
+            no_scores=torch.zeros(requests, 1, device=device),
+        )

@@ -1,0 +1,47 @@
+"""Where an engine's time goes, as the host sees it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+Phase = Literal["prefill", "draft", "verify", "accept", "extend", "host"]
+
+
+@dataclass(frozen=True)
+class PhaseSeconds:
+    """Seconds per phase. `host` is everything outside the others: scheduling, results, bookkeeping."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    accept: float = 0.0
+    extend: float = 0.0
+    host: float = 0.0
+
+    def since(self, earlier: PhaseSeconds) -> PhaseSeconds:
+        """What was added after `earlier` was read."""
+        return PhaseSeconds(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
+class PhaseClock:
+    """Adds the time since the last lap to a phase; time between steps belongs to nobody."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
+        self._mark = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._mark = time.perf_counter()
+
+    def lap(self, phase: Phase) -> None:
+        """End `phase`."""
+        now = time.perf_counter()
+        self._seconds[phase] += now - self._mark
+        self._mark = now
+
+    def read(self) -> PhaseSeconds:
+        """All seconds so far."""
+        return PhaseSeconds(**self._seconds)

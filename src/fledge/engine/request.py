@@ -1,0 +1,168 @@
+"""One request from submission to completion, and what the engine says about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fledge.engine.phases import PhaseSeconds
+from fledge.engine.sampling import SamplingParams, seed_key
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class CompletionStats:
+    """How an answer came about. Times are milliseconds since the request was submitted."""
+
+    tokens: int
+    rounds: int  # verify forwards this request took part in; the prompt's own forward isn't one
+    tau: float  # tokens emitted per round, bonus token included; 1.0 without speculation
+    ttft_ms: float
+    tpot_ms: float  # mean time per token after the first; 0 for a single token
+    e2e_ms: float
+    accepted_by_depth: list[int]  # [d - 1]: rounds whose accepted path reached depth d
+    drafted_rounds: int  # rounds in which a tree was proposed: the denominator of accepted_by_depth
+    token_origins: list[int]  # per token: 0 from the target itself, d an accepted draft of depth d
+    phases: PhaseSeconds  # the engine's phases while this request was running, shared with its neighbours
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer. `token_ids` holds the stop token, `text` doesn't."""
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: FinishReason
+    stats: CompletionStats
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one engine step added to one request."""
+
+    request_id: int
+    token_ids: list[int]
+    origins: list[int]  # as in CompletionStats.token_origins
+    completion: Completion | None  # set with the last tokens
+
+
+@dataclass(eq=False)
+class Request:
+    """A request inside the engine. Only the engine's own modules touch it."""
+
+    id: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    speculate: bool
+    sink: Callable[[StepResult], None] | None
+    submitted: float = field(default_factory=time.perf_counter)
+    output_ids: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    pages: list[int] = field(default_factory=list)
+    prefilled: int = 0  # tokens of `context` whose KV is written
+    prefill_length: int = 0  # len(context) when prefill started
+    rounds: int = 0
+    round_tokens: int = 0  # emitted by rounds, not by prefill
+    drafted_rounds: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    phases_at_start: PhaseSeconds = field(default_factory=PhaseSeconds)
+    key: int = 0  # of the seed's coins
+    row: int = -1  # in the running batch
+
+    def __post_init__(self) -> None:
+        self.key = seed_key(self.seed)
+        self.prefill_length = len(self.prompt_ids)
+
+    def context(self, start: int, stop: int) -> list[int]:
+        """Tokens start..stop-1 of prompt and answer together."""
+        prompt = len(self.prompt_ids)
+        if stop <= prompt:
+            return self.prompt_ids[start:stop]
+        if start >= prompt:
+            return self.output_ids[start - prompt : stop - prompt]
+        return self.prompt_ids[start:] + self.output_ids[: stop - prompt]
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer together."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and answer together if the answer uses all of max_tokens."""
+        return len(self.prompt_ids) + self.params.max_tokens
+
+    def restart(self) -> None:
+        """Forget the KV (the pages are gone already); prompt and answer so far are prefilled again."""
+        self.prefilled = 0
+        self.prefill_length = self.length
+        self.preemptions += 1
+
+    def emit(self, token_ids: Sequence[int], origins: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Take tokens up to the first stop token or max_tokens; nothing after it is kept. Returns what was taken."""
+        room = self.params.max_tokens - len(self.output_ids)
+        taken = list(token_ids[:room])
+        for index, token in enumerate(taken):
+            if token in self.stop_ids:
+                taken = taken[: index + 1]
+                self.finish_reason = "stop"
+                break
+        else:
+            if len(taken) == room:
+                self.finish_reason = "length"
+        sources = list(origins[: len(taken)])
+        if not self.output_ids:
+            self.first_token_at = time.perf_counter()
+        self.output_ids += taken
+        self.origins += sources
+        self.last_token_at = time.perf_counter()
+        return taken, sources
+
+    def count_round(self, taken: Sequence[int], drafted: bool) -> None:
+        """Record a round that emitted tokens of these origins (see `emit`)."""
+        self.rounds += 1
+        self.round_tokens += len(taken)
+        if not drafted:
+            return
+        self.drafted_rounds += 1
+        depth = max(taken, default=0)
+        if depth > len(self.accepted_by_depth):
+            self.accepted_by_depth += [0] * (depth - len(self.accepted_by_depth))
+        for index in range(depth):
+            self.accepted_by_depth[index] += 1
+
+    def complete(self, text: str, phases: PhaseSeconds) -> Completion:
+        """The finished answer; `phases` is the engine's reading now."""
+        tokens = len(self.output_ids)
+        decode_ms = (self.last_token_at - self.first_token_at) * 1e3
+        stats = CompletionStats(
+            tokens=tokens,
+            rounds=self.rounds,
+            tau=self.round_tokens / self.rounds if self.rounds else 1.0,
+            ttft_ms=(self.first_token_at - self.submitted) * 1e3,
+            tpot_ms=decode_ms / (tokens - 1) if tokens > 1 else 0.0,
+            e2e_ms=(self.last_token_at - self.submitted) * 1e3,
+            accepted_by_depth=list(self.accepted_by_depth),
+            drafted_rounds=self.drafted_rounds,
+            token_origins=list(self.origins),
+            phases=phases.since(self.phases_at_start),
+            preemptions=self.preemptions,
+        )
+        return Completion(
+            text=text,
+            token_ids=list(self.output_ids),
+            prompt_token_ids=list(self.prompt_ids),
+            finish_reason=self.finish_reason or "length",
+            stats=stats,
+        )

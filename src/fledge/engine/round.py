@@ -1,0 +1,200 @@
+"""One decoding round for the running batch.
+
+    draft   -> a tree of at most N nodes per request; node 0 is the bonus token x[L], which the target already chose
+    verify  -> one target forward over all nodes; each node chooses its next token, greedily or with its coin
+    accept  -> the path from the root along which every node is what its parent chose, and the choice at its end
+    extend  -> the head over the accepted tokens; carries hidden state and first-level candidates to the next round
+
+               draft window (head)                 verify window (target)          after the round (both)
+    index      L ..          L+K ..                L      L+1 ..                   L      L+1    L+2
+               level 1 (K)   level 2's best K      root   nodes, parents first     root   accepted path
+
+Shapes depend on (B, shape) only, and no value is read on the host: a round is launched, its result is fetched once.
+Accepting draws nothing: a node is the token of its parent's coin or it isn't (see `sampling.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.draft.tree import DraftTree
+from fledge.engine.carried import Carried, RunningBatch
+from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_target
+from fledge.engine.growth import TreeGrowth, chain_tree
+from fledge.engine.layout import TreeLayout, TreeShape
+from fledge.engine.phases import PhaseClock
+
+
+class Round(NamedTuple):
+    """What all parts of a round work on."""
+
+    models: Models
+    batch: RunningBatch
+    now: Carried
+    shape: TreeShape
+    layout: TreeLayout
+
+
+class Accepted(NamedTuple):
+    """The accepted path of each request. Entries at and beyond `emits` mean nothing."""
+
+    emits: Tensor  # [B] int64, nodes on the path, the root included: 1 .. D + 1
+    path: Tensor  # [B, D + 1] int64, the node at each depth
+    emitted: Tensor  # [B, D + 1] int64, what each node of the path chose: the accepted drafts, then the bonus token
+
+
+def speculative_round(models: Models, batch: RunningBatch, shape: TreeShape, clock: PhaseClock) -> Tensor:
+    """Returns [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens."""
+    this = Round(models, batch, batch.view(), shape, models.layouts.tree(batch.size, shape))
+    tree = draft(this)
+    clock.lap("draft")
+    verified = verify(this, tree)
+    clock.lap("verify")
+    accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
+    clock.lap("accept")
+    extend(this, accepted, verified.features)
+    clock.lap("extend")
+    return torch.cat((accepted.emits[:, None], accepted.emitted), 1)
+
+
+def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Tensor:
+    """One token per request, from the target alone. Returns [B, 2] int64: 1, then the token."""
+    follow = models.head is not None and batch.speculating()[0]  # the head has to be able to catch up
+    if follow and batch.pending_full:
+        catch_up(models, batch)
+        clock.lap("extend")
+    now, layout = batch.view(), models.layouts.rows(batch.size, 1)
+    rows = run_target(
+        models, now, layout, now.bonus, now.length, mask=None, sampling=batch.sampling(1), features=follow
+    )
+    clock.lap("verify")
+    if rows.features is not None:
+        batch.fall_behind(rows.chosen, rows.features)
+    now.length.add_(1)
+    now.bonus.copy_(rows.chosen)
+    clock.lap("extend")
+    return torch.stack((layout.ones, rows.chosen), 1)
+
+
+def draft(this: Round) -> DraftTree:
+    """Grow a tree per request, from the carried first level down."""
+    models, _, now, shape, layout = this
+    topk = shape.topk
+    tokens, log_probs = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
+    if shape.chain:
+        return _draft_chain(this, tokens, log_probs)
+    growth = TreeGrowth(shape, layout, now.bonus[:, None], tokens, log_probs)
+    hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])  # [B * K, H]
+    for level, offset in enumerate(layout.draft_offset):
+        tokens, mask = growth.frontier_tokens.reshape(-1), growth.frontier_mask.view(-1)
+        out = draft_step(
+            models, now, layout.draft_rows, tokens, level, offset, mask=mask, hidden=hidden, topk=topk
+        )
+        parent = growth.expand(out.token_ids, out.log_probs)
+        if parent is not None:
+            hidden = out.hidden.index_select(0, (parent + layout.draft_rows.first_row_column).view(-1))
+    return growth.select()
+
+
+def verify(this: Round, tree: DraftTree) -> TargetRows:
+    """One target forward over all B * N nodes; chosen [B, N], features [B * N, 3 * Ht] kept for extend."""
+    models, batch, now, shape, layout = this
+    chosen, features = run_target(
+        models,
+        now,
+        layout.node_rows,
+        tree.token_ids.view(-1),
+        (now.length[:, None] + tree.depths).view(-1),
+        mask=None if shape.chain else tree.window_mask.view(-1),
+        sampling=batch.sampling(shape.nodes),
+        features=True,
+    )
+    return TargetRows(chosen.view(-1, shape.nodes), features)
+
+
+def accept(tree: DraftTree, chosen: Tensor, layout: TreeLayout, speculates: Tensor | None = None) -> Accepted:
+    """The path of nodes that are what their parents chose. `speculates` [B]: which requests take drafts; None: all.
+
+    A node is on the path if every bit of its ancestor mask belongs to a node that matched. Siblings differ, so at
+    most one node per depth is, and scattering node numbers by depth yields the path.
+    """
+    depth = layout.path_depths.shape[1]
+    matched = tree.token_ids == chosen.gather(1, tree.parents.clamp(min=0))  # [B, N]
+    if speculates is not None:
+        matched &= speculates[:, None]
+    matched[:, 0] = True
+    missing = (~matched * layout.node_bit).sum(1, keepdim=True)  # [B, 1], bits of the nodes that didn't match
+    rejected = (tree.window_mask & missing) != 0  # [B, N]
+    column = tree.depths.masked_fill(rejected, depth + 1)
+    path = layout.no_path.scatter(1, column, layout.nodes)[:, : depth + 1]
+    return Accepted(
+        emits=(column <= depth).sum(1),
+        path=path,
+        emitted=chosen.gather(1, path),
+    )
+
+
+def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
+    """Make the accepted path part of the committed length: in the target's KV, and by a forward in the head's.
+
+    Head position p takes feature g[p] and token x[p + 1], so the row of a path node takes what the node chose.
+    """
+    models, batch, now, shape, layout = this
+    if not shape.chain:  # a chain's nodes are where they belong already
+        _move_path(this, accepted.path)
+        if features is not None:
+            features = features.index_select(0, (accepted.path + layout.node_rows.first_row_column).view(-1))
+    last = layout.path_rows.first_row + (accepted.emits - 1)  # [B]
+    out = run_head(models, now, layout.path_rows, now.length, accepted.emitted, features, last)
+    batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
+    now.length.add_(accepted.emits)
+    now.bonus.copy_(accepted.emitted.view(-1).index_select(0, last))
+
+
+def catch_up(models: Models, batch: RunningBatch) -> None:
+    """Run the head over the positions that plain rounds left out (see `carried.py`)."""
+    behind = batch.behind()
+    if behind is None:
+        return
+    layout = models.layouts.rows(len(behind.rows), behind.tokens.shape[1])
+    last = layout.first_row + (behind.positions - 1)
+    start = behind.carried.length - behind.positions
+    out = run_head(models, behind.carried, layout, start, behind.tokens, behind.features, last)
+    batch.set_first(behind.rows, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
+
+
+def _draft_chain(this: Round, tokens: Tensor, log_probs: Tensor) -> DraftTree:
+    """One child per node: nothing to choose between, and the window is causal."""
+    models, _, now, _, layout = this
+    hidden = now.hidden
+    all_tokens, all_log_probs = [now.bonus[:, None], tokens], [log_probs]
+    for level, offset in enumerate(layout.draft_offset):
+        out = draft_step(
+            models,
+            now,
+            layout.draft_rows,
+            tokens.reshape(-1),
+            level,
+            offset,
+            mask=None,
+            hidden=hidden,
+            topk=1,
+        )
+        tokens, hidden = out.token_ids, out.hidden
+        all_tokens.append(tokens)
+        all_log_probs.append(out.log_probs)
+    return chain_tree(layout, all_tokens, all_log_probs)
+
+
+def _move_path(this: Round, path: Tensor) -> None:
+    """Move the target's KV of the path's nodes from index L + node to L + depth."""
+    models, _, now, _, layout = this
+    size = models.decoder.page_size
+    window = torch.stack((path[:, 1:], layout.path_depths))  # [2, B, D]: from, to
+    index = window + now.length[:, None]
+    page = now.page_table.expand(2, -1, -1).gather(2, index // size)
+    slots = (page * size + index % size).view(2, -1)
+    models.decoder.move_kv(models.kv, slots[0], slots[1])

@@ -1,0 +1,160 @@
+"""Which token a row of logits yields: greedy, or one draw from the row's own processed distribution.
+
+A draw is inverse-CDF sampling with a uniform number that depends only on the request's seed and on the logical
+position of the token being drawn. The same seed therefore gives the same text with and without speculation, in
+any batch and in any tree: every node of a tree draws *its* next token with the coin of *its* position, and a child
+is accepted only if it is that very token. Nothing is ever rejected and redrawn, so the output distribution is
+plain decode's by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.errors import EngineError
+
+_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is decoded. Filters apply in this order: temperature, top-k, top-p, min-p."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0  # smallest set of tokens holding this much probability; 1: all
+    top_k: int = 0  # the k most probable tokens; 0: all
+    min_p: float = 0.0  # tokens at least this probable, relative to the most probable one
+    seed: int | None = None  # None: a fresh one per request
+    stop_token_ids: tuple[int, ...] = ()  # besides the template's turn end
+    ignore_eos: bool = False  # True: only max_tokens and stop_token_ids end the answer
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise EngineError(f"max_tokens is {self.max_tokens}; ask for at least one token")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise EngineError(f"temperature is {self.temperature}; use 0 (greedy) or a positive number")
+        if not 0 < self.top_p <= 1:
+            raise EngineError(f"top_p is {self.top_p}; use a number above 0 and at most 1")
+        if self.top_k < 0:
+            raise EngineError(f"top_k is {self.top_k}; use 0 (all tokens) or a positive number")
+        if not 0 <= self.min_p <= 1:
+            raise EngineError(f"min_p is {self.min_p}; use a number from 0 to 1")
+
+
+class RowSampling(NamedTuple):
+    """Sampling of M rows of logits; `temperature` 0 marks a greedy row."""
+
+    temperature: Tensor  # [M] float32
+    top_k: Tensor  # [M] int64, 0: all
+    top_p: Tensor  # [M] float32
+    min_p: Tensor  # [M] float32
+    seed_key: Tensor  # [M] int64, `seed_key(seed)`
+    sampled: Tensor | None  # int64 indices of the rows that aren't greedy; None: all of them
+    truncates: bool  # some row uses top-k or top-p
+
+
+# A backend's own sampler: (logits [M, V] float32, temperature [M], top_k [M] int64, top_p [M], min_p [M], uniform [M])
+# -> [M] int64, meaning what `sample` means; rows of temperature 0 yield their argmax, lowest id among equals.
+Sampler = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def seed_key(seed: int) -> int:
+    """The start of a seed's sequence of coins, as a signed 64-bit number."""
+    return _signed(_mix((seed + _GOLDEN) & _WORD))
+
+
+def uniform(key: Tensor, position: Tensor) -> Tensor:
+    """Coins in [0, 1), float32, for `key` (int64, from `seed_key`) at token `position`; shapes broadcast.
+
+    Coin p of a key is the upper 24 bits of output p + 1 of splitmix64 started at the key, so that it is exact in
+    float32 and every backend sees the same number.
+    """
+    z = key + (position.to(torch.int64) + 1) * _signed(_GOLDEN)
+    z = (z ^ _shift_right(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shift_right(z, 27)) * _signed(_MIX_2)
+    z = z ^ _shift_right(z, 31)
+    return _shift_right(z, 40).to(torch.float32) * 2.0**-24
+
+
+def choose(logits: Tensor, rows: RowSampling, position: Tensor, sampler: Sampler | None = None) -> Tensor:
+    """The token each row yields, [M] int64. `position` [M]: logical position of the token being chosen."""
+    coins = uniform(rows.seed_key, position)
+    if sampler is not None:
+        return sampler(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, coins)
+    if rows.sampled is None:
+        return sample(logits, rows, coins)
+    chosen = logits.argmax(-1)
+    some = rows.sampled
+    picked = RowSampling(
+        temperature=rows.temperature[some],
+        top_k=rows.top_k[some],
+        top_p=rows.top_p[some],
+        min_p=rows.min_p[some],
+        seed_key=rows.seed_key[some],
+        sampled=None,
+        truncates=rows.truncates,
+    )
+    chosen[some] = sample(logits[some], picked, coins[some])
+    return chosen
+
+
+def sample(logits: Tensor, rows: RowSampling, coins: Tensor) -> Tensor:
+    """One draw per row by inverse CDF over token ids in ascending order; the reference for native samplers."""
+    cdf = processed_weights(logits, rows).cumsum(-1, dtype=torch.float64)  # [M, V]
+    total = cdf[:, -1]
+    aim = torch.minimum(
+        coins.double() * total, torch.nextafter(total, torch.zeros_like(total))
+    )  # strictly below the total
+    return torch.searchsorted(cdf, aim[:, None], right=True).squeeze(1)
+
+
+def processed_weights(logits: Tensor, rows: RowSampling) -> Tensor:
+    """Unnormalised probabilities after temperature, top-k, top-p and min-p; [M, V] float32, the largest is 1.
+
+    Each filter is a threshold, so tokens exactly as probable as the last one kept are kept too.
+    """
+    scaled = logits.float() / rows.temperature[:, None]
+    weights = (scaled - scaled.amax(-1, keepdim=True)).exp()  # [M, V]
+    threshold = rows.min_p[:, None]
+    if rows.truncates:
+        threshold = torch.maximum(threshold, _truncation_threshold(weights, rows))
+    return weights.masked_fill(weights < threshold, 0.0)
+
+
+def _truncation_threshold(weights: Tensor, rows: RowSampling) -> Tensor:
+    """Weight of the last token that top-k and then top-p keep, [M, 1]."""
+    ordered = weights.sort(-1, descending=True).values  # [M, V]
+    vocabulary = ordered.shape[-1]
+    last = torch.where(rows.top_k > 0, rows.top_k.clamp(max=vocabulary), vocabulary)[:, None] - 1
+    kth = ordered.gather(1, last)
+    ordered = ordered.masked_fill(ordered < kth, 0.0)
+    mass = ordered.cumsum(-1, dtype=torch.float64)
+    before = mass - ordered  # probability of everything more probable
+    inside = before < rows.top_p[:, None] * mass[:, -1:]
+    count = inside.sum(-1, keepdim=True)  # at least 1: nothing comes before the first
+    nucleus = torch.where(rows.top_p[:, None] < 1, ordered.gather(1, count - 1), kth)
+    return torch.maximum(kth, nucleus)
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    return (value >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts arithmetically
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * _MIX_1) & _WORD
+    z = ((z ^ (z >> 27)) * _MIX_2) & _WORD
+    return z ^ (z >> 31)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

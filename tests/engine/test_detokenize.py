@@ -1,0 +1,46 @@
+"""Streamed pieces are whole characters and add up to the whole text."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fledge.engine.detokenize import Detokenizer, decode
+from tests.tiny import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+
+
+@given(st.text(max_size=40), st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def test_pieces_of_any_text_add_up_and_hold_back_incomplete_characters(text: str, sizes: list[int]) -> None:
+    tokens = TOKENIZER.encode(text, add_special_tokens=False)
+    pieces = _stream(tokens, sizes)
+    whole = decode(TOKENIZER, tokens)
+    assert "".join(pieces) == whole
+    if "�" not in whole:
+        assert not any("�" in piece for piece in pieces)
+
+
+@given(st.lists(st.integers(0, 511), max_size=40), st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def test_pieces_of_any_tokens_add_up_even_where_bytes_are_invalid(
+    tokens: list[int], sizes: list[int]
+) -> None:
+    assert "".join(_stream(tokens, sizes)) == decode(TOKENIZER, tokens)
+
+
+def test_a_character_split_over_tokens_comes_out_whole() -> None:
+    tokens = TOKENIZER.encode("né 🙂!", add_special_tokens=False)
+    assert len(tokens) > len("né 🙂!")
+    pieces = _stream(tokens, [1])
+    assert "🙂" in pieces
+    assert "".join(pieces) == "né 🙂!"
+
+
+def _stream(tokens: list[int], sizes: list[int]) -> list[str]:
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces, at, turn = [], 0, 0
+    while at < len(tokens):
+        size = sizes[turn % len(sizes)]
+        pieces.append(detokenizer.add(tokens[at : at + size], last=at + size >= len(tokens)))
+        at, turn = at + size, turn + 1
+    return pieces

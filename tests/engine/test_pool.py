@@ -1,0 +1,70 @@
+"""Pages are owned by one request or by nobody, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fledge.engine.pool import PADDING_PAGE, PagePool
+from fledge.errors import EngineError
+
+
+@given(
+    pages=st.integers(2, 40),
+    page_size=st.sampled_from([1, 16, 32]),
+    actions=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 400), st.booleans()), max_size=60),
+)
+def test_random_use_keeps_every_page_accounted_for(
+    pages: int, page_size: int, actions: list[tuple[int, int, bool]]
+) -> None:
+    pool = PagePool(pages, page_size)
+    owners: list[list[int]] = [[] for _ in range(6)]
+    for who, tokens, give_back in actions:
+        owned, before, free = owners[who], list(owners[who]), pool.free_pages
+        if give_back:
+            pool.release(owned)
+            assert owned == []
+        elif pool.reserve(owned, tokens):
+            assert len(owned) * page_size >= tokens
+            assert owned[: len(before)] == before
+            assert len(owned) == max(len(before), pool.pages_for(tokens))
+        else:
+            assert owned == before
+            assert pool.free_pages == free < pool.pages_for(tokens) - len(before)
+        pool.check(owners)
+        assert PADDING_PAGE not in [page for held in owners for page in held]
+        assert pool.free_pages + sum(map(len, owners)) == pages - 1
+    for owned in owners:
+        pool.release(owned)
+    pool.check()
+
+
+def test_check_finds_a_lost_page() -> None:
+    pool = PagePool(8, 16)
+    pool.reserve([], 20)
+    with pytest.raises(EngineError, match="2 KV pages have no owner"):
+        pool.check()
+
+
+def test_check_finds_a_page_with_two_owners() -> None:
+    pool = PagePool(8, 16)
+    owned: list[int] = []
+    pool.reserve(owned, 16)
+    with pytest.raises(EngineError, match="two owners"):
+        pool.check([owned, owned])
+
+
+def test_giving_a_page_back_twice_is_refused() -> None:
+    pool = PagePool(8, 16)
+    owned: list[int] = []
+    pool.reserve(owned, 16)
+    again = list(owned)
+    pool.release(owned)
+    with pytest.raises(EngineError, match="twice"):
+        pool.release(again)
+
+
+def test_a_pool_without_room_is_refused() -> None:
+    with pytest.raises(EngineError, match="kv_tokens"):
+        PagePool(1, 16)
