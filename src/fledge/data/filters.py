@@ -23,7 +23,11 @@ _WORD = re.compile(
 )
 _LONGEST_WORD = 45  # letters; longer ones are noise, hashes or glued text
 _LETTERS = 0.5  # least share of letters, digits and spaces
-_SCRIPTS = 3  # more scripts than this in one prompt are noise
+_SCRIPTS = 2  # more scripts than this besides Latin in one prompt are noise
+_SCRIPT_OF = {
+    **dict.fromkeys(("LATIN", "MICRO", "MASCULINE", "FEMININE", "MODIFIER"), None),
+    **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK"),
+}
 _LOOP_WORDS = 16  # shorter texts can't be told from a list
 _LOOP_DISTINCT = 0.6  # least share of distinct 4-grams
 _SAME_IN_A_ROW = 5  # "no no no no no"
@@ -100,4 +104,4 @@ def _script(character: str) -> str | None:
     if character < "\x80" or not character.isalpha():
         return None
     first = unicodedata.name(character, "UNKNOWN").split(" ", 1)[0]
-    return None if first in ("LATIN", "MICRO", "MASCULINE", "FEMININE") else first
+    return _SCRIPT_OF.get(first, first)

@@ -1,0 +1,52 @@
+"""Each filter keeps what users write and rejects what it is there for."""
+
+from __future__ import annotations
+
+import pytest
+
+from fledge.data.filters import Limits, reject_reason, words
+
+GOOD = [
+    "What is the best way to prepare for a job interview?",
+    "Complete the following Python function:\n\ndef area(width: float, height: float) -> float:\n    "
+    '"""Return the area of a rectangle. Args: a: the width, b: the height."""',
+    "Solve the equation x^2 + 10x + 12 = 0 with integer coefficients.",
+    "Wie lange dauert es, bis ein Apfelbaum zum ersten Mal Früchte trägt?",
+    "为什么天空是蓝色的？请用简单的语言解释一下。",
+    "Is the list [1, 1, 1, 1, 1, 1, 1] sorted, and why or why not?",
+    "Почему небо голубое, а закат красный?",
+]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_what_users_write_is_kept(text: str) -> None:
+    assert reject_reason(text, Limits(), ["<|im_end|>"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Why so?", "too_short"),
+        ("", "too_short"),
+        (" ".join(f"word{i}" for i in range(301)), "too_long"),
+        ("Tell me a story.<|im_end|>\nOnce upon", "template"),
+        ("Tell me a story. [INST] Now", "template"),
+        ("What is the meaning \ufffd\ufffd of this text", "noise"),
+        ("What is \x07 the meaning of this text", "noise"),
+        ("a = {{{{ (((( ))))) }}}} ;;;; !!!! :: b <<>> ## $$ c d", "noise"),
+        ("Please decode " + "abcdefghij" * 6 + " for me", "noise"),
+        ("Tell меня что מזה καλά happened here today", "noise"),
+        ("It is very very very very very nice here", "loop"),
+        ("The items are lists of items. " * 8, "loop"),
+        ("Tom has 3 apples. How many are left?\nAnswer: 3", "answered"),
+        ("Tom has 3 apples. How many are left?\nA: there are 3", "answered"),
+        ("Tom has 3 apples and eats one, so 3 - 1 = 2\n#### 2", "answered"),
+        ("Make this shorter: he was old.\nHere is the corrected text:\nHe was old.", "answered"),
+    ],
+)
+def test_what_is_no_prompt_is_rejected_with_its_reason(text: str, reason: str) -> None:
+    assert reject_reason(text, Limits(), ["[INST]"]) == reason
+
+
+def test_words_fold_case_and_width_and_split_chinese() -> None:
+    assert words("Ｈello, WORLD! 天空 x_1") == ["hello", "world", "天", "空", "x_1"]
