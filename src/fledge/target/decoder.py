@@ -101,6 +101,8 @@ class TorchDecoder:
         return x + F.linear(F.silu(gate) * up, w.down)
 
     def _argmax(self, hidden: Tensor) -> Tensor:
-        """[M, H] -> [M] int64. torch.argmax returns the first of equals."""
-        parts = [F.linear(rows, self._weights.lm_head).argmax(dim=-1) for rows in hidden.split(_ARGMAX_ROWS)]
+        """[M, H] -> [M] int64. Tensor.max returns the first of equals, as argmax does, but faster in bf16."""
+        parts = [
+            F.linear(rows, self._weights.lm_head).max(dim=-1).indices for rows in hidden.split(_ARGMAX_ROWS)
+        ]
         return torch.cat(parts) if parts else hidden.new_empty(0, dtype=torch.int64)

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from fledge.target.config import DecoderConfig
 from fledge.target.weights import weight_files
 
-_FORMAT = 1
+_FORMAT = 2  # raise it when what is hashed, or how, changes
 _TEXT_FILES = (
     "config.json",
     "generation_config.json",
