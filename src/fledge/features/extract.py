@@ -1,0 +1,186 @@
+"""The `features` stage: conversations through the target in large prefills, hidden states kept.
+
+Conversations are packed end to end, each a request of its own with its own pages, so no row is padding:
+
+    rows   | conversation 0 ......... | conversation 1 .... | conversation 2 ........... |   <= batch_tokens
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fledge.data import Conversation, Progress, read_conversations
+from fledge.data.options import silent
+from fledge.errors import DataError
+from fledge.features.options import FeatureOptions
+from fledge.features.store import FeatureSample, write_shard
+from fledge.storage import Fingerprint, Manifest, make_fingerprint, sha256
+from fledge.target import Target
+from fledge.target.batch import ForwardBatch
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FeatureSummary:
+    """What a feature store holds."""
+
+    conversations: int
+    tokens: int
+    bytes: int
+    shards: int
+
+
+def bytes_per_token(target: Target) -> int:
+    """Bytes a token takes in the store: four hidden states in bf16, ids and mask."""
+    return 4 * target.config.hidden_size * 2 + 4 + 4 + 1
+
+
+def extract_features(
+    target: Target,
+    conversations_url: str,
+    options: FeatureOptions,
+    output_url: str,
+    progress: Progress = silent,
+) -> FeatureSummary:
+    """Fill a feature store from a folder of conversations, or go on where an earlier call stopped."""
+    features_fingerprint(target, conversations_url, options).claim(output_url)
+    total = Manifest.load(conversations_url).tokens
+    manifest = Manifest.load(output_url)
+    extractor = FeatureExtractor(target, options.batch_tokens)
+    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(target))
+    rest = islice(read_conversations(conversations_url), manifest.records, None)
+    done, start = manifest.tokens, time.perf_counter()
+    first = done
+    progress(done, total, "")
+    for group in _by_tokens(rest, shard_tokens):
+        samples: list[FeatureSample] = []
+        for batch in _by_tokens(group, options.batch_tokens):
+            samples += extractor.extract(batch)
+            done += sum(len(c.token_ids) for c in batch)
+            progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
+        manifest = write_shard(manifest, samples)
+    return FeatureSummary(manifest.records, manifest.tokens, manifest.size, len(manifest.shards))
+
+
+def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
+    """What the store depends on; how many rows go through the target at once is not part of it."""
+    conversations = Manifest.load(conversations_url)
+    if not conversations.records:
+        raise DataError(f"no conversations in {conversations_url}; run `fledge respond` first")
+    return make_fingerprint(
+        {
+            "stage": "features",
+            "format": FORMAT,
+            "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash},
+            "features": options.model_dump(mode="json", exclude={"batch_tokens"}),
+            "conversations": sha256("".join(shard.sha256 for shard in conversations.shards).encode()),
+        }
+    )
+
+
+class FeatureExtractor:
+    """Runs conversations through a target; owns the KV pool it needs for that."""
+
+    def __init__(self, target: Target, batch_tokens: int) -> None:
+        self._decoder = target.decoder
+        self._limit = target.config.max_position_embeddings
+        self._batch_tokens = batch_tokens
+        self._kv: Tensor | None = None
+        self._pages = 0
+
+    def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
+        """One forward over all of them."""
+        lengths = [len(c.token_ids) for c in conversations]
+        longest = max(lengths)
+        if longest > self._limit or min(lengths) < 1:
+            raise DataError(
+                f"a conversation has {longest} tokens, the target takes 1 to {self._limit}; "
+                "lower respond.max_prompt_tokens or respond.max_new_tokens and respond again"
+            )
+        pages = [-(-length // self._decoder.page_size) for length in lengths]
+        table = torch.zeros(len(lengths), max(pages), dtype=torch.int32)
+        for row, (first, count) in enumerate(zip(_starts(pages), pages, strict=True)):
+            table[row, :count] = torch.arange(first, first + count)
+        token_ids = torch.tensor([i for c in conversations for i in c.token_ids], dtype=torch.int32)
+        mask = torch.tensor([m for c in conversations for m in c.loss_mask], dtype=torch.uint8)
+        following = _following_is_generated(mask, lengths)  # [R]
+        rows = following.nonzero().flatten()
+        zeros = torch.zeros(len(lengths), dtype=torch.int32)
+        batch = ForwardBatch(
+            token_ids=token_ids,
+            positions=torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths]),
+            row_start=torch.tensor([*_starts(lengths), sum(lengths)], dtype=torch.int32),
+            prefix_length=zeros,
+            window_offset=zeros,
+            page_table=table,
+            logit_rows=rows.int(),
+        )
+        device = self._decoder.device
+        on_device = ForwardBatch(*(None if t is None else t.to(device) for t in batch))  # type: ignore[arg-type]
+        out = self._decoder.forward(
+            on_device,
+            self._pool(sum(pages)),
+            logits="argmax" if len(rows) else "none",
+            features=True,
+            hidden=True,
+        )
+        argmax = torch.full((sum(lengths),), -1, dtype=torch.int32)
+        if out.argmax is not None:
+            argmax[rows] = out.argmax.to("cpu", torch.int32)
+        features, hidden = (_stored(t) for t in (out.features, out.hidden))
+        parts = [t.split(lengths) for t in (token_ids, mask, argmax, features, hidden)]
+        return [
+            FeatureSample(c.conversation_id, c.category, c.split, c.temperature, *tensors)
+            for c, *tensors in zip(conversations, *parts, strict=True)
+        ]
+
+    def _pool(self, pages: int) -> Tensor:
+        """A KV pool of at least `pages` pages; what an earlier batch left in it is overwritten before it is read."""
+        if self._kv is None or pages > self._pages:
+            self._pages = max(pages, 2 * -(-self._batch_tokens // self._decoder.page_size))
+            self._kv = None  # free the old one before the new one is made
+            self._kv = self._decoder.allocate_kv(self._pages)
+        return self._kv
+
+
+def _stored(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise DataError("the decoder returned no hidden states; use another backend for the target")
+    return tensor.to("cpu", torch.bfloat16)
+
+
+def _starts(lengths: list[int]) -> list[int]:
+    starts, total = [], 0
+    for length in lengths:
+        starts.append(total)
+        total += length
+    return starts
+
+
+def _following_is_generated(mask: Tensor, lengths: list[int]) -> Tensor:
+    """Rows whose next token was generated, [R] bool; a conversation's last row has none."""
+    following = torch.cat((mask[1:], mask.new_zeros(1))).bool()
+    following[torch.tensor(lengths).cumsum(0) - 1] = False
+    return following
+
+
+def _by_tokens(conversations: Iterable[Conversation], limit: int) -> Iterator[list[Conversation]]:
+    """Neighbours in groups of at most `limit` tokens; one that is longer is alone."""
+    group: list[Conversation] = []
+    tokens = 0
+    for conversation in conversations:
+        length = len(conversation.token_ids)
+        if group and tokens + length > limit:
+            yield group
+            group, tokens = [], 0
+        group.append(conversation)
+        tokens += length
+    if group:
+        yield group
