@@ -62,7 +62,13 @@ class Decoder(Protocol):
         ...
 
     def forward(
-        self, batch: ForwardBatch, kv: Tensor, *, logits: LogitsMode, features: bool = False, hidden: bool = False
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        logits: LogitsMode,
+        features: bool = False,
+        hidden: bool = False,
     ) -> ForwardOutput:
         """Run all layers over the rows, writing their keys and values into `kv`."""
         ...

@@ -27,8 +27,16 @@ def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.de
         return f"the kernels are for the CPU, not {device}"
     if dtype != torch.bfloat16:
         return f"the kernels compute in bfloat16, not {str(dtype).removeprefix('torch.')}"
-    return shape_reason(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
-                        config.head_dim) or unavailable_reason()
+    return (
+        shape_reason(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        or unavailable_reason()
+    )
 
 
 def shape_reason(hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int) -> str:
@@ -47,8 +55,12 @@ class PackedLayer:
     """A layer's matrices in tile order and its vectors, with the C structure that points at them."""
 
     def __init__(self, weights: LayerWeights) -> None:
-        self.matrices = [ops.PackedMatrix(weights.qkv), ops.PackedMatrix(weights.o),
-                         ops.PackedMatrix(weights.gate_up, interleaved=True), ops.PackedMatrix(weights.down)]
+        self.matrices = [
+            ops.PackedMatrix(weights.qkv),
+            ops.PackedMatrix(weights.o),
+            ops.PackedMatrix(weights.gate_up, interleaved=True),
+            ops.PackedMatrix(weights.down),
+        ]
         vectors = (weights.input_norm, weights.post_norm, weights.qkv_bias, weights.q_norm, weights.k_norm)
         self.vectors = [None if v is None else v.detach().to(torch.bfloat16).contiguous() for v in vectors]
         self.pointers = ops.LayerPointers(
@@ -79,10 +91,22 @@ class NativeDecoder:
         self._rope = rope_table(config, config.max_position_embeddings + POSITIONS_BEYOND)
         self._pointers = (ops.LayerPointers * len(self._layers))(*(layer.pointers for layer in self._layers))
         self._struct = ops.DecoderStruct(
-            ops.Shape(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
-                      config.head_dim, config.rms_norm_eps, *(t.data_ptr() for t in self._rope)),
-            config.num_layers, config.vocab_size, (ctypes.c_int * 3)(*config.feature_layers), self._pointers,
-            self._embedding.data_ptr(), self._norm.data_ptr(), self._lm_head.pointer,
+            ops.Shape(
+                config.hidden_size,
+                config.intermediate_size,
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.rms_norm_eps,
+                *(t.data_ptr() for t in self._rope),
+            ),
+            config.num_layers,
+            config.vocab_size,
+            (ctypes.c_int * 3)(*config.feature_layers),
+            self._pointers,
+            self._embedding.data_ptr(),
+            self._norm.data_ptr(),
+            self._lm_head.pointer,
         )
 
     @property
@@ -93,14 +117,22 @@ class NativeDecoder:
     def allocate_kv(self, pages: int) -> Tensor:
         """[layers, pages, kv_heads, 2, 32 * head_dim] bf16: keys, then values, each in AMX tile order."""
         c = self.config
-        return torch.zeros(c.num_layers, pages, c.num_kv_heads, 2, self.page_size * c.head_dim, dtype=self.dtype)
+        return torch.zeros(
+            c.num_layers, pages, c.num_kv_heads, 2, self.page_size * c.head_dim, dtype=self.dtype
+        )
 
     def kv_bytes_per_token(self) -> int:
         """Bytes one token takes in the pool."""
         return self.config.num_layers * self.config.num_kv_heads * 2 * self.config.head_dim * 2
 
     def forward(
-        self, batch: ForwardBatch, kv: Tensor, *, logits: LogitsMode, features: bool = False, hidden: bool = False
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        logits: LogitsMode,
+        features: bool = False,
+        hidden: bool = False,
     ) -> ForwardOutput:
         """Run all layers over the rows, writing their keys and values into `kv`."""
         rows, width = batch.token_ids.shape[0], self.config.hidden_size
@@ -116,8 +148,13 @@ class NativeDecoder:
         )
         outputs = ops.DecoderOutputs(ops.address(wanted), count, *(ops.address(t) for t in out))
         self._library.fledge_decoder_forward(
-            ctypes.byref(self._struct), arguments.sizes, arguments.pointers, arguments.mask_pointer,
-            ctypes.c_void_p(kv.data_ptr()), ctypes.c_int64(kv.shape[1]), ctypes.byref(outputs),
+            ctypes.byref(self._struct),
+            arguments.sizes,
+            arguments.pointers,
+            arguments.mask_pointer,
+            ctypes.c_void_p(kv.data_ptr()),
+            ctypes.c_int64(kv.shape[1]),
+            ctypes.byref(outputs),
         )
         return out
 
@@ -126,7 +163,13 @@ class NativeDecoder:
         move_packed_kv(self._library, kv, source, destination, self.config.head_dim)
 
     def sample(
-        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        uniform: Tensor,
     ) -> Tensor:
         """One token per row of `logits` [M, V]; see `ops.sample`."""
         return ops.sample(logits, temperature, top_k, top_p, min_p, uniform)
@@ -134,16 +177,35 @@ class NativeDecoder:
 
 def batch_arguments(batch: ForwardBatch) -> ops.BatchArguments:
     """A `ForwardBatch` as the kernels read it."""
-    tensors = (batch.token_ids, batch.positions, batch.row_start, batch.prefix_length, batch.window_offset,
-               batch.page_table)
-    return ops.BatchArguments(tensors, batch.window_mask, batch.token_ids.shape[0], batch.prefix_length.shape[0],
-                              batch.page_table.shape[1])
+    tensors = (
+        batch.token_ids,
+        batch.positions,
+        batch.row_start,
+        batch.prefix_length,
+        batch.window_offset,
+        batch.page_table,
+    )
+    return ops.BatchArguments(
+        tensors,
+        batch.window_mask,
+        batch.token_ids.shape[0],
+        batch.prefix_length.shape[0],
+        batch.page_table.shape[1],
+    )
 
 
-def move_packed_kv(library: ctypes.CDLL, kv: Tensor, source: Tensor, destination: Tensor, head_dim: int) -> None:
+def move_packed_kv(
+    library: ctypes.CDLL, kv: Tensor, source: Tensor, destination: Tensor, head_dim: int
+) -> None:
     """`move_kv` for a packed pool [layers, pages, kv_heads, 2, 32 * head_dim]."""
     source, destination = source.long().contiguous(), destination.long().contiguous()
     library.fledge_move_kv(
-        ctypes.c_void_p(kv.data_ptr()), kv.shape[0], ctypes.c_int64(kv.shape[1]), kv.shape[2], head_dim,
-        ctypes.c_void_p(source.data_ptr()), ctypes.c_void_p(destination.data_ptr()), ctypes.c_int64(source.shape[0]),
+        ctypes.c_void_p(kv.data_ptr()),
+        kv.shape[0],
+        ctypes.c_int64(kv.shape[1]),
+        kv.shape[2],
+        head_dim,
+        ctypes.c_void_p(source.data_ptr()),
+        ctypes.c_void_p(destination.data_ptr()),
+        ctypes.c_int64(source.shape[0]),
     )
