@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class ContextHead:
         self.rate = rate
         self.best_first = best_first  # the true token, if proposed, has rank 0 and nearly all the probability
         self.truth: dict[Context, int] = {}
-        self.forwards = 0
+        self.strict = True  # off where some requests don't speculate: theirs is nonsense, and nobody looks
 
     def learn(self, sequences: Iterable[Sequence[int]]) -> None:
         """Remember what follows what in these sequences (prompt and answer)."""
@@ -50,14 +51,13 @@ class ContextHead:
         self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
     ) -> DraftOutput:
         assert (features is None) != (hidden is None)
-        self.forwards += 1
         contexts = self._contexts(batch, kv)
         out_hidden = torch.zeros(len(contexts), HIDDEN)
         for row, context in enumerate(contexts):
             if context is None:
                 continue
             out_hidden[row, 0] = _name(context)
-            if hidden is not None:
+            if hidden is not None and self.strict:
                 assert hidden[row, 0].item() == _name(context[:-1]), (
                     "a draft step got another node's hidden state"
                 )
@@ -72,25 +72,25 @@ class ContextHead:
     def _contexts(self, batch: ForwardBatch, kv: Tensor) -> list[Context | None]:
         """The tokens each row sees; None for rows beyond the accepted path, whose context means nothing."""
         contexts: list[Context | None] = []
-        for request in range(len(batch.prefix_length)):
-            prefix = int(batch.prefix_length[request])
-            slots = [
-                int(batch.page_table[request, index // self.page_size]) * self.page_size
-                + index % self.page_size
-                for index in range(min(prefix + 128, batch.page_table.shape[1] * self.page_size))
-            ]
-            for row in range(int(batch.row_start[request]), int(batch.row_start[request + 1])):
-                own = prefix + int(batch.window_offset[request]) + row - int(batch.row_start[request])
-                kv[slots[own]] = batch.token_ids[row].long()
+        memory, table, size = kv.numpy(), batch.page_table.numpy(), self.page_size
+        starts, positions = batch.row_start.tolist(), batch.positions.tolist()
+        for request, prefix in enumerate(batch.prefix_length.tolist()):
+            index = np.arange(min(prefix + 128, table.shape[1] * size))
+            slots = table[request, index // size] * size + index % size
+            for row in range(starts[request], starts[request + 1]):
+                own = prefix + int(batch.window_offset[request]) + row - starts[request]
+                memory[slots[own]] = int(batch.token_ids[row])
                 if batch.window_mask is None:
-                    seen = list(range(own + 1))
+                    seen = slots[: own + 1]
                 else:
                     mask = int(batch.window_mask[row])
-                    seen = [*range(prefix), *(prefix + j for j in range(64) if (mask >> j) & 1)]
-                assert own in seen
-                context = tuple(int(kv[slots[index]]) for index in seen)
-                assert -1 not in context, "a row sees KV that was never written"
-                assert len(context) == int(batch.positions[row]) + 1, "a row stands at the wrong position"
+                    window = [j for j in range(64) if (mask >> j) & 1]
+                    assert own - prefix in window
+                    seen = np.concatenate((slots[:prefix], slots[[prefix + j for j in window]]))
+                context = tuple(memory[seen].tolist())
+                assert len(context) == positions[row] + 1, "a row stands at the wrong position"
+                if self.strict:
+                    assert -1 not in context, "a row sees KV that was never written"
                 contexts.append(context)
         return contexts
 
@@ -98,10 +98,11 @@ class ContextHead:
         rng = random.Random(repr(context))
         tokens = rng.sample(range(self.config.vocab_size), k)
         true = self.truth.get(context) if context is not None else None
-        if true is not None and rng.random() < self.rate:
+        if true is not None:
             tokens = [token for token in tokens if token != true][: k - 1]
-            tokens.insert(0 if self.best_first else rng.randrange(k), true)
-        tokens += [t for t in range(k + 1) if t not in tokens][: k - len(tokens)]
+            other = next(token for token in range(self.config.vocab_size) if token not in (*tokens, true))
+            proposed = true if rng.random() < self.rate else other
+            tokens.insert(0 if self.best_first else rng.randrange(k), proposed)
         scores = sorted((-rng.random() * 3 - 1e-3 for _ in range(k)), reverse=True)
         if self.best_first:
             scores = [-0.01, *(score - 5 for score in scores[1:])]

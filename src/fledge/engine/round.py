@@ -128,10 +128,11 @@ def accept(tree: DraftTree, chosen: Tensor, layout: TreeLayout, speculates: Tens
     matched[:, 0] = True
     missing = (~matched * layout.node_bit).sum(1, keepdim=True)  # [B, 1], bits of the nodes that didn't match
     rejected = (tree.window_mask & missing) != 0  # [B, N]
+    deepest = tree.depths.masked_fill(rejected, -1).amax(1)  # [B]
     column = tree.depths.masked_fill(rejected, depth + 1)
     path = layout.no_path.scatter(1, column, layout.nodes)[:, : depth + 1]
     return Accepted(
-        emits=(column <= depth).sum(1),
+        emits=deepest + 1,
         path=path,
         emitted=chosen.gather(1, path),
     )

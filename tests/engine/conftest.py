@@ -1,0 +1,58 @@
+"""A tiny target in float32, and helpers that serve prompts with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from fledge.engine import Engine, TreeShape
+from fledge.engine.request import Completion
+from fledge.target.target import Target
+from tests.engine.context_head import ContextHead
+from tests.tiny import TinyShape, save_tiny_target
+
+VOCABULARY = 512
+MakeHead = Callable[..., ContextHead]
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Three layers, hidden 64, vocabulary 512, 256 positions, float32."""
+    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
+    folder = save_tiny_target(tmp_path_factory.mktemp("engine") / "llama", shape=shape)
+    return Target.load(str(folder), dtype="float32", backend="torch")
+
+
+@pytest.fixture(scope="session")
+def plain(target: Target) -> Engine:
+    """Plain decode."""
+    return Engine(target)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Random prompts of different lengths."""
+    rng = random.Random(0)
+    return [
+        [rng.randrange(6, VOCABULARY) for _ in range(rng.choice([1, 3, 15, 16, 17, 40]))] for _ in range(24)
+    ]
+
+
+def scripted_head(
+    target: Target, answers: list[Completion], rate: float, *, best_first: bool = False
+) -> ContextHead:
+    """A head that knows these answers, and proposes their tokens with probability `rate`."""
+    head = ContextHead(target.decoder.page_size, VOCABULARY, rate, best_first=best_first)
+    head.learn([*answer.prompt_token_ids, *answer.token_ids] for answer in answers)
+    return head
+
+
+SHAPES = [
+    TreeShape(1, 2, 3),
+    TreeShape(3, 1, 4),
+    TreeShape(3, 3, 8),
+    TreeShape(5, 4, 16),
+    TreeShape(6, 8, 48),
+]
