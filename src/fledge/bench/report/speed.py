@@ -12,6 +12,7 @@ from fledge.bench.workloads import OWN_WORKLOAD
 
 ByHead = Mapping[str, Mapping[str, WorkloadSummary]]  # head -> workload or category -> figures
 _MAX_LISTED = 12
+_FASTER = 1.005  # what rounds to 1.01×
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Hero:
     label: str
     style: str
     figures: WorkloadSummary
-    workload: str
+    verdict: str
     same: str
     same_note: str
     different: int  # answers of all workloads that differ
@@ -96,7 +97,8 @@ def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
             note = f"answers identical; {others} at a near-tie of the top two logits"
         first = workload_summary(bench.rows(head, workload))
         label, style = naming.labels[head], naming.styles[head]
-        heroes.append(Hero(label, style, first, workload_title(workload), same, note, every.different))
+        verdict = "faster" if (first.speedup or 0.0) >= _FASTER else "the speed of plain decode"
+        heroes.append(Hero(label, style, first, verdict, same, note, every.different))
     return heroes
 
 
@@ -106,7 +108,7 @@ def headline(heroes: Sequence[Hero]) -> str:
     if not speedups:
         return "Plain decode, measured without a draft head"
     same = "but outputs differ" if any(hero.different for hero in heroes) else "same output"
-    if max(speedups) < 1.005:
+    if max(speedups) < _FASTER:
         return f"No faster: {max(speedups):.2f}× plain decode, {same}"
     return f"{' and '.join(times(speedup) for speedup in speedups)} faster, {same}"
 

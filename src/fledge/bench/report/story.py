@@ -56,7 +56,7 @@ class RoundView:
 class SampleView:
     """One answer, its tokens coloured by the depth they were drafted at."""
 
-    label: str
+    by: str
     category: str
     question: str
     pieces: list[tuple[str, str, str]]  # (text, CSS class, tooltip)
@@ -193,8 +193,9 @@ def _sample_view(sample: Sample, naming: Naming) -> SampleView:
         tip = f"accepted draft, depth {piece.depth}" if piece.depth else "from the target"
         pieces.append((piece.text, f"d{min(piece.depth, 6)}", tip))
     drafted = sum(piece.depth > 0 for piece in sample.pieces) / max(len(sample.pieces), 1)
+    label = naming.labels.get(sample.head, sample.head)
     return SampleView(
-        label=naming.labels.get(sample.head, sample.head),
+        by=f"By {label}" if label.startswith("this ") else f"By the {label}",
         category=sample.category,
         question=sample.question,
         pieces=pieces,

@@ -1,0 +1,175 @@
+"""The alternation, and which rows are believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fledge.bench import BenchOptions, run_bench
+from fledge.bench.concurrency import run_level
+from fledge.bench.identity import Identity
+from fledge.bench.machine import available_cores, measure_bandwidth
+from fledge.bench.measure import Limits, answer_row, measure_answers, reason_to_reject, token_pieces
+from fledge.bench.results import BenchResult
+from fledge.bench.run import estimate_seconds
+from fledge.bench.workloads import Prompt, Workload, own_workload
+from fledge.draft import Head
+from fledge.engine import Completion, Engine, TreeShape
+from fledge.errors import DataError, EngineError
+from fledge.target import Target
+
+QUICK = BenchOptions(
+    own_prompts=3,
+    max_tokens=10,
+    repeats=2,
+    warmup=1,
+    samples=2,
+    concurrency=(1, 2),
+    sweep_tokens=6,
+    sweep_requests=3,
+    verify_rows=(2, 8),
+    cost_context=32,
+    cost_repeats=2,
+    bandwidth=False,
+)
+PROMPT = Prompt("p-1", "chat", ("Why is the sky blue?",))
+
+
+@pytest.fixture(scope="module")
+def answer(target: Target) -> Completion:
+    return Engine(target, max_batch=1).generate(["Hello there"], max_tokens=8, ignore_eos=True)[0]
+
+
+@pytest.fixture(scope="module")
+def result(target: Target, head: Head) -> BenchResult:
+    return run_bench(target, {"trained": head, "released": head}, QUICK, tree=TreeShape(2, 2, 4))
+
+
+def timed(answer: Completion, tpot_ms: float, tau: float) -> Completion:
+    return replace(answer, stats=replace(answer.stats, tpot_ms=tpot_ms, tau=tau, rounds=7))
+
+
+def test_speedup_above_tau_is_rejected_with_the_reason(target: Target, answer: Completion) -> None:
+    slow, fast = timed(answer, 12.0, 1.0), timed(answer, 5.0, 2.0)
+    row = answer_row(target, "w", PROMPT, "trained", [slow], [fast])
+    assert row.speedup == pytest.approx(2.4)
+    assert row.rejected == "speed-up 2.40 exceeds tau 2.00: the baseline was disturbed or is broken"
+    believed = answer_row(target, "w", PROMPT, "trained", [slow], [timed(answer, 8.0, 2.0)])
+    assert believed.rejected is None
+    assert believed.speedup == pytest.approx(1.5)
+
+
+def test_times_are_medians_over_the_repeats_and_the_worst_repeat_decides_sameness(
+    target: Target, answer: Completion
+) -> None:
+    plain = [timed(answer, ms, 1.0) for ms in (10.0, 11.0, 30.0)]
+    changed = replace(timed(answer, 9.0, 2.0), token_ids=[*answer.token_ids[:3], 0, *answer.token_ids[4:]])
+    row = answer_row(target, "w", PROMPT, "trained", plain, [timed(answer, 8.0, 2.0), changed, changed])
+    assert (row.tpot_plain_ms, row.tpot_ms) == (11.0, 9.0)
+    assert (row.outcome, row.differs_at) == ("different", 3)
+    assert row.rejected is not None
+    assert "differs from plain decode's from token 3" in row.rejected
+
+
+def test_an_answer_of_one_token_has_no_speedup() -> None:
+    assert reason_to_reject(None, 1.0, Identity("identical")) is not None
+
+
+def test_a_whole_bench_finds_equal_output_and_all_parts(result: BenchResult) -> None:
+    assert len(result.answers) == 2 * QUICK.own_prompts  # type: ignore[operator]
+    assert {row.outcome for row in result.answers} == {"identical"}
+    assert [(row.concurrency, row.engine) for row in result.levels] == [
+        (level, engine) for level in (1, 2) for engine in ("plain", "trained", "released")
+    ]
+    assert all(row.requests == 4 or row.concurrency == 1 for row in result.levels)
+    assert result.costs is not None
+    assert set(result.costs.verify) == {2, 8}
+    assert result.costs.draft_step is not None
+    assert result.plain is not None
+    assert result.plain.limit_ms_per_token is None
+    assert {sample.head for sample in result.samples} == {"trained", "released"}
+    assert len(result.samples) == 4
+
+
+def test_sample_pieces_join_to_the_answers_text(target: Target, answer: Completion) -> None:
+    pieces = token_pieces(target, answer.token_ids, answer.stats.token_origins)
+    text = target.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+    joined = "".join(piece.text for piece in pieces)
+    assert joined == text[: len(joined)]
+    assert len(text) - len(joined) <= 1 or text.endswith("\ufffd")
+
+
+def test_weights_read_per_token_leave_the_embedding_lookup_out(result: BenchResult, target: Target) -> None:
+    w, c = target.weights, target.config
+    layer = c.qkv_size * c.hidden_size + c.num_heads * c.head_dim * c.hidden_size + 2 * c.hidden_size
+    layer += 3 * c.intermediate_size * c.hidden_size
+    wanted = 4 * (c.num_layers * layer + c.hidden_size + c.vocab_size * c.hidden_size)
+    assert result.plain is not None
+    assert result.plain.weight_bytes == wanted
+    assert w.lm_head is w.embedding
+
+
+def test_a_target_without_a_head_is_measured_plainly(target: Target) -> None:
+    found = run_bench(target, {}, QUICK.model_copy(update={"concurrency": (1,)}))
+    assert found.answers == []
+    assert [row.engine for row in found.levels] == ["plain"]
+    assert found.plain is not None
+    assert found.plain.ms_per_token == found.levels[0].median_tpot_ms
+
+
+def test_engines_take_turns_and_the_time_limit_is_kept(target: Target, head: Head) -> None:
+    order: list[str] = []
+
+    class Recording(Engine):
+        name = ""
+
+        def generate(self, *args: object, **options: object) -> list[Completion]:  # type: ignore[override]
+            order.append(self.name)
+            return super().generate(*args, **options)  # type: ignore[arg-type]
+
+    engines = {"plain": Recording(target, max_batch=1), "trained": Recording(target, head, max_batch=1)}
+    for name, engine in engines.items():
+        engine.name = name
+    workload = Workload("w", own_workload().prompts[:3])
+    limits = Limits(max_tokens=4, repeats=2, warmup=0, max_seconds=None, samples=0)
+    measure_answers(target, engines, [workload], limits, lambda *_: None)
+    abba = ["plain", "trained", "trained", "plain"]
+    assert order == [*abba, "trained", "plain", "plain", "trained", *abba]
+    found = measure_answers(target, engines, [workload], limits._replace(max_seconds=1e-6), lambda *_: None)
+    assert len(found.rows) == 1
+    assert found.notes == ["w: 2 prompts left out after 0 s"]
+
+
+def test_prompts_longer_than_the_target_allows_are_left_out_or_refused(target: Target) -> None:
+    with pytest.raises(DataError, match="too long"):
+        run_bench(target, {}, QUICK.model_copy(update={"sweep_tokens": 5000}))
+
+
+def test_a_head_may_not_be_called_plain(target: Target, head: Head) -> None:
+    with pytest.raises(EngineError, match="names the baseline"):
+        run_bench(target, {"plain": head}, QUICK)
+
+
+def test_a_level_answers_every_request(target: Target) -> None:
+    prompts = [target.chat.prompt_ids(prompt.messages) for prompt in own_workload().prompts[:5]]
+    row = run_level(Engine(target, max_batch=2), "plain", prompts, 2, 5)
+    assert row.requests == 5
+    assert row.tau == 1.0
+    assert row.output_throughput == pytest.approx(row.output_tokens / row.seconds)
+
+
+def test_the_estimate_grows_with_the_work() -> None:
+    small = estimate_seconds(QUICK, 1, 10.0)
+    assert small < estimate_seconds(QUICK, 2, 10.0) < estimate_seconds(BenchOptions(), 2, 10.0)
+
+
+def test_bandwidth_is_measured_and_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = measure_bandwidth(64 << 20, seconds=0.05)
+    assert 0.1 < measured.median_gb_s <= measured.best_gb_s < 10_000
+    monkeypatch.setenv("CC", "no-such-compiler")
+    fallback = measure_bandwidth(64 << 20, seconds=0.05)
+    assert fallback.method == "torch"
+    assert "under-reports" in fallback.note
+    assert "install gcc or clang" in fallback.note
+    assert available_cores() >= 1

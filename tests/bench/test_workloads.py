@@ -1,0 +1,102 @@
+"""The project's own prompts, and files of the same format."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fledge.bench.workloads import (
+    CATEGORIES,
+    OWN_WORKLOAD,
+    Prompt,
+    Workload,
+    load_workloads,
+    own_workload,
+    read_workload,
+)
+from fledge.errors import DataError
+
+GOOD = {"question_id": 7, "category": "code", "turns": ["Write a loop.", "Explain it."], "reference": ["..."]}
+
+
+def write_lines(path: Path, lines: list[str]) -> str:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_own_set_has_ten_prompts_in_each_category_and_no_doubles() -> None:
+    prompts = own_workload().prompts
+    assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(CATEGORIES, 10)
+    assert len({prompt.question_id for prompt in prompts}) == len(prompts) == 80
+    assert len({prompt.turns[0] for prompt in prompts}) == len(prompts)
+
+
+def test_file_of_turns_is_read_and_named_after_the_file(tmp_path: Path) -> None:
+    workload = read_workload(write_lines(tmp_path / "gsm8k.jsonl", [json.dumps(GOOD), "", json.dumps(GOOD)]))
+    assert workload.name == "gsm8k"
+    assert workload.prompts[0] == Prompt("7", "code", ("Write a loop.", "Explain it."))
+    assert workload.prompts[1].messages == [{"role": "user", "content": "Write a loop."}]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"turns": ["unfinished"', "not valid JSON"),
+        ('["a list"]', "a JSON object is wanted"),
+        ('{"question_id": 1, "category": "x"}', "`turns` must be a list"),
+        ('{"question_id": 1, "category": "x", "turns": []}', "`turns` must be a list"),
+        ('{"question_id": 1, "category": "x", "turns": "text"}', "`turns` must be a list"),
+        ('{"question_id": 1, "category": "x", "turns": ["fine", 3]}', "must be a text"),
+        ('{"question_id": 1, "category": "x", "turns": ["  "]}', "must be a text"),
+        ('{"question_id": [1], "category": "x", "turns": ["fine"]}', "`question_id`"),
+        ('{"question_id": 1, "category": null, "turns": ["fine"]}', "`category`"),
+    ],
+)
+def test_malformed_line_is_refused_with_its_number(tmp_path: Path, line: str, problem: str) -> None:
+    url = write_lines(tmp_path / "bad.jsonl", [json.dumps(GOOD), line])
+    with pytest.raises(DataError) as caught:
+        read_workload(url)
+    message = str(caught.value)
+    assert f"{url}, line 2: " in message
+    assert problem in message
+    assert "write each line like" in message
+
+
+def test_missing_empty_and_binary_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no prompt file"):
+        read_workload(str(tmp_path / "nowhere.jsonl"))
+    with pytest.raises(DataError, match="holds no prompts"):
+        read_workload(write_lines(tmp_path / "empty.jsonl", [""]))
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_workload(str(tmp_path / "binary.jsonl"))
+
+
+def test_limit_takes_evenly_from_all_categories_in_the_files_order() -> None:
+    limited = own_workload().limited(20)
+    counts = Counter(prompt.category for prompt in limited.prompts)
+    assert set(counts) == set(CATEGORIES)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    order = [prompt.question_id for prompt in own_workload().prompts]
+    places = [order.index(prompt.question_id) for prompt in limited.prompts]
+    assert places == sorted(places)
+    one_category = Workload("w", tuple(Prompt(str(n), "math", ("x",)) for n in range(9))).limited(4)
+    assert [prompt.question_id for prompt in one_category.prompts] == ["0", "1", "2", "3"]
+
+
+def test_workloads_of_the_same_name_stay_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    urls = [write_lines(tmp_path / folder / "set.jsonl", [json.dumps(GOOD)] * 3) for folder in ("a", "b")]
+    workloads = load_workloads(5, urls, 2)
+    assert [workload.name for workload in workloads] == [OWN_WORKLOAD, "set", "set-2"]
+    assert [len(workload.prompts) for workload in workloads] == [5, 2, 2]
+    assert [workload.name for workload in load_workloads(0, urls[:1], None)] == ["set"]
+
+
+def test_nothing_to_measure_on_is_refused() -> None:
+    with pytest.raises(DataError, match="nothing to measure"):
+        load_workloads(0, [], None)
