@@ -33,10 +33,10 @@ PLACEHOLDERS: dict[str, tuple[str, ...]] = {
         "countryside, a big city"
     ),
     "job": _split(
-        "teacher, nurse, chef, farmer, engineer, doctor, carpenter, pilot, detective, journalist, librarian, "
+        "teacher, nurse, chef, farmer, dentist, doctor, carpenter, pilot, detective, journalist, librarian, "
         "lawyer, musician, painter, gardener, plumber, manager, student, scientist, photographer, baker, tour "
         "guide, historian, coach, designer, software developer, therapist, travel agent, fitness trainer, "
-        "tailor, poet, ship captain, wizard, robot, knight, shopkeeper, data analyst, accountant, "
+        "tailor, poet, ship captain, wizard, robot, knight, shopkeeper, data analyst, banker, "
         "firefighter, mechanic"
     ),
     "number": tuple(
