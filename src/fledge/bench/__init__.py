@@ -1,7 +1,7 @@
 """Measuring a target with and without its head, and the report people read."""
 
 from fledge.bench.options import BenchOptions
-from fledge.bench.results import PLAIN, RELEASED, BenchResult
+from fledge.bench.results import PLAIN, RELEASED, TRAINED, BenchResult
 from fledge.bench.run import estimate_seconds, run_bench
 from fledge.bench.summary import Summary, summarise
 from fledge.bench.workloads import Prompt, Workload, load_workloads, own_workload, read_workload
@@ -9,6 +9,7 @@ from fledge.bench.workloads import Prompt, Workload, load_workloads, own_workloa
 __all__ = [
     "PLAIN",
     "RELEASED",
+    "TRAINED",
     "BenchOptions",
     "BenchResult",
     "Prompt",

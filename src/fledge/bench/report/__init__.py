@@ -1,8 +1,9 @@
 """`report.html`: one self-contained page. No script, no network, no fonts of its own; light and dark.
 
-    facts.py    what the report is given       speed.py   blocks about speed and sameness
-    page.py     all blocks of the page         story.py   blocks about data, training, rounds, samples
-    charts.py   SVG                            templates/ the page's HTML and CSS
+    facts.py    what the report is given           collect.py   facts read from a run's folders
+    page.py     all blocks of the page             speed.py     blocks about speed and sameness
+    charts.py   SVG                                story.py     blocks about data, training, rounds, samples
+    figures.py  charts of a benchmark's rows       templates/   the page's HTML and CSS
 
 The template only lays out; every figure, and every sentence that depends on one, is worked out in Python.
 """
@@ -15,11 +16,20 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fledge.bench.report import formats
+from fledge.bench.report.collect import data_facts
 from fledge.bench.report.facts import Curve, DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.report.page import make_page
 from fledge.storage import write_atomic
 
-__all__ = ["Curve", "DataFacts", "ReportFacts", "TrainingFacts", "render_report", "write_report"]
+__all__ = [
+    "Curve",
+    "DataFacts",
+    "ReportFacts",
+    "TrainingFacts",
+    "data_facts",
+    "render_report",
+    "write_report",
+]
 
 
 def write_report(url: str, facts: ReportFacts) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fledge.bench.report import figures, speed, story
 from fledge.bench.report.facts import ReportFacts
-from fledge.bench.results import PLAIN, LevelRow
+from fledge.bench.results import PLAIN, RELEASED, TRAINED, LevelRow
 from fledge.bench.summary import acceptance_by_depth, head_summary
 
 
@@ -46,9 +46,7 @@ def make_page(facts: ReportFacts) -> Page:
     """Work out the whole report."""
     bench = facts.bench
     heads = list(bench.heads) if bench else []
-    named = heads or [
-        name for name, part in (("trained", facts.training), ("released", facts.released)) if part
-    ]
+    named = heads or [name for name, part in ((TRAINED, facts.training), (RELEASED, facts.released)) if part]
     naming = speed.name_engines(named, facts.labels)
     summaries = {head: head_summary(bench, head) for head in heads} if bench else {}
     workloads = {head: summary.workloads for head, summary in summaries.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fledge.bench.report.formats import number, plural, times
-from fledge.bench.results import PLAIN, RELEASED, BenchResult, LevelRow
+from fledge.bench.results import PLAIN, RELEASED, TRAINED, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
 
@@ -67,7 +67,7 @@ class WorkloadRow:
 
 def name_engines(heads: Sequence[str], given: Mapping[str, str]) -> Naming:
     """Names and colours: the first head has the first colour, the released one always its own."""
-    known = {PLAIN: "plain decode", "trained": "this run's head", RELEASED: "released head"}
+    known = {PLAIN: "plain decode", TRAINED: "this run's head", RELEASED: "released head"}
     others = iter(("s-trained", "s-third", "s-fourth"))
     styles = {head: "s-released" if head == RELEASED else next(others, "s-fourth") for head in heads}
     return Naming(

@@ -9,7 +9,7 @@ from fledge.bench.report import figures
 from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, percent, times
 from fledge.bench.report.speed import Bar, Naming
-from fledge.bench.results import BenchResult, Sample
+from fledge.bench.results import RELEASED, TRAINED, BenchResult, Sample
 
 PHASES = ("draft", "verify", "accept", "extend", "host")
 
@@ -68,8 +68,8 @@ class SampleView:
 def data_views(facts: ReportFacts, naming: Naming) -> list[DataView]:
     """The data of this run's head, then of the released one."""
     named = (
-        (facts.data, naming.labels.get("trained", "")),
-        (facts.released_data, naming.labels.get("released", "")),
+        (facts.data, naming.labels.get(TRAINED, "")),
+        (facts.released_data, naming.labels.get(RELEASED, "")),
     )
     return [_data_view(data, label) for data, label in named if data is not None]
 
@@ -77,8 +77,8 @@ def data_views(facts: ReportFacts, naming: Naming) -> list[DataView]:
 def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
     """The training of this run's head, then of the released one."""
     named = (
-        (facts.training, naming.labels.get("trained", ""), "s-trained"),
-        (facts.released, naming.labels.get("released", ""), "s-released"),
+        (facts.training, naming.labels.get(TRAINED, ""), "s-trained"),
+        (facts.released, naming.labels.get(RELEASED, ""), "s-released"),
     )
     return [
         _training_view(training, label, style) for training, label, style in named if training is not None

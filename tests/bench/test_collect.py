@@ -1,0 +1,53 @@
+"""Facts read from a run's folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fledge.bench.report import data_facts
+from fledge.data import Conversation
+from fledge.data.conversations import shard_bytes
+from fledge.draft import Head
+from fledge.storage import Manifest
+
+
+def conversation(number: int, tokens: list[int], *, split: str, temperature: float) -> Conversation:
+    return Conversation(
+        conversation_id=f"c{number}",
+        prompt_id=f"p{number}",
+        source="self",
+        category="code" if number % 2 else "chat",
+        token_ids=[1, 2, 3, *tokens],
+        loss_mask=[False] * 3 + [True] * len(tokens),
+        turn_starts=[0, 3],
+        temperature=temperature,
+        finish_reason="stop",
+        split=split,
+    )
+
+
+def test_data_facts_count_conversations_and_what_the_draft_vocabulary_covers(
+    tmp_path: Path, head: Head
+) -> None:
+    known = head.vocabulary.token_ids.tolist()
+    unknown = next(token for token in range(512) if token not in set(known))
+    conversations = [
+        conversation(0, [known[0], known[1], unknown, known[2]], split="train", temperature=0.0),
+        conversation(1, [known[0], unknown], split="heldout", temperature=0.8),
+        conversation(2, [known[0]] * 4, split="train", temperature=0.0),
+    ]
+    Manifest.load(str(tmp_path)).write_shard("part.parquet", shard_bytes(conversations), records=3, tokens=19)
+    facts = data_facts(str(tmp_path), head=head)
+    assert facts is not None
+    assert (facts.conversations, facts.heldout, facts.response_tokens) == (3, 1, 10)
+    assert facts.categories == {"chat": 2, "code": 1}
+    assert facts.greedy_share == pytest.approx(2 / 3)
+    assert facts.coverage == pytest.approx(7 / 8)
+    assert facts.draft_vocabulary == 64
+    assert "wrote the prompts itself" in facts.source
+
+
+def test_data_that_is_not_there_gives_no_facts(tmp_path: Path) -> None:
+    assert data_facts(str(tmp_path / "nowhere")) is None
