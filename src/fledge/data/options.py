@@ -13,6 +13,9 @@ Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 # progress(done, total, note): called often; `note` is a short text such as "941 tokens/s".
 Progress: TypeAlias = Callable[[float, float, str], None]
 
+_TEMPLATE_ROOM = 256  # tokens before a user's first word: a default system prompt
+_OPENING_ROOM = 128  # tokens of a shipped opening, its words filled in
+
 
 def silent(done: float, total: float, note: str) -> None:
     """The progress callback that shows nothing."""
@@ -84,6 +87,12 @@ class PromptOptions(BaseModel):
         if openings is not None and not openings:
             raise ValueError("give at least one opening, or null for the shipped list")
         return openings
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of context an engine needs for this stage, with room for the template's own words."""
+        openings = [len(opening.text.encode()) for opening in self.openings or ()]
+        return self.max_tokens + max([_OPENING_ROOM, *openings]) + _TEMPLATE_ROOM
 
 
 class RespondOptions(BaseModel):
