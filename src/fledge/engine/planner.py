@@ -5,7 +5,8 @@
 Seconds come from the cost curves measured at start, corrected by what rounds really took. Tau comes from acceptance
 by depth, tracked per shape with decay; a shape that hasn't run lately leans on what the others saw at that depth.
 Plain decode is one of the shapes (tau 1), so a head that isn't worth its cost is left alone, and tried again ever
-more rarely while it stays that way.
+more rarely while it stays that way. While speculating, the least tried of the promising shapes, plain decode
+among them, gets a round now and then.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ _COST_STEP = 0.1  # weight of a new timing
 _COST_RANGE = (0.5, 2.0)  # a single timing outside this is the machine's doing
 _REPLAN_ROUNDS = 4
 _EXPLORE_ROUNDS = 32  # between tries of another shape while speculating
+_HOPELESS_TRIES = 8  # one of so many tries isn't limited to promising shapes
 _RETRY_ROUNDS = (32, 1024)  # between tries of speculation while it doesn't pay: doubles each time
 _RETRY_LENGTH = 2  # rounds of such a try
+_OPTIMISM = 1.3  # a shape this much below the best may still turn out better
 _MARGIN = 1.02  # speculation has to promise this much
 
 
@@ -50,15 +53,14 @@ class _Acceptance:
     def __post_init__(self) -> None:
         self.reached, self.accepted = np.zeros(self.depth), np.zeros(self.depth)
 
-    def observe(self, depths: np.ndarray) -> None:
-        """Add one round's accepted depths, one per request."""
-        got_to = np.bincount(depths, minlength=self.depth + 1)[::-1].cumsum()[
-            ::-1
-        ]  # [d]: requests of depth >= d
+    def observe(self, depths: np.ndarray, deepest: int) -> None:
+        """Add one round's accepted depths, one per request, of trees `deepest` levels deep."""
+        counts = np.bincount(depths, minlength=deepest + 1)
+        got_to = counts[::-1].cumsum()[::-1]  # [d]: requests of depth d or more
         self.reached *= _DECAY
         self.accepted *= _DECAY
-        self.reached[: len(got_to) - 1] += got_to[:-1]
-        self.accepted[: len(got_to) - 1] += got_to[1:]
+        self.reached[:deepest] += got_to[:-1]
+        self.accepted[:deepest] += got_to[1:]
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,16 @@ class Planner:
         self._cost = cost
         self._acceptance = {shape: _Acceptance(shape.depth) for shape in self.shapes}
         self._pooled = _Acceptance(max(shape.depth for shape in self.shapes))
-        self._correction: dict[tuple[TreeShape, int], float] = {}  # measured over predicted seconds
+        # By shape and batch size: measured over predicted seconds, and how often that was measured.
+        self._correction: dict[tuple[TreeShape, int], tuple[float, int]] = {}
         self._drift = 1.0  # the same for everything, where nothing better is known
         self._rounds = dict.fromkeys(self.shapes, 0)
         self._best: dict[int, TreeShape] = {}  # by batch size
         self._age = 0  # rounds since `_best` was worked out
-        self._wait = _EXPLORE_ROUNDS  # rounds until another shape is tried
+        self._wait = _REPLAN_ROUNDS  # rounds until another shape is tried; the first time soon
         self._retry = _RETRY_ROUNDS[0]
-        self._trying: TreeShape | None = None
+        self._tries = 0
+        self._trying = PLAIN
         self._tries_left = 0
         self._next_try = 0
 
@@ -97,7 +101,7 @@ class Planner:
         """The shape of the next round."""
         if self._fixed:
             return self.shapes[-1]
-        if self._tries_left and self._trying is not None:
+        if self._tries_left:
             self._tries_left -= 1
             return self._trying
         self._age += 1
@@ -116,25 +120,32 @@ class Planner:
         """Learn from a round; `depths` are the accepted depths of the requests that speculated."""
         self._rounds[shape] += 1
         ratio = seconds / max(self._cost.round_seconds(requests, shape), 1e-9)
-        known = self._correction.get((shape, requests), self._drift)
+        known, times = self._correction.get((shape, requests), (self._drift, 0))
         low, high = _COST_RANGE
         ratio = min(max(ratio, low * known), high * known)
-        self._correction[shape, requests] = known + _COST_STEP * (ratio - known)
+        step = max(1 / (times + 2), _COST_STEP)
+        self._correction[shape, requests] = known + step * (ratio - known), times + 1
         self._drift += _COST_STEP / 2 * (ratio - self._drift)
         if shape.depth and depths:
             array = np.asarray(depths)
-            self._acceptance[shape].observe(array)
-            self._pooled.observe(array)
+            self._acceptance[shape].observe(array, shape.depth)
+            self._pooled.observe(array, shape.depth)
 
     def tau(self, shape: TreeShape) -> float:
-        """Expected tokens per round and request."""
-        total, reach = 1.0, 1.0
-        own = self._acceptance[shape]
+        """Expected tokens per round and request.
+
+        What a shape hasn't seen of a depth it takes from all shapes together, and what those haven't seen, from the
+        depth above: acceptance given that a depth was reached changes little from depth to depth.
+        """
+        total, reach, all_shapes = 1.0, 1.0, _PRIOR_ACCEPTANCE
+        own, pooled = self._acceptance[shape], self._pooled
         for depth in range(shape.depth):
-            prior = (self._pooled.accepted[depth] + _PRIOR_WEIGHT * _PRIOR_ACCEPTANCE) / (
-                self._pooled.reached[depth] + _PRIOR_WEIGHT
+            all_shapes = (pooled.accepted[depth] + _PRIOR_WEIGHT * all_shapes) / (
+                pooled.reached[depth] + _PRIOR_WEIGHT
             )
-            reach *= (own.accepted[depth] + _POOLED_WEIGHT * prior) / (own.reached[depth] + _POOLED_WEIGHT)
+            reach *= (own.accepted[depth] + _POOLED_WEIGHT * all_shapes) / (
+                own.reached[depth] + _POOLED_WEIGHT
+            )
             total += reach
         return float(total)
 
@@ -149,32 +160,27 @@ class Planner:
         return rows
 
     def _plan(self, requests: int) -> TreeShape:
-        best, speed = PLAIN, _MARGIN / self._seconds(requests, PLAIN)
-        for shape in self.shapes:
-            if shape.depth and self.tau(shape) / self._seconds(requests, shape) > speed:
-                best, speed = shape, self.tau(shape) / self._seconds(requests, shape)
-        return best
+        best = max(self.shapes, key=lambda shape: self._speed(requests, shape))
+        return best if self._speed(requests, best) > _MARGIN * self._speed(requests, PLAIN) else PLAIN
+
+    def _speed(self, requests: int, shape: TreeShape) -> float:
+        return self.tau(shape) / self._seconds(requests, shape)
 
     def _seconds(self, requests: int, shape: TreeShape) -> float:
-        correction = self._correction.get((shape, requests), self._drift)
+        correction, _ = self._correction.get((shape, requests), (self._drift, 0))
         return max(self._cost.round_seconds(requests, shape) * correction, 1e-9)
 
     def _try_another(self, requests: int, best: TreeShape) -> TreeShape:
         """Give another shape a turn, so that what is believed of it doesn't go stale."""
-        if best.depth:
-            self._retry = _RETRY_ROUNDS[0]
-            self._wait, self._tries_left = _EXPLORE_ROUNDS, 0
-            others = [shape for shape in self.shapes if shape.depth and shape != best]
-        else:
+        others = [shape for shape in self.shapes if shape != best]
+        if best == PLAIN:
             self._wait, self._tries_left = self._retry, _RETRY_LENGTH - 1
             self._retry = min(2 * self._retry, _RETRY_ROUNDS[1])
-            others = [shape for shape in self.shapes if shape.depth]
-        if not others:
-            self._tries_left = 0
-            return best
-        # Neighbours in cost first: they differ least from what is best now.
-        base = self._seconds(requests, best)
-        others.sort(key=lambda shape: abs(self._seconds(requests, shape) - base))
-        self._next_try = (self._next_try + 1) % min(len(others), 3)
-        self._trying = others[self._next_try]
-        return self._trying
+            self._trying = max(others, key=lambda shape: self._speed(requests, shape))
+            return self._trying
+        self._retry, self._wait = _RETRY_ROUNDS[0], _EXPLORE_ROUNDS
+        speed = self._speed(requests, best)
+        self._tries += 1
+        hopeless = self._tries % _HOPELESS_TRIES == 0  # even what looks bad is looked at again
+        promising = [s for s in others if hopeless or _OPTIMISM * self._speed(requests, s) > speed]
+        return min({PLAIN, *promising}, key=lambda shape: self._rounds[shape])

@@ -1,0 +1,99 @@
+"""A real head: what it carries from round to round is what it would compute from scratch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from fledge.draft import DraftVocabulary, Head
+from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape
+from fledge.engine.carried import Carried
+from fledge.target.target import Target
+from tests.engine.conftest import SHAPES
+
+
+@pytest.fixture(scope="module")
+def head(target: Target) -> Head:
+    """The target's own last layer with random noise, over 300 of the 512 tokens."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = DraftVocabulary.from_counts(torch.rand(512, generator=generator), 300)
+    made = Head.from_target(target, vocabulary)
+    for tensor in made.weights.trainable().values():
+        tensor += torch.randn(tensor.shape, generator=generator) * 0.05 * tensor.std()
+    return made
+
+
+@pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)
+def test_greedy_output_equals_plain_decode(
+    target: Target, plain: Engine, head: Head, prompts: list[list[int]], shape: TreeShape | None
+) -> None:
+    expected = plain.generate(prompts, max_tokens=25, ignore_eos=True)
+    answers = Engine(target, head, max_batch=5, tree=shape).generate(prompts, max_tokens=25, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    if shape is not None and shape.nodes > 4:
+        assert sum(sum(answer.stats.accepted_by_depth) for answer in answers) > 0
+
+
+def test_sampled_output_equals_plain_sampled_output(
+    target: Target, plain: Engine, head: Head, prompts: list[list[int]]
+) -> None:
+    sampling = {"max_tokens": 25, "temperature": 0.9, "top_p": 0.95, "seed": 5, "ignore_eos": True}
+    expected = plain.generate(prompts, **sampling)  # type: ignore[arg-type]
+    answers = Engine(target, head, tree=TreeShape(4, 3, 12)).generate(prompts, **sampling)  # type: ignore[arg-type]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+
+
+@pytest.mark.parametrize("shape", [TreeShape(4, 1, 5), TreeShape(4, 3, 12), None], ids=str)
+def test_carried_state_equals_a_fresh_prefill(
+    target: Target, head: Head, prompts: list[list[int]], shape: TreeShape | None
+) -> None:
+    """After drafts, rejections, moves and catching up (shape None: random plans), nothing has drifted."""
+    engine = Engine(target, head, tree=shape)
+    if shape is None:
+        rng = random.Random(0)
+        shapes = [PLAIN, TreeShape(3, 3, 8), TreeShape(5, 4, 16)]
+        engine._core._planner.choose = lambda requests: rng.choice(shapes)  # type: ignore[method-assign]
+    contexts = _serve(engine, prompts[:4], steps=9)
+    if shape is None:
+        engine._core._planner.choose = lambda requests: shapes[1]  # type: ignore[method-assign]
+        for number, tokens in _serve_on(engine, 1).items():
+            contexts[number] = contexts[number] + tokens
+    carried = _copy(engine)
+    fresh = Engine(target, head, tree=shape)
+    _serve(fresh, [context[:-1] for context in contexts.values()], steps=0)
+    _prefill_only(fresh)
+    again = _copy(fresh)
+    assert again.length.tolist() == carried.length.tolist()
+    assert again.bonus.tolist() == carried.bonus.tolist()
+    topk = min(carried.first_token_ids.shape[1], again.first_token_ids.shape[1])
+    assert again.first_token_ids[:, :topk].tolist() == carried.first_token_ids[:, :topk].tolist()
+    torch.testing.assert_close(again.first_log_probs, carried.first_log_probs, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(again.hidden, carried.hidden, rtol=1e-3, atol=1e-3)
+
+
+def _serve(engine: Engine, prompts: list[list[int]], steps: int) -> dict[int, list[int]]:
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    contexts = {engine.submit(prompt, params): list(prompt) for prompt in prompts}
+    for number, tokens in _serve_on(engine, steps).items():
+        contexts[number] += tokens
+    return contexts
+
+
+def _serve_on(engine: Engine, steps: int) -> dict[int, list[int]]:
+    got: dict[int, list[int]] = {}
+    for _ in range(steps):
+        for result in engine.step():
+            got.setdefault(result.request_id, []).extend(result.token_ids)
+    return got
+
+
+def _prefill_only(engine: Engine) -> None:
+    core = engine._core
+    with torch.inference_mode():
+        core._prefill(core._scheduler.schedule_prefill(), [])
+
+
+def _copy(engine: Engine) -> Carried:
+    return Carried(*(tensor.clone() for tensor in engine._core._batch.view()))

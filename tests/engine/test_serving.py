@@ -1,0 +1,188 @@
+"""Requests come, stop, are cancelled and preempted; nothing leaks, neither tokens nor pages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
+from fledge.engine.request import Completion
+from fledge.errors import EngineError
+from fledge.target.target import Target
+from tests.engine.conftest import scripted_head
+
+SHAPE = TreeShape(4, 2, 9)
+
+
+def free_pages(engine: Engine) -> int:
+    return engine._core._pool.free_pages
+
+
+def test_a_stop_token_inside_an_accepted_run_ends_the_answer_there(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    full = plain.generate(prompts, max_tokens=20, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, full, 1.0, best_first=True), tree=SHAPE)
+    cut = 0
+    for answer in full:
+        stop = answer.token_ids[7]
+        end = answer.token_ids.index(stop) + 1
+        got = engine.generate(
+            [answer.prompt_token_ids], max_tokens=20, ignore_eos=True, stop_token_ids=[stop]
+        )[0]
+        assert got.token_ids == answer.token_ids[:end]
+        assert got.finish_reason == "stop"
+        assert len(got.stats.token_origins) == got.stats.tokens == end
+        cut += got.stats.token_origins[-1] > 0
+    assert cut > len(full) // 2  # most of them stopped at an accepted draft, with more accepted behind it
+
+
+def test_max_tokens_is_exact(target: Target, plain: Engine, prompts: list[list[int]]) -> None:
+    full = plain.generate(prompts[:3], max_tokens=20, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, full, 1.0), tree=SHAPE)
+    for count in range(1, 13):
+        for answer, whole in zip(
+            engine.generate(prompts[:3], max_tokens=count, ignore_eos=True), full, strict=True
+        ):
+            assert answer.token_ids == whole.token_ids[:count]
+            assert answer.finish_reason == "length"
+
+
+def test_the_turn_end_stops_unless_ignored(target: Target, plain: Engine) -> None:
+    end = next(iter(target.chat.turn_end_ids))
+
+    def answer(seed: int, *, ignore_eos: bool) -> Completion:
+        return plain.generate([[9]], max_tokens=60, temperature=5.0, seed=seed, ignore_eos=ignore_eos)[0]
+
+    seed, whole = next((n, full) for n in range(100) if end in (full := answer(n, ignore_eos=True)).token_ids)
+    stopped = answer(seed, ignore_eos=False)
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(end) + 1]
+    assert "<|im_end|>" not in stopped.text
+
+
+@pytest.mark.parametrize("shape", [None, SHAPE], ids=str)
+def test_staggered_arrivals_and_cancels_leave_no_page_behind(
+    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape | None
+) -> None:
+    expected = plain.generate(prompts, max_tokens=25, ignore_eos=True)
+    head = scripted_head(target, expected, 0.7)
+    head.strict = False
+    engine = Engine(target, head, max_batch=4, tree=shape, prefill_rows=20)
+    head.strict = True
+    free = free_pages(engine)
+    rng = random.Random(2)
+    params = SamplingParams(max_tokens=25, ignore_eos=True)
+    live: dict[int, int] = {}
+    got: dict[int, list[int]] = {}
+    finished = cancelled = submitted = 0
+    while submitted < 60 or engine.busy:
+        for _ in range(min(rng.randrange(4), 60 - submitted)):
+            number = rng.randrange(len(prompts))
+            live[engine.submit(prompts[number], params)] = number
+            submitted += 1
+        if live and rng.random() < 0.15:
+            victim = rng.choice(list(live))
+            engine.cancel(victim)
+            del live[victim]
+            cancelled += 1
+        for result in engine.step():
+            assert result.request_id in live
+            got.setdefault(result.request_id, []).extend(result.token_ids)
+            if result.completion is not None:
+                assert got[result.request_id] == expected[live.pop(result.request_id)].token_ids
+                finished += 1
+    assert finished + cancelled == 60
+    assert cancelled > 5
+    assert free_pages(engine) == free
+    engine._core._scheduler.check()
+
+
+def test_a_full_pool_preempts_the_youngest_and_changes_no_token(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    sampling = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.8, "seed": 3}
+    expected = plain.generate(prompts[:8], **sampling)  # type: ignore[arg-type]
+    head = scripted_head(target, expected, 0.8)
+    engine = Engine(target, head, max_batch=8, max_context=110, kv_tokens=320, tree=SHAPE)
+    free = free_pages(engine)
+    answers = engine.generate(prompts[:8], **sampling)  # type: ignore[arg-type]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert engine.stats().preemptions > 0
+    assert sum(answer.stats.preemptions for answer in answers) == engine.stats().preemptions
+    assert free_pages(engine) == free
+
+
+def test_answers_may_use_the_whole_context(target: Target, plain: Engine, prompts: list[list[int]]) -> None:
+    """The last rounds' trees reach past the target's last position; what they write is never emitted."""
+    expected = plain.generate(prompts[:3], max_tokens=256 - 40, ignore_eos=True)
+    head = scripted_head(target, expected, 1.0)
+    head.strict = False  # positions are clamped there
+    answers = Engine(target, head, tree=SHAPE).generate(prompts[:3], max_tokens=256 - 40, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    longest = prompts[0]
+    whole = plain.generate([longest], max_tokens=256 - len(longest), ignore_eos=True)[0]
+    assert len(whole.prompt_token_ids) + len(whole.token_ids) == plain.max_context == 256
+
+
+def test_requests_that_can_never_fit_are_refused_with_what_to_do(target: Target, plain: Engine) -> None:
+    params = SamplingParams(max_tokens=10)
+    with pytest.raises(EngineError, match="shorten the prompt"):
+        plain.submit([9] * 250, params)
+    with pytest.raises(EngineError, match="at least one token"):
+        plain.submit([], params)
+    with pytest.raises(EngineError, match="the target's own tokenizer"):
+        plain.submit([5, 99999], params)
+    with pytest.raises(EngineError, match="choose one"):
+        Engine(target, max_context=9999)
+    with pytest.raises(EngineError, match="kv_tokens"):
+        Engine(target, kv_tokens=64, max_context=200)
+    with pytest.raises(EngineError, match="draft head"):
+        Engine(target, tree=SHAPE)
+    assert not plain.busy
+
+
+def test_a_failing_generate_cancels_what_it_started(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    with pytest.raises(EngineError, match="shorten the prompt"):
+        plain.generate([prompts[0], [9] * 256], max_tokens=5)
+    assert not plain.busy
+
+
+def test_prompts_longer_than_a_prefill_forward_are_chunked(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    expected = plain.generate(prompts, max_tokens=6, ignore_eos=True)
+    head = scripted_head(target, expected, 1.0)
+    chunked = Engine(target, head, tree=SHAPE, prefill_rows=7).generate(
+        prompts, max_tokens=6, ignore_eos=True
+    )
+    assert [answer.token_ids for answer in chunked] == [answer.token_ids for answer in expected]
+
+
+def test_sinks_get_each_result_as_it_comes(target: Target, plain: Engine, prompts: list[list[int]]) -> None:
+    seen: list[StepResult] = []
+    request = plain.submit(prompts[0], SamplingParams(max_tokens=4, ignore_eos=True), sink=seen.append)
+    steps = 0
+    while plain.busy:
+        plain.step()
+        steps += 1
+    assert [result.request_id for result in seen] == [request] * 4
+    assert steps == 3  # prefill and the first round share a step
+    assert [result.completion is None for result in seen] == [True, True, True, False]
+    assert plain.step() == []
+
+
+def test_timings_and_phases_add_up(target: Target, plain: Engine, prompts: list[list[int]]) -> None:
+    expected = plain.generate(prompts[:1], max_tokens=20, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, expected, 1.0), tree=SHAPE)
+    stats = engine.generate(prompts[:1], max_tokens=20, ignore_eos=True)[0].stats
+    phases = stats.phases
+    parts = (phases.prefill, phases.draft, phases.verify, phases.accept, phases.extend, phases.host)
+    assert all(part > 0 for part in parts)
+    assert sum(parts) * 1e3 <= stats.e2e_ms * 1.05
+    assert 0 < stats.ttft_ms < stats.e2e_ms
+    assert stats.tpot_ms == pytest.approx((stats.e2e_ms - stats.ttft_ms) / 19)
+    assert engine.stats().round_tokens / engine.stats().request_rounds == stats.tau
