@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.request import Completion
 from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
-from tests.engine.conftest import SHAPES, scripted_head
+from tests.engine.conftest import SHAPES, VOCABULARY, scripted_head
+from tests.engine.context_head import ContextHead
 
 SETTINGS = [
     {"temperature": 1.0},
@@ -139,38 +141,60 @@ def test_a_perfect_head_yields_depth_plus_one_tokens_a_round(
         assert stats.token_origins[1:] == [*range(1, shape.depth + 1), 0] * stats.rounds
 
 
-def test_sampled_first_tokens_follow_the_exact_distribution(target: Target, plain: Engine) -> None:
-    """Chi-square over many seeds at once: the coins of different seeds are as good as independent ones."""
-    prompt = [100, 200, 300]
-    decoder = target.decoder
-    batch = ForwardBatch(
-        token_ids=torch.tensor(prompt, dtype=torch.int32),
-        positions=torch.arange(3, dtype=torch.int32),
-        row_start=torch.tensor([0, 3], dtype=torch.int32),
-        prefix_length=torch.zeros(1, dtype=torch.int32),
-        window_offset=torch.zeros(1, dtype=torch.int32),
-        page_table=torch.zeros(1, 1, dtype=torch.int32),
-        logit_rows=torch.tensor([2], dtype=torch.int32),
-    )
-    logits = decoder.forward(batch, decoder.allocate_kv(1), logits="logits").logits
-    assert logits is not None
-    temperature = 3.0
-    exact = (logits[0].double() / temperature).softmax(0)
-    engine = Engine(target, max_batch=128)
-    draws = 2000
-    counts = torch.zeros(512, dtype=torch.float64)
-    params = [SamplingParams(max_tokens=1, temperature=temperature, seed=seed) for seed in range(draws)]
-    for param in params:
-        engine.submit(prompt, param)
+def test_sampled_trees_follow_the_exact_joint_distribution(target: Target, plain: Engine) -> None:
+    """Chi-square of whole answers of three tokens over many seeds, tree speculation on, against exact probabilities.
+
+    The head knows all continuations there are, so the tree often holds the sampled path and accepts it.
+    """
+    prompt, draws = [100, 200, 300], 4000
+    exact: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        exact = {
+            (*path, token): probability * share
+            for path, probability in exact.items()
+            for token, share in _next_tokens(target, [*prompt, *path], temperature=6.0, topk=3).items()
+        }
+    head = ContextHead(target.decoder.page_size, VOCABULARY, 1.0)
+    for path in exact:
+        head.learn([[*prompt, *path]])
+    engine = Engine(target, head, max_batch=64, tree=TreeShape(2, 4, 16))
+    for seed in range(draws):
+        engine.submit(
+            prompt, SamplingParams(max_tokens=3, temperature=6.0, top_k=3, seed=seed, ignore_eos=True)
+        )
+    counts: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
     while engine.busy:
         for result in engine.step():
-            counts[result.token_ids[0]] += 1
-    likely = exact * draws >= 5
-    expected = torch.cat((exact[likely], exact[~likely].sum()[None])) * draws
-    observed = torch.cat((counts[likely], counts[~likely].sum()[None]))
-    freedom = len(expected) - 1
-    chi_square = ((observed - expected) ** 2 / expected).sum().item()
+            if result.completion is not None:
+                counts[tuple(result.completion.token_ids)] += 1
+                accepted += sum(result.completion.stats.accepted_by_depth)
+    assert set(counts) <= set(exact)
+    assert accepted > draws // 5
+    freedom = len(exact) - 1
+    chi_square = sum((counts[path] - p * draws) ** 2 / (p * draws) for path, p in exact.items())
+    assert min(exact.values()) * draws > 3
     assert chi_square < freedom + 3.1 * (2 * freedom) ** 0.5  # about p = 0.001
+
+
+def _next_tokens(target: Target, context: list[int], *, temperature: float, topk: int) -> dict[int, float]:
+    """The exact distribution of the next token."""
+    decoder, count = target.decoder, len(context)
+    batch = ForwardBatch(
+        token_ids=torch.tensor(context, dtype=torch.int32),
+        positions=torch.arange(count, dtype=torch.int32),
+        row_start=torch.tensor([0, count], dtype=torch.int32),
+        prefix_length=torch.zeros(1, dtype=torch.int32),
+        window_offset=torch.zeros(1, dtype=torch.int32),
+        page_table=torch.arange(4, dtype=torch.int32)[None],
+        logit_rows=torch.tensor([count - 1], dtype=torch.int32),
+    )
+    logits = decoder.forward(batch, decoder.allocate_kv(4), logits="logits").logits
+    assert logits is not None
+    best = logits[0].topk(topk)
+    return dict(
+        zip(best.indices.tolist(), (best.values.double() / temperature).softmax(0).tolist(), strict=True)
+    )
 
 
 def _keywords(params: SamplingParams) -> dict[str, object]:

@@ -116,6 +116,17 @@ def test_adaptive_output_equals_plain_decode(
     assert all(answer.stats.drafted_rounds < answer.stats.rounds for answer in answers)
 
 
+def test_a_plain_tree_is_plain_decode_even_with_a_head(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    expected = plain.generate(prompts[:2], max_tokens=9, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, expected, 1.0), tree=PLAIN)
+    answers = engine.generate(prompts[:2], max_tokens=9, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert answers[0].stats.tau == 1.0
+    assert engine.stats().plan == []
+
+
 def test_a_long_run_of_plain_rounds_does_not_lose_the_head(
     target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:

@@ -138,6 +138,10 @@ def test_requests_that_can_never_fit_are_refused_with_what_to_do(target: Target,
         Engine(target, max_context=9999)
     with pytest.raises(EngineError, match="kv_tokens"):
         Engine(target, kv_tokens=64, max_context=200)
+    with pytest.raises(EngineError, match="prefill_rows"):
+        Engine(target, prefill_rows=0)
+    with pytest.raises(EngineError, match="list of prompts"):
+        plain.generate("Why?")
     with pytest.raises(EngineError, match="draft head"):
         Engine(target, tree=SHAPE)
     assert not plain.busy
@@ -160,6 +164,43 @@ def test_prompts_longer_than_a_prefill_forward_are_chunked(
         prompts, max_tokens=6, ignore_eos=True
     )
     assert [answer.token_ids for answer in chunked] == [answer.token_ids for answer in expected]
+
+
+def test_a_sink_may_cancel_any_request(target: Target, plain: Engine, prompts: list[list[int]]) -> None:
+    expected = plain.generate(prompts[:6], max_tokens=9, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, expected, 0.5), tree=SHAPE, max_batch=4)
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    tokens: dict[int, list[int]] = {}
+
+    def sink(result: StepResult) -> None:
+        tokens.setdefault(result.request_id, []).extend(result.token_ids)
+        if result.request_id == 0:
+            engine.cancel(0)  # itself, while its prompt is being served
+        if result.request_id == 1 and len(tokens[1]) > 4:
+            engine.cancel(2)  # a neighbour whose turn in this round is still to come
+            engine.cancel(4)  # one that may still be waiting
+
+    for prompt in prompts[:6]:
+        engine.submit(prompt, params, sink=sink)
+    while engine.busy:
+        engine.step()
+    assert len(tokens[0]) == 1
+    assert len(tokens[2]) < 9
+    for number in (1, 3, 5):
+        assert tokens[number] == expected[number].token_ids
+
+
+@pytest.mark.parametrize(("max_batch", "waits"), [(16, False), (48, True)])
+def test_newcomers_of_a_large_full_batch_wait_for_company_but_not_long(
+    target: Target, prompts: list[list[int]], max_batch: int, waits: bool
+) -> None:
+    engine = Engine(target, max_batch=max_batch, max_context=100)
+    for _ in range(max_batch - 1):
+        engine.submit(prompts[0], SamplingParams(max_tokens=30, ignore_eos=True))
+    engine.step()
+    late = engine.submit(prompts[1], SamplingParams(max_tokens=5, ignore_eos=True))
+    rounds = next(n for n in range(20) if late in [result.request_id for result in engine.step()])
+    assert rounds == (6 if waits else 0)
 
 
 def test_sinks_get_each_result_as_it_comes(target: Target, plain: Engine, prompts: list[list[int]]) -> None:

@@ -47,8 +47,13 @@ def build_parts(
     """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
     if max_batch < 1:
         raise EngineError(f"max_batch is {max_batch}; an engine runs at least one request at a time")
+    if prefill_rows < 1:
+        raise EngineError(
+            f"prefill_rows is {prefill_rows}; a prefill forward needs at least one row, better hundreds"
+        )
+    head = None if tree == PLAIN else head
     shapes = _shapes(head, tree)
-    adaptive = len(shapes) > 2
+    adaptive = head is not None and tree is None
     pending = _PENDING if adaptive else 0
     window = max(pending, *(shape.window for shape in shapes))
     limit = decoder.config.max_position_embeddings
@@ -120,7 +125,7 @@ def _shapes(head: HeadRunner | None, tree: TreeShape | None) -> list[TreeShape]:
         return [shape for shape in ADAPTIVE_SHAPES if shape.topk <= vocabulary]
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
-    return [PLAIN] if tree == PLAIN else [PLAIN, tree]
+    return [PLAIN, tree]
 
 
 def _memory_for_kv(device: torch.device) -> int:

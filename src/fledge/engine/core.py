@@ -50,7 +50,8 @@ class EngineCore:
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._clock = PhaseClock()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held by a step
+        self._queue_lock = threading.RLock()  # held while the queue of waiting requests changes from outside
         self._rounds = self._request_rounds = self._round_tokens = self._prompt_tokens = 0
         self._last_batch = 1
 
@@ -71,7 +72,7 @@ class EngineCore:
     ) -> int:
         """Queue a request; returns its id. `sink` gets each of its results from within the step that made it."""
         self._refuse_impossible(prompt_ids, params)
-        with self._lock:
+        with self._queue_lock:  # not the step's lock: a request may arrive while a round runs
             request = Request(
                 id=next(self._ids),
                 prompt_ids=list(prompt_ids),
@@ -83,11 +84,11 @@ class EngineCore:
             )
             self._requests[request.id] = request
             self._scheduler.waiting.append(request)
-            return request.id
+        return request.id
 
     def cancel(self, request_id: int) -> None:
         """Drop a request at once and free all it holds; nothing happens if it is done already."""
-        with self._lock:
+        with self._lock, self._queue_lock:
             request = self._requests.pop(request_id, None)
             if request is not None:
                 self._scheduler.remove(request)
@@ -144,7 +145,7 @@ class EngineCore:
             self._prompt_tokens += chunk.stop - chunk.start
         self._clock.lap("host")
         proposed = prefill_head(self._models, chunks, done) if follow else None
-        joining = [number for number, c in enumerate(chunks) if c.finishes and not c.request.finish_reason]
+        joining = [number for number, c in enumerate(chunks) if c.finishes and c.request.id in self._requests]
         for number in joining:
             self._scheduler.start_running(chunks[number].request)
         if proposed is not None and joining:
@@ -178,6 +179,8 @@ class EngineCore:
         self._request_rounds += len(running)
         self._last_batch = len(running)
         for request, (count, *tokens) in zip(running, rows, strict=True):
+            if request.id not in self._requests:  # a sink cancelled it a moment ago
+                continue
             taken, origins = request.emit(tokens[:count], _ORIGINS[count])
             request.count_round(origins, drafted=bool(shape.depth) and request.speculate)
             self._round_tokens += len(taken)

@@ -88,6 +88,8 @@ class Engine:
         speculate: bool = True,
     ) -> list[Completion]:
         """Answer all prompts, batched; the answers come in the prompts' order. The seed is used for each of them."""
+        if isinstance(prompts, str):
+            raise EngineError("generate takes a list of prompts; put the question in brackets")
         params = SamplingParams(
             max_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop_token_ids), ignore_eos
         )

@@ -75,9 +75,10 @@ class TreeGrowth:
         expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
         parent_candidate = expanded.gather(1, (chosen - 1).div_(topk, rounding_mode="floor").clamp_(min=0))
         parents = torch.searchsorted(chosen, parent_candidate)  # [B, N]; the root's own is 0
-        mask = layout.node_bit.expand_as(parents)
-        for _ in range(self._shape.depth):
-            mask = layout.node_bit | mask.gather(1, parents)
+        mask, ancestor = layout.node_bit.expand_as(parents), parents
+        for _ in range(self._shape.depth.bit_length()):  # a mask covers 1, 2, 4, ... generations
+            mask = mask | mask.gather(1, ancestor)
+            ancestor = ancestor.gather(1, ancestor)
         parents[:, 0] = -1
         return DraftTree(
             token_ids=torch.cat(self._tokens, 1).gather(1, chosen),

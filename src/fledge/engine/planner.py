@@ -12,9 +12,7 @@ among them, gets a round now and then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import PLAIN, TreeShape
@@ -42,25 +40,22 @@ _OPTIMISM = 1.3  # a shape this much below the best may still turn out better
 _MARGIN = 1.02  # speculation has to promise this much
 
 
-@dataclass
 class _Acceptance:
-    """How often depth d was accepted when depth d - 1 was, with decay."""
+    """How often depth d was accepted when depth d - 1 was, with decay. Plain lists: they are short."""
 
-    depth: int
-    reached: np.ndarray = field(init=False)  # [D] requests that got to depth d - 1
-    accepted: np.ndarray = field(init=False)  # [D] requests that got to depth d
+    def __init__(self, depth: int) -> None:
+        self.reached = [0.0] * depth  # [d - 1]: requests that got to depth d - 1
+        self.accepted = [0.0] * depth  # [d - 1]: requests that got to depth d
 
-    def __post_init__(self) -> None:
-        self.reached, self.accepted = np.zeros(self.depth), np.zeros(self.depth)
-
-    def observe(self, depths: np.ndarray, deepest: int) -> None:
+    def observe(self, depths: Sequence[int], deepest: int) -> None:
         """Add one round's accepted depths, one per request, of trees `deepest` levels deep."""
-        counts = np.bincount(depths, minlength=deepest + 1)
-        got_to = counts[::-1].cumsum()[::-1]  # [d]: requests of depth d or more
-        self.reached *= _DECAY
-        self.accepted *= _DECAY
-        self.reached[:deepest] += got_to[:-1]
-        self.accepted[:deepest] += got_to[1:]
+        self.reached = [_DECAY * value for value in self.reached]
+        self.accepted = [_DECAY * value for value in self.accepted]
+        left = len(depths)
+        for depth in range(deepest):
+            self.reached[depth] += left
+            left -= depths.count(depth)
+            self.accepted[depth] += left
 
 
 @dataclass(frozen=True)
@@ -127,9 +122,8 @@ class Planner:
         self._correction[shape, requests] = known + step * (ratio - known), times + 1
         self._drift += _COST_STEP / 2 * (ratio - self._drift)
         if shape.depth and depths:
-            array = np.asarray(depths)
-            self._acceptance[shape].observe(array, shape.depth)
-            self._pooled.observe(array, shape.depth)
+            self._acceptance[shape].observe(depths, shape.depth)
+            self._pooled.observe(depths, shape.depth)
 
     def tau(self, shape: TreeShape) -> float:
         """Expected tokens per round and request.
@@ -147,10 +141,12 @@ class Planner:
                 own.reached[depth] + _POOLED_WEIGHT
             )
             total += reach
-        return float(total)
+        return total
 
     def explain(self, requests: int) -> list[PlannedShape]:
-        """What the planner believes of every shape for this batch size."""
+        """What the planner believes of every shape for this batch size; nothing if there is nothing to choose."""
+        if self._fixed:
+            return []
         rows = []
         for shape in self.shapes:
             tau, seconds = self.tau(shape), self._seconds(requests, shape)

@@ -15,6 +15,10 @@ from fledge.engine.pool import PagePool
 from fledge.engine.prefill import PrefillChunk
 from fledge.engine.request import Request
 
+_NEWCOMERS_SHARE = 16  # this fraction of max_batch is company enough; below 32 nobody ever waits
+_NEARLY_FULL = 0.75
+_PATIENCE_ROUNDS = 6
+
 
 class Scheduler:
     """Queues and pages. It never looks at a device value."""
@@ -31,6 +35,7 @@ class Scheduler:
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
+        self._held = 0  # rounds newcomers have been waiting for company
 
     @property
     def busy(self) -> bool:
@@ -39,6 +44,8 @@ class Scheduler:
 
     def schedule_prefill(self) -> list[PrefillChunk]:
         """Admit what fits, then fill one forward's row budget with the oldest admitted prompts."""
+        if self._hold_newcomers():
+            return []
         while self.waiting and len(self.prefilling) + len(self.running) < self.max_batch:
             if not self._admit(self.waiting[0]):
                 break
@@ -84,6 +91,21 @@ class Scheduler:
     def check(self) -> None:
         """Raise EngineError unless every page is accounted for."""
         self.pool.check(request.pages for request in (*self.prefilling, *self.running))
+
+    def _hold_newcomers(self) -> bool:
+        """True while a large, nearly full batch lets single newcomers wait for company.
+
+        A prefill forward reads all weights, however short the prompt; replacing requests one by one would add such
+        a forward to almost every round.
+        """
+        ready = min(len(self.waiting), self.max_batch - len(self.running))
+        company = self.max_batch // _NEWCOMERS_SHARE
+        full = len(self.running) >= _NEARLY_FULL * self.max_batch
+        if self.prefilling or not full or not 0 < ready < company or self._held == _PATIENCE_ROUNDS:
+            self._held = 0
+            return False
+        self._held += 1
+        return True
 
     def _admit(self, request: Request) -> bool:
         """Reserve pages for a waiting request's prompt and window, if the running ones keep room to grow."""
