@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fledge.bench.report import data_facts
+from fledge.bench.report import data_facts, training_facts
 from fledge.data import Conversation
 from fledge.data.conversations import shard_bytes
 from fledge.draft import Head
+from fledge.errors import StorageError
 from fledge.storage import Manifest
 
 
@@ -51,3 +54,26 @@ def test_data_facts_count_conversations_and_what_the_draft_vocabulary_covers(
 
 def test_data_that_is_not_there_gives_no_facts(tmp_path: Path) -> None:
     assert data_facts(str(tmp_path / "nowhere")) is None
+
+
+def test_training_facts_are_the_curves_of_metrics_and_the_heads_own_words(tmp_path: Path, head: Head) -> None:
+    rows = [
+        {"step": 0, "loss": None, "tau": 1.2, "tokens": 0, "seconds": 0.0},
+        {"step": 10, "loss": 3.0, "tau": None, "tokens": 500, "seconds": 4.0},
+        {"step": 20, "loss": 2.5, "tau": 1.6, "tokens": 1000, "seconds": 8.0},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trained = Head(head.config, head.weights, replace(head.metadata, training={"steps": 20, "epochs": 2.0}))
+    facts = training_facts(str(path), trained)
+    assert facts is not None
+    assert facts.loss is not None
+    assert (facts.loss.steps, facts.loss.values) == ([10, 20], [3.0, 2.5])
+    assert facts.tau is not None
+    assert facts.tau.steps == [0, 20]
+    assert (facts.steps, facts.epochs, facts.tokens, facts.seconds) == (20, 2.0, 1000, 8.0)
+    assert facts.parameters == sum(weight.numel() for weight in head.weights.trainable().values())
+    assert training_facts(str(tmp_path / "nowhere.jsonl")) is None
+    path.write_text("{")
+    with pytest.raises(StorageError, match="damaged"):
+        training_facts(str(path))

@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fledge.bench.report import formats
-from fledge.bench.report.collect import data_facts
+from fledge.bench.report.collect import data_facts, training_facts
 from fledge.bench.report.facts import Curve, DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.report.page import make_page
 from fledge.storage import write_atomic

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from fledge.bench.report.facts import DataFacts
+import json
+from typing import Any
+
+from fledge.bench.report.facts import Curve, DataFacts, TrainingFacts
 from fledge.data import conversation_statistics, prompt_summary, read_conversations
 from fledge.draft import Head
-from fledge.storage import Manifest
+from fledge.errors import StorageError
+from fledge.storage import Manifest, exists, read_bytes
 
 _SOURCES = {
     "self": "The target wrote the prompts itself, from the bare start of a user turn in its own template, and answered "
@@ -37,6 +41,39 @@ def data_facts(conversations: str, prompts: str | None = None, head: Head | None
         coverage=coverage,
         source=" ".join(_SOURCES.get(source, f"Prompts from {source}.") for source in sources),
     )
+
+
+def training_facts(metrics: str, head: Head | None = None) -> TrainingFacts | None:
+    """The curves of a trainer's `metrics.jsonl`, and what the head says of its training."""
+    if not exists(metrics):
+        return None
+    rows = _json_lines(metrics)
+    last = rows[-1] if rows else {}
+    known = head.metadata.training if head else {}
+    weights = list(head.weights.trainable().values()) if head else []
+    parameters = sum(weight.numel() for weight in weights)
+    return TrainingFacts(
+        loss=_curve(rows, "loss"),
+        tau=_curve(rows, "tau"),
+        steps=known.get("steps") or last.get("step"),
+        epochs=known.get("epochs") or last.get("epoch"),
+        tokens=last.get("tokens"),
+        seconds=last.get("seconds"),
+        parameters=parameters or None,
+        head_bytes=2 * parameters or None,  # saved in bf16
+    )
+
+
+def _curve(rows: list[dict[str, Any]], key: str) -> Curve | None:
+    known = [(row["step"], row[key]) for row in rows if row.get(key) is not None and "step" in row]
+    return Curve([step for step, _ in known], [value for _, value in known]) if known else None
+
+
+def _json_lines(url: str) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in read_bytes(url).decode().splitlines() if line.strip()]
+    except ValueError as error:
+        raise StorageError(f"{url} is damaged ({error}); run `fledge train` again") from error
 
 
 def _coverage_and_sources(conversations: str, head: Head | None) -> tuple[float | None, list[str]]:
