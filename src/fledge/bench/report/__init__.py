@@ -28,6 +28,7 @@ __all__ = [
     "TrainingFacts",
     "data_facts",
     "render_report",
+    "training_facts",
     "write_report",
 ]
 
