@@ -1,0 +1,64 @@
+"""Acceptance of chain drafting, from the hits of the unroll.
+
+The unroll drafts from every position at once, as serving would with true tokens before it. So a served answer can be
+replayed exactly: draft, accept the longest prefix of hits, take the bonus token, jump, draft again.
+
+    row         0     1     2     3     4     5          row 0 predicts the answer's first token, which the prompt's
+    accepted    -     2     0     1     0     0          forward yields; drafting starts at row 1
+    rounds            |-----------^     |--^  ^          round 1 emits 3 tokens (2 + bonus), round 2 one ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fledge.train.batches import TrainBatch
+
+
+@dataclass(frozen=True)
+class DraftRound:
+    """One draft and its verify."""
+
+    sample: int  # the conversation's number in its batch
+    position: int  # committed length when it was drafted
+    accepted: int  # drafted tokens accepted
+    emitted: int  # the same and the bonus token, unless the answer ended before it
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Tokens per verify over some rounds."""
+
+    tau: float  # emitted tokens per round, bonus token included; 1.0 = speculation useless
+    by_depth: list[float]  # share of rounds that accept at least 1, 2, ... drafted tokens
+    rounds: int
+    tokens: int
+
+    @classmethod
+    def of(cls, rounds: Iterable[DraftRound], depth: int) -> Acceptance:
+        """Sum up rounds that drafted `depth` tokens each."""
+        found = list(rounds)
+        count = len(found)
+        tokens = sum(r.emitted for r in found)
+        shares = [sum(r.accepted >= d for r in found) / max(1, count) for d in range(1, depth + 1)]
+        return cls(tokens / max(1, count), shares, count, tokens)
+
+
+def replay(hits: Tensor, batch: TrainBatch) -> list[DraftRound]:
+    """The rounds of a batch's answers, from hits [steps, S]: the row's proposal at a step is the true token."""
+    accepted: Sequence[int] = hits.long().cumprod(0).sum(0).tolist()
+    lengths: Sequence[int] = batch.run.tolist()
+    positions: Sequence[int] = batch.positions[batch.rows].tolist()
+    rounds = []
+    for start, sample in batch.answers:
+        end = start + lengths[start]
+        row = start + 1
+        while row < end:
+            taken = min(accepted[row], end - row)
+            emitted = min(taken + 1, end - row)
+            rounds.append(DraftRound(sample, positions[row] + 1, taken, emitted))
+            row += emitted
+    return rounds

@@ -1,0 +1,155 @@
+"""Batches of the trainer: conversations laid end to end, what is supervised in them, and their order.
+
+Of a conversation of n tokens the positions p = 0 .. n-2 are fed (embed(x[p+1]) and g[p]) and predict x[p+2].
+
+    p                 0   1   2   3   4   5            x[3] .. x[6] generated, x[3] the answer's first token
+    token fed         x1  x2  x3  x4  x5  x6
+    predicts          x2  x3  x4  x5  x6  -
+    supervised            x   x   x   x                p = 1 predicts x[3]; p = 2, the first that is ever drafted, x[4]
+    row r                 0   1   2   3
+    valid at step 2       x   x                        all of x[p+2] .. x[p+4] must be generated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fledge.features import FeatureSample, FeatureStore, SampleInfo
+from fledge.train.attention import Block, make_blocks
+
+T = TypeVar("T")
+_SHARD_WINDOW = 16  # shards shuffled together; a remote store keeps reading neighbours
+_SORT_BATCHES = 16  # batches' worth of conversations that are sorted by length together
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """T fed positions of several conversations; S of them supervised, the rows."""
+
+    token_ids: Tensor  # [T] int64, x[p+1]
+    positions: Tensor  # [T] int64, p
+    features: Tensor  # [T, 3 * Ht], g[p]
+    rows: Tensor  # [S] int64, supervised positions among the T
+    teacher_hidden: Tensor  # [S, Ht], the lm_head's input at p+1
+    labels: Tensor  # [S] int64, x[p+2]
+    argmax: Tensor  # [S] int64, the target's most probable x[p+2]
+    run: Tensor  # [S] int64, rows left in this answer, this one included
+    answers: list[tuple[int, int]]  # of each answer its first row, and the number of its conversation
+    blocks: list[Block]
+    tokens: int  # of the conversations
+
+    def valid(self, step: int) -> Tensor:
+        """Rows whose whole drafted path up to this step was generated, [S - step] bool."""
+        return self.run[: self.run.shape[0] - step] > step
+
+    def to(self, device: torch.device) -> TrainBatch:
+        """The same batch on another device."""
+        if device.type == "cpu":
+            return self
+        return _moved(replace(self, blocks=[_moved(block, device) for block in self.blocks]), device)
+
+
+def make_batch(samples: Sequence[FeatureSample], dtype: torch.dtype) -> TrainBatch:
+    """Lay conversations end to end. Each must have a supervised position; see `is_trainable`."""
+    lengths = [len(s.token_ids) - 1 for s in samples]
+    supervised = [s.loss_mask[2:].bool().nonzero().flatten() for s in samples]  # positions p with m[p+2]
+    offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    run = torch.cat([_rows_left(positions) for positions in supervised])
+    owner = torch.cat([torch.full_like(p, i) for i, p in enumerate(supervised)])
+    starts = torch.cat((torch.ones(1, dtype=torch.bool), run[:-1] == 1)).nonzero().flatten()
+
+    def at_rows(name: str, ahead: int) -> Tensor:
+        return torch.cat([getattr(s, name)[p + ahead] for s, p in zip(samples, supervised, strict=True)])
+
+    return TrainBatch(
+        token_ids=torch.cat([s.token_ids[1:] for s in samples]).long(),
+        positions=torch.cat([torch.arange(n) for n in lengths]),
+        features=torch.cat([s.features[:-1] for s in samples]).to(dtype),
+        rows=torch.cat([p + start for p, start in zip(supervised, offsets[:-1], strict=True)]),
+        teacher_hidden=at_rows("hidden", 1).to(dtype),
+        labels=at_rows("token_ids", 2).long(),
+        argmax=at_rows("argmax", 1).long(),
+        run=run,
+        answers=list(zip(starts.tolist(), owner[starts].tolist(), strict=True)),
+        blocks=make_blocks(lengths, supervised),
+        tokens=sum(len(s.token_ids) for s in samples),
+    )
+
+
+def _moved(value: T, device: torch.device) -> T:
+    """A dataclass with all its tensors on `device`."""
+    named = {f.name: getattr(value, f.name) for f in fields(value)}  # type: ignore[arg-type]
+    tensors = {name: t.to(device) for name, t in named.items() if isinstance(t, Tensor)}
+    return replace(value, **tensors)  # type: ignore[type-var]
+
+
+def is_trainable(info: SampleInfo) -> bool:
+    """A conversation of three tokens or more that supervises some position."""
+    return info.tokens >= 3 and info.supervised >= 2
+
+
+def _rows_left(positions: Tensor) -> Tensor:
+    """For supervised positions [n] of one conversation: how many follow each other from here on, [n] int64."""
+    last = torch.cat((positions.diff() != 1, torch.ones(1, dtype=torch.bool)))
+    ends = last.nonzero().flatten()
+    index = torch.arange(len(positions))
+    return ends[torch.searchsorted(ends, index)] - index + 1
+
+
+def epoch_batches(
+    infos: Sequence[SampleInfo], batch_tokens: int, seed: int, epoch: int
+) -> list[list[SampleInfo]]:
+    """The batches of one epoch, in order; the same for the same arguments.
+
+    Conversations are shuffled, then sorted by length a few batches at a time, so that a batch holds like lengths.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    usable = [info for info in infos if is_trainable(info)]
+    shards = sorted({info.shard for info in usable})
+    shards = [shards[i] for i in torch.randperm(len(shards), generator=generator).tolist()]
+    batches: list[list[SampleInfo]] = []
+    for first in range(0, len(shards), _SHARD_WINDOW):
+        window = set(shards[first : first + _SHARD_WINDOW])
+        members = [info for info in usable if info.shard in window]
+        members = [members[i] for i in torch.randperm(len(members), generator=generator).tolist()]
+        found: list[list[SampleInfo]] = []
+        for stretch in _by_tokens(members, batch_tokens * _SORT_BATCHES):
+            found += _by_tokens(sorted(stretch, key=lambda info: info.tokens), batch_tokens)
+        batches += [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+    return batches
+
+
+def heldout_batches(store: FeatureStore, batch_tokens: int, max_tokens: int) -> list[list[SampleInfo]]:
+    """Held-out conversations up to `max_tokens`, evenly picked from all of them, as batches of like lengths."""
+    usable = [info for info in store.split("heldout") if is_trainable(info)]
+    total = sum(info.tokens for info in usable)
+    if total > max_tokens:
+        keep = max(1, int(len(usable) * max_tokens / total))
+        usable = [usable[i * len(usable) // keep] for i in range(keep)]
+    return list(_by_tokens(sorted(usable, key=lambda info: info.tokens), batch_tokens))
+
+
+def read_batch(
+    store: FeatureStore, infos: Sequence[SampleInfo], dtype: torch.dtype, device: torch.device
+) -> TrainBatch:
+    """Read the conversations and lay them end to end."""
+    return make_batch([store.read(info) for info in infos], dtype).to(device)
+
+
+def _by_tokens(infos: Sequence[SampleInfo], limit: int) -> Iterator[list[SampleInfo]]:
+    """Neighbours in groups of at most `limit` tokens; a longer one is alone."""
+    group: list[SampleInfo] = []
+    tokens = 0
+    for info in infos:
+        if group and tokens + info.tokens > limit:
+            yield group
+            group, tokens = [], 0
+        group.append(info)
+        tokens += info.tokens
+    if group:
+        yield group

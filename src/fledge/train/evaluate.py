@@ -1,0 +1,107 @@
+"""The `evaluate` stage: how many tokens a verify would emit on the held-out conversations, drafting chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from fledge.data.options import Progress, silent
+from fledge.draft import Head
+from fledge.errors import DataError
+from fledge.features import FeatureStore, SampleInfo
+from fledge.storage import join, write_json
+from fledge.target import Target
+from fledge.train.acceptance import Acceptance, DraftRound, replay
+from fledge.train.batches import heldout_batches, read_batch
+from fledge.train.learner import Learner
+from fledge.train.options import EvaluateOptions
+
+EVALUATION_NAME = "evaluation.json"
+_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Acceptance on held-out conversations: all, and apart."""
+
+    depth: int  # tokens drafted in a row
+    conversations: int
+    overall: Acceptance
+    by_category: dict[str, Acceptance]
+    by_temperature: dict[str, Acceptance]
+    by_context: dict[str, Acceptance]  # key: upper bound of the committed length
+
+
+def evaluate(
+    target: Target,
+    head: Head,
+    features_url: str,
+    options: EvaluateOptions,
+    output_url: str,
+    progress: Progress = silent,
+) -> Evaluation:
+    """Measure a head and write evaluation.json."""
+    head.check_target(target)
+    store = FeatureStore(features_url)
+    learner = Learner(head, target.weights, compute_dtype(target), target.device)
+    batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
+    if not batches:
+        raise DataError(
+            f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
+        )
+    found = measure(learner, store, batches, options.depth, progress)
+    result = Evaluation(
+        depth=options.depth,
+        conversations=sum(len(batch) for batch in batches),
+        overall=Acceptance.of((r for r, _ in found), options.depth),
+        by_category=_grouped(found, options.depth, lambda r, info: info.category),
+        by_temperature=_grouped(found, options.depth, lambda r, info: f"{info.temperature:g}"),
+        by_context=_grouped(found, options.depth, lambda r, info: _context(r.position)),
+    )
+    write_json(join(output_url, EVALUATION_NAME), asdict(result))
+    return result
+
+
+def measure(
+    learner: Learner,
+    store: FeatureStore,
+    batches: list[list[SampleInfo]],
+    depth: int,
+    progress: Progress = silent,
+) -> list[tuple[DraftRound, SampleInfo]]:
+    """All rounds of these conversations, each with its conversation."""
+    found: list[tuple[DraftRound, SampleInfo]] = []
+    total = sum(info.tokens for infos in batches for info in infos)
+    done = 0
+    for infos in batches:
+        batch = read_batch(store, infos, learner.dtype, learner.device)
+        hits = learner.hits(batch, depth)
+        found += [(r, infos[r.sample]) for r in replay(hits, batch)]
+        done += batch.tokens
+        progress(done, total, f"tau {Acceptance.of((r for r, _ in found), depth).tau:.2f}")
+    return found
+
+
+def compute_dtype(target: Target) -> torch.dtype:
+    """float32 only for a float32 target."""
+    return torch.float32 if target.dtype == torch.float32 else torch.bfloat16
+
+
+def _grouped(
+    found: Iterable[tuple[DraftRound, SampleInfo]], depth: int, key: Callable[[DraftRound, SampleInfo], Any]
+) -> dict[str, Acceptance]:
+    groups: dict[str, list[DraftRound]] = {}
+    for r, info in found:
+        groups.setdefault(key(r, info), []).append(r)
+    return {name: Acceptance.of(groups[name], depth) for name in sorted(groups, key=_natural)}
+
+
+def _context(position: int) -> str:
+    return str(next((bound for bound in _CONTEXTS if position <= bound), _CONTEXTS[-1]))
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdigit() else (0, name)

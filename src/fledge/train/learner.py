@@ -1,0 +1,113 @@
+"""One training step: unroll the head over a batch, compare every step with the target, collect gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fledge.draft import Head, HeadWeights
+from fledge.target.weights import DecoderWeights
+from fledge.train.batches import TrainBatch
+from fledge.train.loss import step_loss, teacher_probabilities
+from fledge.train.unroll import UnrolledHead
+
+
+@dataclass(frozen=True)
+class BatchMeasures:
+    """What one batch tells, by TTT step."""
+
+    loss: float  # weighted over the steps, as it is minimised
+    losses: list[float]  # mean cross-entropy of each step
+    accuracy: list[
+        float
+    ]  # share of valid rows whose proposal is the conversation's own token, misses counted
+
+
+class Learner:
+    """A head in training beside what it learns from: the target's lm_head rows of the draft vocabulary."""
+
+    def __init__(self, head: Head, target: DecoderWeights, dtype: torch.dtype, device: torch.device) -> None:
+        embedding = target.embedding if head.weights.embedding is None else head.weights.embedding
+        self.head = head
+        self.unrolled = UnrolledHead(head.config, head.weights, embedding, dtype, device)
+        self.dtype, self.device = dtype, device
+        vocabulary = head.vocabulary
+        self._teacher = target.lm_head[vocabulary.token_ids].to(device, dtype).t().contiguous()  # [Ht, Vd]
+        self._draft_ids = vocabulary.draft_ids.to(device)  # [V]
+
+    def learn(self, batch: TrainBatch, step_weights: list[float], *, measure: bool) -> BatchMeasures | None:
+        """Add the batch's gradients to the weights' buffers. `step_weights` sum to 1, one per TTT step."""
+        workspace = self.unrolled.workspace
+        lm_head = self.unrolled.weights["lm_head"]
+        outputs, slopes, losses, accuracy = [], [], [], []
+        with bf16_products(self.dtype):
+            teacher = teacher_probabilities(batch.teacher_hidden, self._teacher)  # [S, Vd]
+            labels, has_teacher = self._draft_ids[batch.labels], self._draft_ids[batch.argmax] >= 0
+            for step, hidden in enumerate(self.unrolled.unroll(batch, len(step_weights))):
+                valid = batch.valid(step)
+                counted = valid & has_teacher[step:]
+                count = int(counted.sum())
+                if not count:
+                    continue
+                result = step_loss(
+                    hidden.detach()[: len(valid)],
+                    lm_head,
+                    teacher[step:],
+                    counted,
+                    step_weights[step] / count,
+                    labels[step:],
+                    workspace,
+                    measure=measure,
+                )
+                outputs.append(hidden[: len(valid)])
+                slopes.append(result.d_hidden)
+                if result.loss is not None and result.hits is not None:
+                    losses.append(float(result.loss))
+                    accuracy.append(float(result.hits[valid].float().mean()))
+            del teacher
+            if outputs:
+                torch.autograd.backward(outputs, slopes)
+        if not losses:
+            return None
+        total = sum(w * loss for w, loss in zip(step_weights, losses, strict=False))
+        return BatchMeasures(total, losses, accuracy)
+
+    @torch.no_grad()
+    def hits(self, batch: TrainBatch, steps: int) -> Tensor:
+        """[steps, S] bool: at this step the row's proposal is the conversation's own token, and the row is valid."""
+        labels = self._draft_ids[batch.labels]
+        found = torch.zeros(steps, len(labels), dtype=torch.bool)
+        with bf16_products(self.dtype):
+            for step, hidden in enumerate(self.unrolled.unroll(batch, steps)):
+                valid = batch.valid(step)
+                proposals = self._best(hidden[: len(valid)])
+                found[step, : len(valid)] = (valid & (proposals == labels[step:])).cpu()
+        return found
+
+    def trained_head(self, flat: Tensor | None = None) -> HeadWeights:
+        """The weights as they are now, or those in another flat buffer."""
+        return self.unrolled.head_weights(self.head.weights, flat)
+
+    def _best(self, hidden: Tensor) -> Tensor:
+        weight = self.unrolled.weights["lm_head"]
+        parts = [weight.multiply(part).max(-1).indices for part in hidden.split(512)]
+        return torch.cat(parts) if parts else hidden.new_empty(0, dtype=torch.int64)
+
+
+@contextmanager
+def bf16_products(dtype: torch.dtype) -> Iterator[None]:
+    """Let float32 products round their factors to bf16 and keep float32 results, while training in bf16 on a CPU."""
+    backend: Any = torch.backends.mkldnn
+    settings = backend.matmul
+    before = settings.fp32_precision
+    if dtype == torch.bfloat16:
+        settings.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before

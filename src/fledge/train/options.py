@@ -1,0 +1,54 @@
+"""What a recipe can say about training and evaluation. The field descriptions are the documentation."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainOptions(BaseModel):
+    """Training of the draft head."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    init_head: str | None = Field(
+        None, description="folder of a head to go on from; null: start from the target"
+    )
+    draft_vocab_size: int = Field(8192, ge=1, description="tokens the head can propose, most frequent first")
+    fc_norm: bool = Field(False, description="EAGLE-3.1: a norm on each of the three features")
+    norm_output: bool = Field(False, description="EAGLE-3.1: hand on the output after the final norm")
+    ttt_steps: int = Field(
+        5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
+    )
+    step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
+    epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")
+    batch_tokens: int = Field(8192, ge=16, description="tokens of a batch, prompts included")
+    learning_rate: float = Field(1e-3, gt=0.0, description="peak of the schedule")
+    final_learning_rate: float = Field(0.05, ge=0.0, le=1.0, description="last rate, relative to the peak")
+    warmup: float = Field(0.05, ge=0.0, lt=1.0, description="share of the steps in which the rate rises")
+    weight_decay: float = Field(0.0, ge=0.0, description="of matrices, as in AdamW")
+    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's first moment")
+    beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's second moment")
+    clip: float = Field(0.5, gt=0.0, description="largest gradient norm")
+    ema: float = Field(
+        0.0, ge=0.0, lt=1.0, description="decay of averaged weights; 0: the last weights are the head"
+    )
+    seed: int = Field(0, ge=0, description="seed of the order of conversations")
+    dtype: str = Field(
+        "bfloat16", pattern="^(bfloat16|float32)$", description="type of products and activations"
+    )
+    evaluate_every: int = Field(50, ge=1, description="steps between two measurements of tau")
+    evaluate_tokens: int = Field(16384, ge=1, description="held-out tokens of such a measurement")
+    log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    checkpoint_seconds: float = Field(
+        60.0, gt=0.0, description="time between two checkpoints: what a kill can lose"
+    )
+
+
+class EvaluateOptions(BaseModel):
+    """Acceptance of the finished head on the held-out conversations, from the stored features."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    depth: int = Field(6, ge=1, le=16, description="tokens drafted in a row")
+    max_tokens: int = Field(200_000, ge=1, description="held-out tokens used at most")
+    batch_tokens: int = Field(8192, ge=16, description="tokens of a batch")

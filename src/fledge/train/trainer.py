@@ -1,0 +1,301 @@
+"""The `train` stage: a draft head from a feature store.
+
+    features -> draft vocabulary, head from the target -> [ batch -> unroll -> loss -> update ] * steps -> head folder
+
+The run is a function of its inputs, options and seed: killed at any moment and started again it goes on from the last
+checkpoint and ends with the same head.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fledge.data.options import Progress, silent
+from fledge.draft import DraftVocabulary, Head, count_generated
+from fledge.errors import DataError
+from fledge.features import FeatureStore, SampleInfo
+from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
+from fledge.target import Target
+from fledge.train.acceptance import Acceptance
+from fledge.train.batches import epoch_batches, heldout_batches, read_batch
+from fledge.train.checkpoint import Checkpoint
+from fledge.train.evaluate import measure
+from fledge.train.learner import BatchMeasures, Learner
+from fledge.train.optimizer import Optimizer
+from fledge.train.options import TrainOptions
+
+logger = logging.getLogger("fledge")
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """What a training run came to."""
+
+    steps: int
+    conversations: int
+    tokens: int  # in the training conversations, each counted once
+    supervised_tokens: int
+    draft_vocab_size: int
+    coverage: float  # share of generated tokens that are in the draft vocabulary
+    tau: float | None  # on held-out conversations; None without any
+    acceptance: list[float]  # share of rounds that accept at least 1, 2, ... tokens
+    seconds: float
+
+
+def train(
+    target: Target,
+    features_url: str,
+    options: TrainOptions,
+    head_url: str,
+    train_url: str,
+    progress: Progress = silent,
+) -> TrainSummary:
+    """Train a head into `head_url`, keeping checkpoint and metrics in `train_url`; go on where an earlier call stopped.
+
+    SIGTERM saves a checkpoint and ends the process with status 143.
+    """
+    train_fingerprint(target, features_url, options).claim(train_url)
+    store = FeatureStore(features_url)
+    head, coverage = _initial_head(target, store, options)
+    trainer = Trainer(target, store, head, options, train_url)
+    trainer.run(progress)
+    facts = trainer.facts() | {"coverage": round(coverage, 6)}
+    metadata = replace(head.metadata, training=facts)
+    Head(head.config, trainer.weights(), metadata).save(head_url)
+    return TrainSummary(
+        steps=trainer.total,
+        conversations=facts["conversations"],
+        tokens=facts["tokens"],
+        supervised_tokens=facts["supervised_tokens"],
+        draft_vocab_size=head.config.draft_vocab_size,
+        coverage=coverage,
+        tau=facts["tau"],
+        acceptance=facts["acceptance"],
+        seconds=trainer.seconds,
+    )
+
+
+def train_fingerprint(target: Target, features_url: str, options: TrainOptions) -> Fingerprint:
+    """What the head depends on; how often things are logged or saved is not part of it."""
+    shards = "".join(shard.sha256 for shard in Manifest.load(features_url).shards)
+    started = None
+    if options.init_head is not None:
+        files = (read_bytes(join(options.init_head, n)) for n in ("config.json", "model.safetensors"))
+        started = sha256(b"".join(files))
+    return make_fingerprint(
+        {
+            "stage": "train",
+            "format": FORMAT,
+            "target": target.revision,
+            "train": options.model_dump(
+                mode="json", exclude={"log_every", "checkpoint_seconds", "init_head"}
+            ),
+            "init_head": started,
+            "features": sha256(shards.encode()),
+        }
+    )
+
+
+class Trainer:
+    """The training loop and its state."""
+
+    def __init__(
+        self, target: Target, store: FeatureStore, head: Head, options: TrainOptions, train_url: str
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._url = train_url
+        self._learner = Learner(head, target.weights, getattr(torch, options.dtype), target.device)
+        self._training = store.split("train")
+        self._schedule = _schedule(self._training, options)
+        self._heldout = heldout_batches(store, options.batch_tokens, options.evaluate_tokens)
+        self.total = len(self._schedule)
+        if not self.total:
+            raise DataError(f"no training conversations in {store.url}; respond to more prompts")
+        self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
+        weights = [options.step_decay**step for step in range(options.ttt_steps)]
+        self._step_weights = [weight / sum(weights) for weight in weights]
+        self._metrics: list[dict[str, Any]] = []
+        self._step = 0
+        self._acceptance: Acceptance | None = None
+        self.seconds = 0.0
+
+    def run(self, progress: Progress) -> None:
+        """Train from the last checkpoint, if there is one, to the end."""
+        self._resume()
+        clock = _Clock(self.seconds)
+        saved = time.monotonic()
+        if self._step == 0:
+            self._log(None, 0.0, 0.0, clock, progress)
+        with _interruptible() as stop:
+            while self._step < self.total:
+                logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
+                measures, norm = self._advance(clock, measure_it=logs)
+                if logs:
+                    self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
+                else:
+                    progress(self._step, self.total, clock.note())
+                due = time.monotonic() - saved >= self._options.checkpoint_seconds
+                if due or stop.is_set() or self._step == self.total:
+                    self._save(clock)
+                    saved = time.monotonic()
+                if stop.is_set():
+                    raise SystemExit(143)
+        self.seconds = clock.seconds()
+
+    def facts(self) -> dict[str, Any]:
+        """What the head's metadata says of its training; the same however often the run was interrupted."""
+        last = next((row for row in reversed(self._metrics) if row["tau"] is not None), None)
+        return {
+            "steps": self.total,
+            "epochs": self._options.epochs,
+            "ttt_steps": self._options.ttt_steps,
+            "conversations": len(self._training),
+            "tokens": sum(info.tokens for info in self._training),
+            "supervised_tokens": sum(info.supervised for info in self._training),
+            "tau": last["tau"] if last else None,
+            "acceptance": last["acceptance"] if last else [],
+        }
+
+    def weights(self) -> Any:
+        """The finished head's weights."""
+        return self._learner.trained_head(self._optimizer.average)
+
+    def _advance(self, clock: _Clock, *, measure_it: bool) -> tuple[BatchMeasures | None, float]:
+        """One batch, one update."""
+        batch = read_batch(self._store, self._schedule[self._step], self._learner.dtype, self._learner.device)
+        measures = self._learner.learn(batch, self._step_weights, measure=measure_it)
+        norm = self._optimizer.update(self._step)
+        self._step += 1
+        clock.add(batch.tokens)
+        return measures, norm
+
+    def _log(
+        self, measures: BatchMeasures | None, rate: float, norm: float, clock: _Clock, progress: Progress
+    ) -> None:
+        """One line of metrics, with tau when it is due."""
+        every, found = self._options.evaluate_every, None
+        last = self._metrics[-1]["step"] if self._metrics else -1
+        due = self._step == self.total or self._step // every != last // every
+        if due and self._heldout:
+            found = self._measure_tau()
+        row = {
+            "step": self._step,
+            "epoch": round(self._step / self.total * self._options.epochs, 4),
+            "loss": measures.loss if measures else None,
+            "loss_by_step": measures.losses if measures else None,
+            "accuracy": measures.accuracy if measures else None,
+            "tau": round(found.tau, 4) if found else None,
+            "acceptance": [round(share, 4) for share in found.by_depth] if found else None,
+            "lr": rate,
+            "gradient_norm": norm,
+            "tokens": clock.tokens,
+            "tokens_per_second": round(clock.rate(), 1),
+            "seconds": round(clock.seconds(), 2),
+        }
+        self._metrics.append(row)
+        note = clock.note() + (f", loss {measures.loss:.3f}" if measures else "")
+        if found:
+            depths = " ".join(f"{share:.2f}" for share in found.by_depth)
+            note += f", tau {found.tau:.3f} ({depths})"
+            logger.info("step %d/%d: %s", self._step, self.total, note)
+        progress(self._step, self.total, note)
+
+    def _measure_tau(self) -> Acceptance:
+        """Chain tau on held-out conversations, with the weights that will be saved."""
+        weights, depth = self._learner.unrolled.weights, self._options.ttt_steps
+        if self._optimizer.average is not None:
+            weights.compute.copy_(self._optimizer.average)
+        found = measure(self._learner, self._store, self._heldout, depth)
+        weights.refresh()
+        return Acceptance.of((r for r, _ in found), depth)
+
+    def _save(self, clock: _Clock) -> None:
+        Checkpoint(self._step, clock.seconds(), self._metrics, self._optimizer.state()).save(self._url)
+
+    def _resume(self) -> None:
+        checkpoint = Checkpoint.load(self._url)
+        if checkpoint is None:
+            return
+        self._optimizer.load_state(checkpoint.tensors)
+        self._step, self.seconds = checkpoint.step, checkpoint.seconds
+        self._metrics = [row for row in checkpoint.metrics if row["step"] <= checkpoint.step]
+        logger.info("training goes on at step %d of %d", self._step, self.total)
+
+
+class _Clock:
+    """Tokens trained on and the time it took, over all parts of an interrupted run; the rate is of this part."""
+
+    def __init__(self, seconds: float) -> None:
+        self.tokens = 0
+        self._before = seconds
+        self._start = time.perf_counter()
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+
+    def seconds(self) -> float:
+        return self._before + time.perf_counter() - self._start
+
+    def rate(self) -> float:
+        return self.tokens / max(1e-9, time.perf_counter() - self._start)
+
+    def note(self) -> str:
+        return f"{self.rate():,.0f} tokens/s"
+
+
+def _initial_head(target: Target, store: FeatureStore, options: TrainOptions) -> tuple[Head, float]:
+    """The head training starts from, and how much of the generated tokens its vocabulary covers."""
+    training = store.split("train")
+    counts = count_generated((store.tokens(info) for info in training), target.config.vocab_size)
+    if options.init_head is not None:
+        head = Head.load(options.init_head)
+        head.check_target(target)
+        covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
+    else:
+        vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
+        head = Head.from_target(target, vocabulary, fc_norm=options.fc_norm, norm_output=options.norm_output)
+        covered = vocabulary.coverage
+    logger.info(
+        "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",
+        head.config.draft_vocab_size,
+        target.config.vocab_size,
+        100 * covered,
+    )
+    return head, covered
+
+
+def _schedule(infos: list[SampleInfo], options: TrainOptions) -> list[list[SampleInfo]]:
+    """All batches of the run in order; the last epoch may be a part of one."""
+    batches: list[list[SampleInfo]] = []
+    for epoch in range(math.ceil(options.epochs)):
+        found = epoch_batches(infos, options.batch_tokens, options.seed, epoch)
+        share = min(1.0, options.epochs - epoch)
+        batches += found[: math.ceil(share * len(found))]
+    return batches
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets instead of ending the process, where signals can be caught at all."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)

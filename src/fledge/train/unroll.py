@@ -1,0 +1,133 @@
+"""Training-time test (EAGLE-3, arXiv 2503.01840, sec. 3): the head runs several steps on its own output.
+
+    step    reads at base position p            RoPE    predicts    attends to
+    0       embed(x[p+1]), fc(g[p])             p       x[p+2]      keys of step 0 up to p
+    1       embed(x[p+2]), output of step 0     p+1     x[p+3]      the same, and its own key of step 1
+    2       embed(x[p+3]), output of step 1     p+2     x[p+4]      the same, and its own keys of steps 1 and 2
+
+This is what drafting does from every position at once. Only step 0 runs over prompts, for its keys; everything else
+runs over the S supervised rows. What enters from the embedding is the same at every step but for a shift by one row,
+so it is projected once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fledge.draft import HeadConfig, HeadWeights
+from fledge.target.rope import rope_tables
+from fledge.train.attention import Sizes, UnrollAttention
+from fledge.train.batches import TrainBatch
+from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
+from fledge.train.weights import TrainableWeights
+from fledge.train.workspace import Workspace
+
+
+class UnrolledHead:
+    """A head in training: its weights and the unroll."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        embedding: Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`embedding` [V, H] is the target's, or the head's own; it is not trained."""
+        self.config = config
+        self.workspace = Workspace()
+        self.weights = TrainableWeights(_split(weights), dtype, device)
+        self.dtype, self.device = dtype, device
+        self._embedding = embedding.to(device, dtype)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._rope = rope_tables(
+            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings + 64
+        )
+
+    def unroll(self, batch: TrainBatch, steps: int) -> Iterator[Tensor]:
+        """The final norm's output of every step, [S, H]: the lm_head's input. Row r is base position rows[r]."""
+        positions = batch.positions[batch.rows]
+        embedded = self._norm(F.embedding(batch.token_ids, self._embedding), "input_norm")  # [T, H]
+        from_embedding = self._linear(embedded, "qkv_embedding")  # [T, q + 2 * kv]
+        hidden = self._linear(self._normed_features(batch.features), "fc")  # [T, H]
+
+        query, *keys_values = self._project(hidden, from_embedding, 0, batch.positions)
+        query, hidden, from_embedding = (
+            TakeRows.apply(x, batch.rows) for x in (query, hidden, from_embedding)
+        )
+        own_keys: list[Tensor] = []
+        own_values: list[Tensor] = []
+        for step in range(steps):
+            if step:
+                query, key, value = self._project(hidden, from_embedding, step, positions + step)
+                own_keys.append(key)
+                own_values.append(value)
+            mixed = UnrollAttention.apply(
+                batch.blocks, self._sizes, self.workspace, query, *keys_values, *own_keys, *own_values
+            )
+            hidden = self._linear(mixed, "o", add=hidden)
+            inner = SwiGlu.apply(self._linear(self._norm(hidden, "post_norm"), "gate_up"), self.workspace)
+            hidden = self._linear(inner, "down", add=hidden)
+            output = self._norm(hidden, "norm")
+            yield output
+            hidden = output if self.config.norm_output else hidden
+
+    def head_weights(self, like: HeadWeights, flat: Tensor | None = None) -> HeadWeights:
+        """The trained weights (or those in another flat buffer) as float32 head weights."""
+        return _join(self.weights.tensors(flat), like)
+
+    def _project(
+        self, hidden: Tensor, from_embedding: Tensor, step: int, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of rows: hidden and embedding half added, then turned by RoPE."""
+        c = self.config
+        qkv = self._linear(self._norm(hidden, "hidden_norm"), "qkv_hidden")
+        qkv = AddShifted.apply(qkv, from_embedding, step)
+        query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        turned, value = qkv.split([query_size + kv_size, kv_size], dim=1)
+        cos, sin = (table[positions].to(self.device) for table in self._rope)
+        turned = Rope.apply(turned.unflatten(1, (-1, c.head_dim)), cos, sin, self.workspace).flatten(1)
+        query, key = turned.split([query_size, kv_size], dim=1)
+        return query, key, value
+
+    def _normed_features(self, features: Tensor) -> Tensor:
+        if not self.config.fc_norm:
+            return features
+        parts = features.split(self.config.target_hidden_size, dim=1)
+        return torch.cat(
+            [self._norm(part.contiguous(), f"fc_norm{i}") for i, part in enumerate(parts)], dim=1
+        )
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        normed: Tensor = RmsNorm.apply(
+            x, self._anchor, self.weights[name], self.config.rms_norm_eps, self.workspace
+        )
+        return normed
+
+    def _linear(self, x: Tensor, name: str, add: Tensor | None = None) -> Tensor:
+        product: Tensor = Linear.apply(x, add, self._anchor, self.weights[name], self.workspace)
+        return product
+
+
+def _split(w: HeadWeights) -> dict[str, Tensor]:
+    """The trained tensors by name, the attention's two input halves apart. The lm_head comes first."""
+    named = w.trainable()
+    qkv, fc_norms = named.pop("qkv"), named.pop("fc_norms", None)
+    embedding, hidden = qkv.chunk(2, dim=1)
+    named |= {"qkv_embedding": embedding, "qkv_hidden": hidden}
+    if fc_norms is not None:
+        named |= {f"fc_norm{i}": row for i, row in enumerate(fc_norms)}
+    return named
+
+
+def _join(named: dict[str, Tensor], like: HeadWeights) -> HeadWeights:
+    qkv = torch.cat((named.pop("qkv_embedding"), named.pop("qkv_hidden")), dim=1)
+    norms = [named.pop(f"fc_norm{i}") for i in range(3) if f"fc_norm{i}" in named]
+    fc_norms = torch.stack(norms) if norms else None
+    return HeadWeights(**named, qkv=qkv, fc_norms=fc_norms, d2t=like.d2t, embedding=like.embedding)

@@ -1,0 +1,167 @@
+"""Every hand-written backward pass against plain autograd, in float64-free float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fledge.target.rope import apply_rope, rope_tables
+from fledge.train.attention import Sizes, UnrollAttention, make_blocks
+from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
+from fledge.train.loss import step_loss, teacher_probabilities
+from fledge.train.weights import TrainableWeights
+from fledge.train.workspace import Workspace
+
+ROWS = 1100  # more than one piece
+ANCHOR = torch.zeros((), requires_grad=True)
+
+
+def weights(**tensors: Tensor) -> TrainableWeights:
+    return TrainableWeights(tensors, torch.float32, torch.device("cpu"))
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape).requires_grad_()
+
+
+def assert_same(ours: Callable[[], Tensor], plain: Callable[[], Tensor], inputs: list[Tensor]) -> None:
+    """Equal outputs, and equal gradients of all inputs under a random slope."""
+    grads = []
+    outputs = [ours(), plain()]
+    slope = torch.randn_like(outputs[0])
+    for output in outputs:
+        grads.append(torch.autograd.grad(output, inputs, slope))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("width_in", "width_out"), [(24, 40), (40, 24), (32, 32)])
+def test_linear(width_in: int, width_out: int):
+    x, add, matrix = leaf(ROWS, width_in), leaf(ROWS, width_out), torch.randn(width_out, width_in)
+    held = weights(w=matrix)
+    plain = matrix.clone().requires_grad_()
+    assert_same(
+        lambda: Linear.apply(x, add, ANCHOR, held["w"], Workspace()),
+        lambda: F.linear(x, matrix) + add,
+        [x, add],
+    )
+    held.grad.zero_()
+    slope = torch.randn(ROWS, width_out)
+    Linear.apply(x.detach(), None, ANCHOR, held["w"], Workspace()).backward(slope)
+    (expected,) = torch.autograd.grad(F.linear(x, plain), plain, slope)
+    torch.testing.assert_close(held.tensors(held.grad)["w"], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_rms_norm():
+    x, gain = leaf(ROWS, 48), torch.randn(48)
+    held = weights(w=gain)
+    plain = gain.clone().requires_grad_()
+    assert_same(
+        lambda: RmsNorm.apply(x, ANCHOR, held["w"], 1e-5, Workspace()),
+        lambda: F.rms_norm(x, (48,), gain, 1e-5),
+        [x],
+    )
+    held.grad.zero_()
+    slope = torch.randn(ROWS, 48)
+    RmsNorm.apply(x, ANCHOR, held["w"], 1e-5, Workspace()).backward(slope)
+    (expected,) = torch.autograd.grad(F.rms_norm(x, (48,), plain, 1e-5), plain, slope)
+    torch.testing.assert_close(held["w"].grad, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_swiglu():
+    x = leaf(ROWS, 64)
+    assert_same(lambda: SwiGlu.apply(x, Workspace()), lambda: F.silu(x[:, :32]) * x[:, 32:], [x])
+
+
+def test_rope():
+    x = leaf(ROWS, 3, 16)
+    cos, sin = rope_tables(16, 10000.0, None, ROWS)
+    assert_same(lambda: Rope.apply(x, cos, sin, Workspace()), lambda: apply_rope(x, cos, sin), [x])
+
+
+def test_rows_and_shifts():
+    x, y = leaf(20, 6), leaf(20, 6)
+    rows = torch.tensor([3, 4, 5, 11, 19])
+    assert_same(lambda: TakeRows.apply(x, rows), lambda: x[rows], [x])
+    for by in (0, 1, 3):
+        kept = slice(0, 20 - by)
+        assert_same(
+            lambda by=by, kept=kept: AddShifted.apply(x * 1, y, by)[kept],
+            lambda by=by, kept=kept: x[kept] + y[by:],
+            [x, y],
+        )
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(steps: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "fledge.train.attention._BLOCK_SCORES", 400
+    )  # several blocks, some of several conversations
+    sizes = Sizes(4, 2, 8)
+    lengths = [9, 17, 8, 30, 5, 9]
+    supervised = [torch.arange(n)[torch.rand(n) < 0.6] for n in lengths]
+    supervised = [p if len(p) else torch.tensor([0]) for p in supervised]
+    total, rows = sum(lengths), sum(len(p) for p in supervised)
+    blocks = make_blocks(lengths, supervised)
+    assert 1 < len(blocks) < len(lengths)
+    query, keys, values = leaf(rows, 32), leaf(total, 16), leaf(total, 16)
+    own = [leaf(rows, 16) for _ in range(2 * steps)]
+
+    def plain() -> Tensor:
+        outputs, start, row = [], 0, 0
+        for n, positions in zip(lengths, supervised, strict=True):
+            for p in positions.tolist():
+                seen = [
+                    keys[start : start + p + 1].view(-1, 2, 8),
+                    *(k[row].view(1, 2, 8) for k in own[:steps]),
+                ]
+                read = [
+                    values[start : start + p + 1].view(-1, 2, 8),
+                    *(v[row].view(1, 2, 8) for v in own[steps:]),
+                ]
+                k, v = (torch.cat(t).repeat_interleave(2, dim=1) for t in (seen, read))
+                scores = torch.einsum("hd,lhd->hl", query[row].view(4, 8), k) * 8**-0.5
+                outputs.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), v).flatten())
+                row += 1
+            start += n
+        return torch.stack(outputs)
+
+    assert_same(
+        lambda: UnrollAttention.apply(blocks, sizes, Workspace(), query, keys, values, *own),
+        plain,
+        [query, keys, values, *own],
+    )
+
+
+@pytest.mark.parametrize("draft_vocab", [20, 70])  # lm_head stored either way round
+def test_loss_and_its_gradients(draft_vocab: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fledge.train.loss._CHUNK_ROWS", 300)
+    hidden, matrix = leaf(ROWS, 32), torch.randn(draft_vocab, 32) / 4
+    held = weights(lm_head=matrix)
+    plain = matrix.clone().requires_grad_()
+    target_hidden, target_head = torch.randn(ROWS, 24), torch.randn(24, draft_vocab) / 4
+    teacher = teacher_probabilities(target_hidden, target_head)
+    torch.testing.assert_close(teacher, (target_hidden @ target_head).softmax(-1))
+    counted = torch.rand(ROWS) < 0.7
+    labels = torch.randint(-1, draft_vocab, (ROWS,))
+    result = step_loss(
+        hidden.detach(), held["lm_head"], teacher, counted, 0.25, labels, Workspace(), measure=True
+    )
+    logits = F.linear(hidden, plain)
+    per_row = -(teacher * logits.log_softmax(-1)).sum(-1)
+    d_hidden, d_matrix = torch.autograd.grad(0.25 * per_row[counted].sum(), [hidden, plain])
+    torch.testing.assert_close(result.loss, per_row[counted].mean())
+    torch.testing.assert_close(result.d_hidden, d_hidden, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(held.tensors(held.grad)["lm_head"], d_matrix, rtol=1e-3, atol=1e-3)
+    assert torch.equal(result.hits, logits.argmax(-1) == labels)
+    assert not result.d_hidden[~counted].any()

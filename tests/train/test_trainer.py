@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge.data.conversations import Conversation
+from fledge.draft import Head
+from fledge.errors import DataError, FingerprintError, HeadError, StorageError
+from fledge.features import FeatureOptions, extract_features
+from fledge.features.store import FeatureStore, SampleInfo
+from fledge.target import Target
+from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
+from fledge.train.batches import epoch_batches
+from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.features.test_features import make_conversations, write_conversations
+from tests.tiny import save_tiny_target
+
+OPTIONS = TrainOptions(
+    draft_vocab_size=128,
+    ttt_steps=3,
+    epochs=2.5,
+    batch_tokens=128,
+    learning_rate=3e-3,
+    ema=0.9,
+    evaluate_every=4,
+    log_every=2,
+    checkpoint_seconds=1e-9,
+)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target_folder: Path) -> Target:
+    return load_tiny_target(tiny_target_folder, "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def features(target: Target, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Features of 48 conversations that count upwards in steps of three: something a head can learn at once."""
+    folder = tmp_path_factory.mktemp("features")
+    counting: list[Conversation] = []
+    for number, conversation in enumerate(make_conversations(48)):
+        n = len(conversation.token_ids)
+        counting.append(replace(conversation, token_ids=[(7 * number + 3 * i) % 120 for i in range(n)]))
+    url = write_conversations(folder / "conversations", counting)
+    extract_features(target, url, FeatureOptions(batch_tokens=256, shard_mib=1), str(folder / "features"))
+    return str(folder / "features")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def run(target: Target, features: str, folder: Path, options: TrainOptions = OPTIONS, progress=None):
+    return train(
+        target,
+        features,
+        options,
+        str(folder / "head"),
+        str(folder / "train"),
+        progress or (lambda d, t, n: None),
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(target: Target, features: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(target, features, folder)
+    return folder
+
+
+def test_training_learns_and_leaves_a_head_and_metrics(target: Target, features: str, undisturbed: Path):
+    rows = [json.loads(line) for line in (undisturbed / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["step"] == 0
+    assert rows[0]["tau"] is not None
+    measured = [row for row in rows if row["loss"] is not None]
+    assert measured[-1]["loss"] < 0.8 * measured[0]["loss"]
+    assert measured[-1]["tau"] is not None
+    assert len(measured[-1]["accuracy"]) == len(measured[-1]["loss_by_step"]) == 3
+    assert all(row["tokens_per_second"] > 0 and row["lr"] > 0 for row in measured)
+    head = Head.load(str(undisturbed / "head"))
+    head.check_target(target)
+    assert head.metadata.training["steps"] == measured[-1]["step"]
+    assert head.metadata.training["tau"] == measured[-1]["tau"]
+    assert target.chat.turn_end_ids <= set(head.vocabulary.token_ids.tolist())
+
+
+@pytest.mark.parametrize("last_step", [1, 5, 9])
+def test_a_killed_run_goes_on_and_ends_with_the_same_head(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path, last_step: int
+):
+    def kill(done: float, total: float, note: str) -> None:
+        if done == last_step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(target, features, tmp_path, progress=kill)
+    assert not (tmp_path / "head").exists()
+    seen: list[float] = []
+    run(target, features, tmp_path, progress=lambda done, total, note: seen.append(done))
+    assert seen[0] == (last_step if last_step > 1 else 0)  # step 1 was not saved yet: it starts anew
+    assert files(tmp_path / "head") == files(undisturbed / "head")
+
+
+def test_sigterm_saves_a_checkpoint_and_ends_the_process(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path
+):
+    options = OPTIONS.model_copy(update={"checkpoint_seconds": 1e9})
+
+    def terminate(done: float, total: float, note: str) -> None:
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        run(target, features, tmp_path, options, terminate)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    steps: list[float] = []
+    run(target, features, tmp_path, options, lambda done, total, note: steps.append(done))
+    assert steps[0] == 4
+    assert files(tmp_path / "head") == files(undisturbed / "head")
+
+
+def test_a_finished_run_writes_the_same_head_again(target: Target, features: str, undisturbed: Path):
+    before = files(undisturbed / "head")
+    (undisturbed / "head" / "config.json").unlink()
+    run(target, features, undisturbed)
+    assert files(undisturbed / "head") == before
+
+
+def test_other_options_in_the_same_folder_are_refused(target: Target, features: str, undisturbed: Path):
+    with pytest.raises(FingerprintError, match=r"train\.learning_rate"):
+        run(target, features, undisturbed, OPTIONS.model_copy(update={"learning_rate": 1.0}))
+
+
+def test_a_damaged_checkpoint_is_named(target: Target, features: str, tmp_path: Path):
+    def kill(done: float, total: float, note: str) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(target, features, tmp_path, progress=kill)
+    path = tmp_path / "train" / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(StorageError, match=r"checkpoint\.safetensors is damaged.*delete"):
+        run(target, features, tmp_path)
+
+
+def test_training_goes_on_from_a_given_head(target: Target, features: str, undisturbed: Path, tmp_path: Path):
+    start = Head.load(str(undisturbed / "head"))
+    options = OPTIONS.model_copy(update={"init_head": str(undisturbed / "head"), "learning_rate": 1e-9})
+    run(target, features, tmp_path, options)
+    again = Head.load(str(tmp_path / "head"))
+    assert torch.equal(again.weights.d2t, start.weights.d2t)
+    for name, tensor in again.weights.trainable().items():
+        torch.testing.assert_close(tensor, start.weights.trainable()[name], rtol=1e-2, atol=1e-4)
+
+
+def test_a_head_for_another_target_is_refused(
+    features: str, target: Target, undisturbed: Path, tmp_path: Path
+):
+    other = load_tiny_target(save_tiny_target(tmp_path / "other", seed=9))
+    random_head(other).save(str(tmp_path / "foreign"))
+    options = OPTIONS.model_copy(update={"init_head": str(tmp_path / "foreign")})
+    with pytest.raises(HeadError, match="another target"):
+        run(target, features, tmp_path, options)
+    head = Head.load(str(undisturbed / "head"))
+    with pytest.raises(HeadError, match="another target"):
+        evaluate(other, head, features, EvaluateOptions(), str(tmp_path))
+
+
+def test_evaluation_agrees_with_training_and_is_split_up(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path
+):
+    head = Head.load(str(undisturbed / "head"))
+    result = evaluate(target, head, features, EvaluateOptions(depth=3), str(tmp_path))
+    assert result.overall.tau == pytest.approx(head.metadata.training["tau"], abs=0.02)
+    assert sum(part.rounds for part in result.by_category.values()) == result.overall.rounds
+    assert set(result.by_category) == {"code", "story"}
+    assert set(result.by_temperature) == {"0.5"}
+    assert set(result.by_context) == {"128"}
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["overall"]["tau"] == result.overall.tau
+    assert len(written["overall"]["by_depth"]) == 3
+
+
+def test_without_training_conversations_there_is_an_error(target: Target, tmp_path: Path):
+    held = [replace(c, split="heldout") for c in make_conversations(3)]
+    url = write_conversations(tmp_path / "conversations", held)
+    extract_features(target, url, FeatureOptions(), str(tmp_path / "features"))
+    with pytest.raises(DataError, match="no training conversations"):
+        run(target, str(tmp_path / "features"), tmp_path)
+
+
+def test_every_conversation_is_in_an_epoch_once_and_batches_hold_like_lengths(features: str):
+    store = FeatureStore(features)
+    infos = store.split("train")
+    batches = epoch_batches(infos, 128, seed=0, epoch=0)
+    assert batches == epoch_batches(infos, 128, seed=0, epoch=0)
+    assert batches != epoch_batches(infos, 128, seed=0, epoch=1)
+
+    def place(info: SampleInfo) -> tuple[int, int]:
+        return info.shard, info.index
+
+    assert sorted(place(i) for b in batches for i in b) == sorted(place(i) for i in infos if i.supervised > 1)
+    assert all(sum(i.tokens for i in batch) <= 128 for batch in batches)
+    spread = [max(i.tokens for i in b) - min(i.tokens for i in b) for b in batches]
+    assert sum(spread) / len(spread) < 12
