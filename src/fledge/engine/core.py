@@ -32,11 +32,16 @@ class EngineStats:
 
     rounds: int
     request_rounds: int  # rounds, counted once for every request in them
-    round_tokens: int  # emitted by rounds; divided by request_rounds this is tau
+    round_tokens: int  # emitted by rounds, over all requests
     prompt_tokens: int  # prefilled, again after a preemption
     preemptions: int
     phases: PhaseSeconds
-    plan: list[PlannedShape]  # what the planner believes at the last batch size
+    plan: list[PlannedShape]  # what the planner believes at the last batch size; empty if it has no choice
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round and request, bonus token included."""
+        return self.round_tokens / self.request_rounds if self.request_rounds else 1.0
 
 
 class EngineCore:
@@ -129,9 +134,8 @@ class EngineCore:
         for chunk in chunks:
             if chunk.start == 0 and not chunk.request.output_ids:
                 chunk.request.phases_at_start = self._clock.read()
-        follow = any(
-            chunk.request.speculate for chunk in chunks
-        )  # the head sees prompts only if it will be used
+        # The head sees prompts only if it will be used.
+        follow = any(chunk.request.speculate for chunk in chunks)
         self._clock.lap("host")
         done = prefill_target(self._models, chunks, features=follow)
         first = done.chosen.tolist() if done.chosen is not None else []

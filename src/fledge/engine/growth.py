@@ -32,16 +32,11 @@ class TreeGrowth:
         self._layout = layout
         self._level = 0
         self.frontier_tokens = token_ids  # [B, K] nodes to expand next
-        self.frontier_mask = (
-            layout.draft_bit[0] if layout.draft_bit else layout.first_level
-        )  # [B, K] draft-window mask
+        self.frontier_mask = layout.draft_bit[0]  # [B, K] draft-window mask, own bit included
         self._frontier_scores = log_probs  # [B, K] cumulative
         self._tokens = [root, token_ids]
         self._scores = [log_probs]
-        self._expanded = [
-            layout.root,
-            layout.first_level,
-        ]  # candidate number of each expanded node; column 0: root
+        self._expanded = [layout.root, layout.first_level]  # candidate numbers; column 0 is the root
 
     def expand(self, token_ids: Tensor, log_probs: Tensor) -> Tensor | None:
         """Take the frontier's children, [B * K, K] each, best first, and move the frontier down one level.

@@ -86,7 +86,7 @@ class TreeLayout(NamedTuple):
     node_rows: RowLayout  # N rows per request
     path_rows: RowLayout  # D + 1 rows per request
     draft_offset: list[Tensor]  # per expanded level: [B] int32, window index of its first row
-    draft_bit: list[Tensor]  # per expanded level: [B, K] int64, each row's own bit
+    draft_bit: list[Tensor]  # per level: [B, K] int64, each row's own bit
     candidate_depth: Tensor  # [1 + C] int64; candidate 0 is the root
     node_bit: Tensor  # [N] int64, 1 << node
     nodes: Tensor  # [B, N] int64, 0 .. N - 1
@@ -147,7 +147,7 @@ class Layouts:
             draft_offset=[
                 torch.full((requests,), s * topk, dtype=torch.int32, device=device) for s in levels
             ],
-            draft_bit=[bits[s * topk : (s + 1) * topk].repeat(requests, 1) for s in levels],
+            draft_bit=[bits[s * topk : (s + 1) * topk].repeat(requests, 1) for s in range(max(depth - 1, 1))],
             candidate_depth=torch.tensor(level, device=device),
             node_bit=bits[:nodes],
             nodes=numbers[:, :nodes].contiguous(),
