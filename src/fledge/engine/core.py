@@ -221,6 +221,5 @@ class EngineCore:
             )
 
 
-_ORIGINS = [
-    [*range(1, count), 0] for count in range(66)
-]  # of `count` tokens of a round: drafts, then the bonus token
+# Origins of `count` tokens of a round: accepted drafts by depth, then the bonus token.
+_ORIGINS = [[*range(1, count), 0] for count in range(66)]

@@ -20,9 +20,8 @@ from fledge.engine.sampling import SamplingParams
 from fledge.errors import EngineError
 from fledge.target.target import Target
 
-Prompt = (
-    str | list[dict[str, str]] | list[int]
-)  # a user's question, a conversation, or token ids used as they are
+# A user's question, a conversation, or token ids used as they are.
+Prompt = str | list[dict[str, str]] | list[int]
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,8 @@ def sample(logits: Tensor, rows: RowSampling, coins: Tensor) -> Tensor:
     """One draw per row by inverse CDF over token ids in ascending order; the reference for native samplers."""
     cdf = processed_weights(logits, rows).cumsum(-1, dtype=torch.float64)  # [M, V]
     total = cdf[:, -1]
-    aim = torch.minimum(
-        coins.double() * total, torch.nextafter(total, torch.zeros_like(total))
-    )  # strictly below the total
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    aim = torch.minimum(coins.double() * total, below_total)
     return torch.searchsorted(cdf, aim[:, None], right=True).squeeze(1)
 
 
