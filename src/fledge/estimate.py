@@ -1,0 +1,188 @@
+"""What a run will take, before it starts: tokens, bytes on disk, and time from a calibration of a few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from functools import cached_property
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from fledge.bench import estimate_seconds
+from fledge.bench.report.formats import human_bytes
+from fledge.console import clock, console, print_table
+from fledge.draft import DraftVocabulary, Head, HeadConfig
+from fledge.engine import Engine
+from fledge.features import FeatureSample, bytes_per_token
+from fledge.run_folder import Run
+from fledge.storage import Manifest, local_path
+from fledge.train.batches import make_batch
+from fledge.train.learner import Learner
+
+# Typical of self-written prompts and the answers to them, until the real ones are on disk.
+_KEPT = 0.5  # share of attempts that pass the filters
+_PROMPT_TOKENS = 50
+_TEMPLATE_TOKENS = 40
+_ANSWER_SHARE = 0.7  # of respond.max_new_tokens
+_PARQUET_BYTES = 5  # per token of a prompt or a conversation
+_CHECKPOINT_BYTES = (
+    18  # per weight: the head in bf16, checkpoint with masters and two moments, one copy in writing
+)
+
+_TRAIN_OVER_MEASURE = 3.0  # measuring tau has no backward pass
+
+_DECODE_STEPS = 12
+_SAMPLES, _SAMPLE_TOKENS = 8, 160  # of the prefill and of the training batch that are timed
+
+
+class Expected(NamedTuple):
+    """A stage's line of the estimate."""
+
+    stage: str
+    tokens: float
+    bytes: float
+    seconds: float
+
+
+def print_estimate(run: Run, pending: Collection[str]) -> None:
+    """Show what the pending stages will take, and warn if the disk is too small for it."""
+    rows = estimate(run, pending)
+    if not rows:
+        return
+    size, seconds = sum(row.bytes for row in rows), sum(row.seconds for row in rows)
+    cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
+    print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
+    path = local_path(run.folder)
+    free = psutil.disk_usage(str(path)).free if path is not None else None
+    if free is not None and free < size:
+        console.print(
+            f"warning: {run.folder} has {human_bytes(free)} free; free some space or lower prompts.count",
+            markup=False,
+        )
+
+
+def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
+    """What each pending stage takes. Sizes come from what is on disk already, else from typical lengths."""
+    recipe, speeds = run.recipe, Calibration(run)
+    count, heldout = recipe.prompts.count, recipe.respond.heldout
+    written = count * _PROMPT_TOKENS / _KEPT
+    answers = count * _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
+    found = Manifest.load(run.url("conversations")).tokens if "respond" not in pending else 0
+    tokens = found or answers + count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
+    trained = tokens * (1 - heldout) * recipe.train.epochs
+    pauses = trained / recipe.train.batch_tokens / recipe.train.evaluate_every  # to measure tau
+    measured = pauses * min(tokens * heldout, recipe.train.evaluate_tokens)
+    judged = min(tokens * heldout, recipe.evaluate.max_tokens)
+    sizes = {
+        "prompts": (written, count * _PROMPT_TOKENS * _PARQUET_BYTES),
+        "respond": (answers, tokens * _PARQUET_BYTES),
+        "features": (tokens, tokens * bytes_per_token(run.target)),
+        "train": (trained, speeds.head_size * _CHECKPOINT_BYTES),
+        "evaluate": (judged, 0.0),
+    }
+    seconds: dict[str, Callable[[], float]] = {
+        "prompts": lambda: written / speeds.decode,
+        "respond": lambda: answers / speeds.decode,
+        "features": lambda: tokens / speeds.prefill,
+        "train": lambda: (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train,
+        "evaluate": lambda: judged / _TRAIN_OVER_MEASURE / speeds.train,
+        "bench": lambda: estimate_seconds(recipe.bench, 2, speeds.plain_ms),
+    }
+    return [
+        Expected(name, *sizes.get(name, (0.0, 0.0)), time_of())
+        for name, time_of in seconds.items()
+        if name in pending
+    ]
+
+
+class Calibration:
+    """Speeds on this machine, each measured when it is first asked for."""
+
+    def __init__(self, run: Run) -> None:
+        self._recipe, self._target = run.recipe, run.target
+        self._length = min(_SAMPLE_TOKENS, run.target.config.max_position_embeddings)
+
+    @cached_property
+    def decode(self) -> float:
+        """Tokens per second of the batches that prompts and respond decode."""
+        batch = self._recipe.respond.max_batch
+        return batch * _DECODE_STEPS / self._decode_seconds(batch)
+
+    @cached_property
+    def plain_ms(self) -> float:
+        """Milliseconds per token at batch 1."""
+        return 1e3 * self._decode_seconds(1) / _DECODE_STEPS
+
+    @cached_property
+    def prefill(self) -> float:
+        """Tokens per second of a prefill."""
+        engine = Engine(self._target, max_batch=_SAMPLES, max_context=self._length)
+        prompts = [self._token_ids(self._length - 1)] * _SAMPLES
+        return self._length * _SAMPLES / _timed(lambda: engine.generate(prompts, max_tokens=1))
+
+    @cached_property
+    def train(self) -> float:
+        """Tokens per second of training, from one batch of random features."""
+        options = self._recipe.train
+        dtype = getattr(torch, options.dtype)
+        vocabulary = DraftVocabulary.from_counts(
+            torch.zeros(self._target.config.vocab_size), self._draft_vocab_size
+        )
+        learner = Learner(
+            Head.from_target(self._target, vocabulary), self._target.weights, dtype, self._target.device
+        )
+        batch = make_batch([self._random_sample() for _ in range(_SAMPLES)], dtype).to(self._target.device)
+        weights = [1 / options.ttt_steps] * options.ttt_steps
+        learner.learn(batch, weights, measure=False)  # the first time allocates
+        return batch.tokens / _timed(lambda: learner.learn(batch, weights, measure=False))
+
+    @property
+    def head_size(self) -> int:
+        """Weights of the head that is trained."""
+        config = HeadConfig.for_target(self._target.config, self._draft_vocab_size)
+        wide, size = config.num_heads * config.head_dim, config.hidden_size
+        attention = config.qkv_size * 2 * size + wide * size
+        mlp = 3 * config.intermediate_size * size
+        return attention + mlp + 3 * config.target_hidden_size * size + config.draft_vocab_size * size
+
+    @property
+    def _draft_vocab_size(self) -> int:
+        return min(self._recipe.train.draft_vocab_size, self._target.config.vocab_size)
+
+    def _decode_seconds(self, batch: int) -> float:
+        engine = Engine(self._target, max_batch=batch, max_context=self._length)
+        prompts = [self._token_ids(self._length - _DECODE_STEPS - 1)] * batch
+        first = _timed(lambda: engine.generate(prompts, max_tokens=1))
+        return _timed(lambda: engine.generate(prompts, max_tokens=1 + _DECODE_STEPS, ignore_eos=True)) - first
+
+    def _token_ids(self, length: int) -> list[int]:
+        start = self._target.chat.user_turn_start()
+        return (start * length)[:length]
+
+    def _random_sample(self) -> FeatureSample:
+        length, hidden = self._length, self._target.config.hidden_size
+        ids = torch.tensor(self._token_ids(length), dtype=torch.int32)
+        return FeatureSample(
+            conversation_id="",
+            category="",
+            split="train",
+            temperature=0.0,
+            token_ids=ids,
+            loss_mask=torch.ones(length, dtype=torch.uint8),
+            argmax=ids,
+            features=torch.randn(length, 3 * hidden).bfloat16(),
+            hidden=torch.randn(length, hidden).bfloat16(),
+        )
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return max(time.perf_counter() - begin, 1e-6)
+
+
+def _cells(row: Expected) -> list[str]:
+    tokens = f"{row.tokens:,.0f}" if row.tokens else ""
+    return [row.stage, tokens, human_bytes(row.bytes) if row.bytes else "", clock(row.seconds)]

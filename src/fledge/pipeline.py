@@ -1,0 +1,89 @@
+"""The stages in order: what is done is skipped, what half-ran goes on, what was made otherwise is refused.
+
+    prompts -> respond -> features -> train -> evaluate -> bench -> report
+
+A stage's folder holds `fingerprint.json` (written first: what the stage is made from), the stage's files, and
+`done.json` (written last). Fingerprints include the checksums of the stage's inputs, so nothing stale is mixed in.
+"""
+
+from __future__ import annotations
+
+from fledge.closing import print_closing
+from fledge.console import StageProgress, clock, console
+from fledge.errors import StorageError
+from fledge.estimate import print_estimate
+from fledge.run_folder import Record, Run
+from fledge.stages import STAGES, Stage, finished_records
+from fledge.storage import Fingerprint, exists, write_atomic
+
+
+def run_pipeline(run: Run) -> None:
+    """Do every stage that isn't finished, then show what came out."""
+    with run.locked():
+        write_atomic(run.url("recipe.yaml"), run.recipe.to_yaml().encode())
+        estimated = False
+        for number, stage in enumerate(STAGES):
+            fingerprint = stage.fingerprint(run)
+            record = finished(run, stage, fingerprint)
+            if record is not None:
+                _print_done(record)
+                continue
+            if not estimated:
+                print_estimate(run, [later.name for later in STAGES[number:]])
+                estimated = True
+            _do(run, stage, fingerprint)
+        print_closing(run, finished_records(run))
+
+
+def run_stage(run: Run, name: str) -> None:
+    """Do one stage; the stages it builds on must be finished, except for the benchmark of given heads."""
+    with run.locked():
+        stage = _named(name)
+        for before in map(_named, () if run.given_heads else stage.needs):
+            if finished(run, before, before.fingerprint(run)) is None:
+                raise StorageError(
+                    f"{run.folder} has no finished {before.name}, which {name} needs; "
+                    f"run `fledge {before.name}` first, or `fledge run` for all"
+                )
+        fingerprint = stage.fingerprint(run)
+        record = finished(run, stage, fingerprint)
+        if record is not None:
+            _print_done(record)
+        else:
+            print_estimate(run, [name])
+            _do(run, stage, fingerprint)
+        if stage.always:
+            print_closing(run, finished_records(run))
+
+
+def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
+    """The stage's record if it is finished. A folder made from something else is refused, naming the field."""
+    folder = run.url(stage.folder)
+    if stage.always or not exists(folder):
+        return None
+    if Fingerprint.load(folder) is not None:
+        fingerprint.claim(folder)
+    record = Record.load(folder)
+    if record is None or record.digest != fingerprint.digest:
+        return None
+    return record if stage.product is None or exists(run.url(stage.product)) else None
+
+
+def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
+    folder = run.url(stage.folder)
+    if stage.always:
+        fingerprint.save(folder)
+    else:
+        fingerprint.claim(folder)
+    with StageProgress(stage.name) as progress:
+        outcome = stage.work(run, progress.update)
+    Record(stage.name, fingerprint.digest, progress.seconds, outcome.line, outcome.figures).save(folder)
+    console.print(f"{stage.name:<9} {outcome.line} [{clock(progress.seconds)}]", markup=False)
+
+
+def _print_done(record: Record) -> None:
+    console.print(f"{record.stage:<9} done before: {record.line}", markup=False)
+
+
+def _named(name: str) -> Stage:
+    return next(stage for stage in STAGES if stage.name == name)

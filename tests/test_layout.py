@@ -1,0 +1,67 @@
+"""The shape of the source tree: short files, and rooms that depend downwards only."""
+
+import ast
+from pathlib import Path
+
+import fledge
+
+SOURCE = Path(fledge.__file__).parent
+
+# Lowest first. A room imports from the ones before it, never from one after it.
+ORDER = [
+    ("errors", "storage"),
+    ("native",),
+    ("attention",),
+    ("target",),
+    ("draft",),
+    ("engine",),
+    ("data",),
+    ("features",),
+    ("train",),
+    ("bench",),
+    ("recipe", "console"),
+    ("pipeline", "stages", "estimate"),
+    ("cli",),
+]
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+# What the layers share without being a room: the forward batch is the contract between attention and target.
+SHARED = {"fledge.target.batch", "fledge.target.config"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> set[str]:
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= submodules if node.module == "fledge" else {node.module}
+    return {module for module in modules if module.startswith("fledge.")}
+
+
+def test_every_source_file_is_shorter_than_400_lines():
+    sources = [p for p in SOURCE.rglob("*") if p.suffix in {".py", ".cpp", ".h", ".hpp", ".c"}]
+    lengths = {str(p.relative_to(SOURCE)): len(p.read_text("utf-8").splitlines()) for p in sources}
+    assert {name: length for name, length in lengths.items() if length >= 400} == {}
+
+
+def test_every_top_level_module_has_a_place_in_the_order():
+    rooms = {room_of(p) for p in SOURCE.rglob("*.py")} - {"__init__"}
+    assert rooms - set(LEVEL) == set()
+
+
+def test_rooms_import_downwards_only():
+    upward = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        room = room_of(path)
+        if room == "__init__":
+            continue
+        for module in imported_modules(path) - SHARED:
+            other = module.split(".")[1]
+            if other in LEVEL and LEVEL[other] > LEVEL[room]:
+                upward.append(f"{path.relative_to(SOURCE)} imports {module}")
+    assert upward == []
