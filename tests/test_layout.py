@@ -19,8 +19,11 @@ ORDER = [
     ("features",),
     ("train",),
     ("bench",),
-    ("recipe", "console"),
-    ("pipeline", "stages", "estimate"),
+    ("console", "recipe", "released"),
+    ("run_folder",),
+    ("ask", "closing", "estimate"),
+    ("stages",),
+    ("pipeline",),
     ("cli",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

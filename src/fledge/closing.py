@@ -11,7 +11,7 @@ from fledge import storage
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.report import Curve, DataFacts, ReportFacts, TrainingFacts, data_facts, write_report
 from fledge.bench.report.formats import clock, number, times
-from fledge.bench.report.speed import name_engines, workload_title
+from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
 from fledge.console import console, print_table
 from fledge.draft import Head
@@ -84,13 +84,13 @@ def print_summary(summary: Summary) -> None:
     ]
     print_table("Greedy, batch 1: median time per output token", columns, rows, text_columns=2)
     for line in _cost_lines(summary):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _workload_row(label: str, workload: str, found: WorkloadSummary) -> list[str]:
     figures = [number(found.tau, 2), number(found.tpot_plain_ms), number(found.tpot_ms), times(found.speedup)]
     counts = [str(found.identical), str(found.near_tie), str(found.different)]
-    return [label, workload_title(workload), str(found.prompts), *figures, *counts]
+    return [label, workload, str(found.prompts), *figures, *counts]
 
 
 def _cost_lines(summary: Summary) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -12,7 +13,8 @@ from rich.table import Table
 
 LOG_INTERVAL_S = 30.0
 
-console = Console(highlight=False)
+# A log has no width of its own; tables need about this much.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 class StageProgress:
@@ -88,7 +90,8 @@ def print_table(
     """A table whose first columns are text and whose others are figures."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < text_columns else "right")
+        is_text = index < text_columns
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold" if is_text else "ellipsis")
     for row in rows:
         table.add_row(*row)
     console.print(table, markup=False)

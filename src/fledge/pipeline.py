@@ -20,7 +20,6 @@ from fledge.storage import Fingerprint, exists, write_atomic
 def run_pipeline(run: Run) -> None:
     """Do every stage that isn't finished, then show what came out."""
     with run.locked():
-        write_atomic(run.url("recipe.yaml"), run.recipe.to_yaml().encode())
         estimated = False
         for number, stage in enumerate(STAGES):
             fingerprint = stage.fingerprint(run)
@@ -75,14 +74,15 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
         fingerprint.save(folder)
     else:
         fingerprint.claim(folder)
+    write_atomic(run.url("recipe.yaml"), run.recipe.to_yaml().encode())
     with StageProgress(stage.name) as progress:
         outcome = stage.work(run, progress.update)
     Record(stage.name, fingerprint.digest, progress.seconds, outcome.line, outcome.figures).save(folder)
-    console.print(f"{stage.name:<9} {outcome.line} [{clock(progress.seconds)}]", markup=False)
+    console.print(f"{stage.name:<9} {outcome.line} [{clock(progress.seconds)}]", markup=False, soft_wrap=True)
 
 
 def _print_done(record: Record) -> None:
-    console.print(f"{record.stage:<9} done before: {record.line}", markup=False)
+    console.print(f"{record.stage:<9} done before: {record.line}", markup=False, soft_wrap=True)
 
 
 def _named(name: str) -> Stage:

@@ -1,0 +1,80 @@
+"""A whole run in seconds: a recipe for the tiny random target, whose text only has to pass the filters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+
+def write_small_recipe(path: Path, target: Path) -> Path:
+    """A recipe file for `target`. The opening and its ending make even a random target write unlike prompts."""
+    recipe = {
+        "target": {"model": str(target)},
+        "prompts": {
+            "count": 40,
+            "max_tokens": 24,
+            "shard_size": 50,
+            "max_batch": 8,
+            "near_repeat": 1.0,
+            "max_attempts": 100,
+            "openings": [{"category": "chat", "text": "Why is the sky blue", "until": "a"}],
+        },
+        "respond": {
+            "max_new_tokens": 40,
+            "max_prompt_tokens": 128,
+            "shard_size": 8,
+            "max_batch": 8,
+            "heldout": 0.25,
+        },
+        "features": {"shard_mib": 1, "batch_tokens": 256},
+        "train": {
+            "draft_vocab_size": 128,
+            "epochs": 4,
+            "batch_tokens": 256,
+            "evaluate_every": 5,
+            "checkpoint_seconds": 0.001,
+            "ttt_steps": 3,
+        },
+        "evaluate": {"depth": 3, "batch_tokens": 256},
+        "bench": {
+            "own_prompts": 2,
+            "max_tokens": 8,
+            "repeats": 1,
+            "warmup": 1,
+            "samples": 1,
+            "concurrency": [1, 2],
+            "sweep_tokens": 4,
+            "sweep_requests": 2,
+            "verify_rows": [2],
+            "cost_context": 32,
+            "cost_repeats": 1,
+            "bandwidth": False,
+        },
+    }
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def start_fledge(*arguments: str) -> subprocess.Popen[str]:
+    """The command line in a process of its own, on one thread."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "FLEDGE_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", "from fledge.cli import main; main()", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_fledge(*arguments: str, expect: int = 0) -> str:
+    """Run to the end and return the output."""
+    process = start_fledge(*arguments)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == expect, output
+    return output

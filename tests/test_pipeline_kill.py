@@ -1,0 +1,72 @@
+"""Killing `fledge run` in any stage and starting it again ends with the same files as never killing it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from pathlib import Path
+
+from tests.small_run import run_fledge, start_fledge, write_small_recipe
+
+# Stage folder, and the file whose appearance means that the stage is at work.
+STAGES = [
+    ("prompts", "prompts/prompts-00000.parquet"),
+    ("conversations", "conversations/conversations-00001.parquet"),
+    ("features", "features/fingerprint.json"),
+    ("train", "train/checkpoint.safetensors"),
+    ("evaluate", "evaluate/fingerprint.json"),
+    ("bench", "bench/fingerprint.json"),
+]
+# What a stage makes, without measured times: those differ from run to run.
+RESULTS = (
+    "prompts/**/*.parquet",
+    "prompts/**/manifest.json",
+    "conversations/*.parquet",
+    "conversations/manifest.json",
+    "features/*.safetensors",
+    "features/manifest.json",
+    "head/*",
+    "evaluation.json",
+    "*/fingerprint.json",
+)
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    files = sorted(path for pattern in RESULTS for path in folder.glob(pattern))
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def kill_in_stage(recipe: Path, folder: Path, stage: str, sign: str) -> None:
+    """Start a run and SIGKILL it while the stage is at work. A stage that was too fast is undone and tried again."""
+    for _ in range(10):
+        process = start_fledge("run", str(recipe), "--run-dir", str(folder))
+        try:
+            while process.poll() is None and not (folder / sign).exists():
+                time.sleep(0.001)
+        finally:
+            process.kill()
+            output, _ = process.communicate()
+        assert (folder / sign).exists(), output
+        if not (folder / stage / "done.json").exists():
+            return
+        shutil.rmtree(folder / stage)
+    raise AssertionError(f"{stage} was always finished before it could be killed")
+
+
+def test_killed_in_every_stage_and_started_again_ends_with_the_same_files(
+    tmp_path: Path, tiny_target_folder: Path
+) -> None:
+    recipe = write_small_recipe(tmp_path / "recipe.yaml", tiny_target_folder)
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    run_fledge("run", str(recipe), "--run-dir", str(undisturbed))
+
+    for stage, sign in STAGES:
+        kill_in_stage(recipe, killed, stage, sign)
+    output = run_fledge("run", str(recipe), "--run-dir", str(killed))
+
+    assert output.count("done before") == 5  # all but the benchmark, which was killed last
+    assert checksums(killed) == checksums(undisturbed)
+    assert {"head/model.safetensors", "evaluation.json"} <= set(checksums(killed))
+    leftovers = [path for path in killed.rglob("*.partial")]
+    assert leftovers == []
