@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
 
 torch.set_num_threads(1)
@@ -16,3 +17,21 @@ torch.set_num_threads(1)
 def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny tied Llama (8 layers, hidden 64, vocabulary 512, ChatML) in bf16. Read only."""
     return save_tiny_target(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+@pytest.fixture(scope="session")
+def small_recipe(tmp_path_factory: pytest.TempPathFactory, tiny_target_folder: Path) -> Path:
+    """A recipe file that goes through a whole run of the tiny target in seconds."""
+    return write_small_recipe(tmp_path_factory.mktemp("recipe") / "recipe.yaml", tiny_target_folder)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: Path) -> Path:
+    """The folder of a finished run of it. Read only; tests copy it."""
+    from fledge.pipeline import run_pipeline  # everything there is: tests of one room needn't wait for it
+    from fledge.recipe import load_recipe
+    from fledge.run_folder import Run
+
+    folder = tmp_path_factory.mktemp("run") / "run"
+    run_pipeline(Run(load_recipe(str(small_recipe)), str(folder), command="fledge run recipe.yaml"))
+    return folder

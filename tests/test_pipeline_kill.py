@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from tests.small_run import run_fledge, start_fledge, write_small_recipe
+from tests.small_run import run_fledge, start_fledge
 
 # Stage folder, and the file whose appearance means that the stage is at work.
 STAGES = [
@@ -55,18 +55,16 @@ def kill_in_stage(recipe: Path, folder: Path, stage: str, sign: str) -> None:
 
 
 def test_killed_in_every_stage_and_started_again_ends_with_the_same_files(
-    tmp_path: Path, tiny_target_folder: Path
+    tmp_path: Path, small_recipe: Path
 ) -> None:
-    recipe = write_small_recipe(tmp_path / "recipe.yaml", tiny_target_folder)
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    run_fledge("run", str(recipe), "--run-dir", str(undisturbed))
+    run_fledge("run", str(small_recipe), "--run-dir", str(undisturbed))
 
     for stage, sign in STAGES:
-        kill_in_stage(recipe, killed, stage, sign)
-    output = run_fledge("run", str(recipe), "--run-dir", str(killed))
+        kill_in_stage(small_recipe, killed, stage, sign)
+    output = run_fledge("run", str(small_recipe), "--run-dir", str(killed))
 
     assert output.count("done before") == 5  # all but the benchmark, which was killed last
     assert checksums(killed) == checksums(undisturbed)
     assert {"head/model.safetensors", "evaluation.json"} <= set(checksums(killed))
-    leftovers = [path for path in killed.rglob("*.partial")]
-    assert leftovers == []
+    assert list(killed.rglob("*.partial")) == []

@@ -1,0 +1,173 @@
+"""The command line: its commands, and one clear error for everything that can go wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from fledge import __version__
+from fledge.cli import app, main
+from tests.tiny import save_tiny_target
+
+COMMANDS = {"run", "prompts", "respond", "features", "train", "evaluate", "bench", "report", "generate"}
+
+
+class Fledge:
+    """Calls the entry point in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str | Path, expect: int = 0) -> str:
+        """Output and errors of a command that must end with the given exit code."""
+        self._monkeypatch.setattr(sys, "argv", ["fledge", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = self._capsys.readouterr()
+        assert (ended.value.code or 0) == expect, captured
+        return captured.out + captured.err
+
+    def error(self, *arguments: str | Path) -> str:
+        """The one line a failing command prints last."""
+        last = self(*arguments, expect=2).splitlines()[-1]
+        assert last.startswith("error: ")
+        return last
+
+
+@pytest.fixture
+def fledge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fledge:
+    return Fledge(monkeypatch, capsys)
+
+
+def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} == COMMANDS  # type: ignore[union-attr]
+    output = fledge("--help")
+    assert all(command in output for command in COMMANDS)
+    assert fledge("--version").strip() == f"fledge {__version__}"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys; import fledge.cli; sys.exit(bool({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> None:
+    line = fledge.error("run", "demo", "train.epoch=2", "--run-dir", tmp_path / "run")
+    assert "unknown key train.epoch; did you mean train.epochs?" in line
+
+
+def test_a_wrong_target_path(fledge: Fledge, tmp_path: Path) -> None:
+    line = fledge.error("run", "demo", f"target.model={tmp_path}/no-model", "--run-dir", tmp_path / "run")
+    assert f"{tmp_path}/no-model" in line
+    line = fledge.error("generate", "Hello", "--target", tmp_path / "no-model")
+    assert f"{tmp_path}/no-model" in line
+
+
+def test_a_corrupt_shard(fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    shard = next((folder / "features").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(bytes(data))
+    shutil.rmtree(folder / "train")
+    line = fledge.error("train", small_recipe, "--run-dir", folder)
+    assert f"{shard.name} is damaged" in line
+    assert "delete the folder and run the stage again" in line
+
+
+def test_a_head_for_another_target(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    other = save_tiny_target(tmp_path / "other", seed=1)
+    arguments = ("--head", finished_run / "head")
+    line = fledge.error("generate", "Hello", "--target", other, *arguments)
+    assert "made for another target" in line
+    line = fledge.error(
+        "bench", small_recipe, f"target.model={other}", "--run-dir", tmp_path / "run", *arguments
+    )
+    assert "made for another target" in line
+
+
+def test_a_head_that_is_not_there(fledge: Fledge, tiny_target_folder: Path, tmp_path: Path) -> None:
+    line = fledge.error("generate", "Hello", "--target", tiny_target_folder, "--head", tmp_path / "none")
+    assert f"{tmp_path}/none is no draft head" in line
+    line = fledge.error("generate", "Hello", "--target", tiny_target_folder)
+    assert "no head ships for" in line
+
+
+def test_a_stage_without_its_input(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+    assert "run `fledge prompts` first" in fledge.error(
+        "respond", small_recipe, "--run-dir", tmp_path / "run"
+    )
+
+
+def test_a_run_folder_in_use(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"):
+        assert "another fledge is at work" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
+
+
+def test_a_run_folder_that_is_a_file(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    assert "name another --run-dir" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB; making one needs root."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("can't mount a small file system here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk(fledge: Fledge, small_recipe: Path, small_disk: Path) -> None:
+    output = fledge("run", small_recipe, "--run-dir", small_disk / "run", expect=2)
+    assert "warning:" in output  # the estimate saw it coming
+    line = output.splitlines()[-1]
+    assert line.startswith("error: no space left for")
+    assert "free some space" in line
+    assert list(small_disk.rglob("*.partial")) == []
+
+
+def test_generate_streams_an_answer_and_what_it_cost(
+    fledge: Fledge, finished_run: Path, tiny_target_folder: Path
+) -> None:
+    arguments = ("generate", "Why is the sky blue?", "--target", tiny_target_folder, "--max-tokens", "12")
+    with_head = fledge(*arguments, "--head", finished_run / "head")
+    plain = fledge(*arguments, "--plain")
+    assert "tau 1." in with_head
+    assert "ms per token" in with_head
+    assert "plain decode" in plain
+    assert with_head.split("[")[0] == plain.split("[")[0]  # the same answer
+
+
+def test_bench_measures_given_heads_on_given_prompts(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "riddles.jsonl"
+    prompts.write_text('{"question_id": 1, "category": "riddle", "turns": ["What has keys but no locks?"]}\n')
+    settings = ("bench.own_prompts=0", "--dtype", "float32", "--prompts", prompts)
+    folder = tmp_path / "measured"
+    output = fledge("bench", small_recipe, *settings, "--head", finished_run / "head", "--run-dir", folder)
+    assert "riddles" in output
+    assert (folder / "bench" / "answers.jsonl").exists()
+    assert '"float32"' in (folder / "summary.json").read_text()
+    line = fledge.error("bench", small_recipe, "--head", finished_run / "head", "--run-dir", folder)
+    assert "bench was made from other inputs" in line
+
+
+def test_report_is_made_from_what_is_there(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+    output = fledge("report", small_recipe, "--run-dir", tmp_path / "run")
+    assert (tmp_path / "run" / "report.html").exists()
+    assert f"report: {tmp_path}/run/report.html" in output

@@ -1,0 +1,123 @@
+"""The stages of a run: skipped, refused, made again, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fledge.bench import Summary
+from fledge.errors import FingerprintError, StorageError
+from fledge.estimate import estimate
+from fledge.pipeline import run_pipeline, run_stage
+from fledge.recipe import Recipe, load_recipe
+from fledge.run_folder import Run
+from fledge.stages import STAGES, finished_records
+from fledge.storage import exists, read_json
+
+
+@pytest.fixture
+def recipe(small_recipe: Path) -> Recipe:
+    return load_recipe(str(small_recipe))
+
+
+@pytest.fixture
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def test_a_run_leaves_head_evaluation_report_and_summary(finished_run: Path, recipe: Recipe) -> None:
+    summary = Summary.load(str(finished_run / "summary.json"))
+    assert set(summary.stages) == {"prompts", "respond", "features", "train", "evaluate", "bench"}
+    assert summary.workloads["mixed"].prompts == 2
+    assert json.loads((finished_run / "evaluation.json").read_text())["overall"]["tau"] >= 1.0
+    assert (finished_run / "head" / "model.safetensors").exists()
+    page = (finished_run / "report.html").read_text()
+    assert "fledge run recipe.yaml" in page
+    assert load_recipe(str(finished_run / "recipe.yaml")) == recipe
+
+
+def test_finished_stages_are_skipped(
+    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in run_copy.rglob("*.safetensors")}
+    run_pipeline(Run(recipe, str(run_copy)))
+    output = capsys.readouterr().out
+    assert output.count("done before") == len(STAGES) - 1  # the report is always made
+    assert "Estimate" not in output
+    assert {p: p.stat().st_mtime_ns for p in run_copy.rglob("*.safetensors")} == before
+
+
+def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:
+    changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ttt_steps": 2})})
+    with pytest.raises(FingerprintError, match=r"train\.ttt_steps: 3 -> 2"):
+        run_pipeline(Run(changed, str(run_copy)))
+    assert load_recipe(str(run_copy / "recipe.yaml")) == recipe
+
+
+def test_data_that_changed_under_a_stage_is_refused(run_copy: Path, recipe: Recipe) -> None:
+    shutil.rmtree(run_copy / "conversations")
+    changed = recipe.model_copy(update={"respond": recipe.respond.model_copy(update={"seed": 1})})
+    with pytest.raises(FingerprintError, match=r"features was made from other inputs.*conversations"):
+        run_pipeline(Run(changed, str(run_copy)))
+
+
+def test_a_deleted_product_is_made_again_and_nothing_else(
+    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = (run_copy / "head" / "model.safetensors").read_bytes()
+    shutil.rmtree(run_copy / "head")
+    run_pipeline(Run(recipe, str(run_copy)))
+    assert capsys.readouterr().out.count("done before") == len(STAGES) - 2
+    assert (run_copy / "head" / "model.safetensors").read_bytes() == weights
+
+
+def test_a_stage_alone_needs_the_stages_it_builds_on(tmp_path: Path, recipe: Recipe) -> None:
+    run = Run(recipe, str(tmp_path / "run"))
+    run_stage(run, "prompts")
+    with pytest.raises(
+        StorageError, match=r"no finished respond, which features needs; run `fledge respond`"
+    ):
+        run_stage(run, "features")
+    run_stage(run, "respond")
+    run_stage(run, "features")
+    assert [record.stage for record in finished_records(run)] == ["prompts", "respond", "features"]
+
+
+def test_a_damaged_shard_is_named(run_copy: Path, recipe: Recipe) -> None:
+    shard = run_copy / "conversations" / "conversations-00001.parquet"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(bytes(data))
+    shutil.rmtree(run_copy / "features")
+    with pytest.raises(StorageError, match=r"conversations-00001\.parquet is damaged"):
+        run_pipeline(Run(recipe, str(run_copy)))
+
+
+def test_a_whole_run_fits_an_object_store(recipe: Recipe) -> None:
+    folder = "memory://a-run"
+    run_pipeline(Run(recipe, folder))
+    assert exists(f"{folder}/report.html")
+    assert read_json(f"{folder}/summary.json")["version"] == 1
+
+
+def test_the_estimate_covers_what_is_pending(finished_run: Path, recipe: Recipe) -> None:
+    run = Run(recipe, str(finished_run))
+    rows = estimate(run, ["features", "train", "bench", "report"])
+    assert [row.stage for row in rows] == ["features", "train", "bench"]
+    features = rows[0]
+    on_disk = sum(p.stat().st_size for p in (finished_run / "features").glob("*.safetensors"))
+    assert features.bytes == pytest.approx(on_disk, rel=0.05)
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_training_goes_on_from_a_given_head(tmp_path: Path, finished_run: Path, recipe: Recipe) -> None:
+    for part in ("prompts", "conversations", "features"):
+        shutil.copytree(finished_run / part, tmp_path / "run" / part)
+    options = recipe.train.model_copy(update={"init_head": str(finished_run / "head"), "epochs": 1.0})
+    run_stage(Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run")), "train")
+    first = json.loads((tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 0
+    assert (tmp_path / "run" / "head" / "config.json").exists()

@@ -1,0 +1,90 @@
+"""Recipes: YAML, settings, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fledge.errors import RecipeError
+from fledge.recipe import Recipe, load_recipe, option_keys, shipped_recipes
+
+
+def test_every_shipped_recipe_is_valid() -> None:
+    assert "demo" in shipped_recipes()
+    for name in shipped_recipes():
+        load_recipe(name)
+
+
+def test_a_recipe_survives_the_way_through_yaml(tmp_path: Path) -> None:
+    recipe = load_recipe("demo", ["respond.temperatures={0.0: 0.25, 0.8: 0.75}", "prompts.mix={code: 2}"])
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.to_yaml())
+    assert load_recipe(str(path)) == recipe
+
+
+def test_settings_are_applied_in_order_and_typed() -> None:
+    recipe = load_recipe(
+        "demo",
+        [
+            "train.epochs=1",
+            "train.epochs=2.5",
+            "train.learning_rate=1e-4",
+            "bench.concurrency=[1, 4]",
+            "bench.own_prompts=null",
+        ],
+    )
+    assert recipe.train.epochs == 2.5
+    assert recipe.train.learning_rate == 1e-4
+    assert recipe.bench.concurrency == (1, 4)
+    assert recipe.bench.own_prompts is None
+
+
+def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    assert load_recipe(str(path)) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.epoch=3", "did you mean train.epochs?"),
+        ("trian.epochs=3", "did you mean train?"),
+        ("max_new_tokens=3", "did you mean respond.max_new_tokens?"),
+        ("xyzzy=3", "use one of target, prompts"),
+        ("train.epochs=-1", "train.epochs = -1 is refused"),
+        ("train.epochs", "write key=value"),
+        ("train.epochs=[1", "not valid YAML"),
+        ("prompts.openings=[{category: x, texxt: y}]", "unknown key prompts.openings.0.texxt"),
+        ("train=3", "train = 3 is refused"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(setting: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("demo", [setting])
+    assert message in str(caught.value)
+
+
+def test_a_bad_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    for text, message in [
+        ("a: [", "not valid YAML"),
+        ("- 1", "must be a mapping"),
+        ("train: {epoch: 2}", "train.epochs"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=message):
+            load_recipe(str(path))
+    with pytest.raises(RecipeError, match="no recipe"):
+        load_recipe(str(tmp_path / "absent.yaml"))
+
+
+def test_option_keys_are_those_of_the_yaml() -> None:
+    def keys(value: object, prefix: str = "") -> list[str]:
+        parts = {"target", "prompts", "respond", "features", "train", "evaluate", "bench"}
+        assert isinstance(value, dict)
+        return [f"{p}.{k}" for p, inner in value.items() if p in parts for k in inner]
+
+    assert sorted(option_keys()) == sorted(keys(yaml.safe_load(Recipe().to_yaml())))
