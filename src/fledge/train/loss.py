@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fledge.train.elementwise import softmax_, softmax_gradient_
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
 
 _CHUNK_ROWS = 2048  # rows whose logits exist at once: enough for the products to run at full speed
-_SOFTMAX_ROWS = 128  # 128 x 8192 in bf16 is 2 MB, a core's L2
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ def teacher_probabilities(hidden: Tensor, lm_head: Tensor) -> Tensor:
     for chunk in pieces(hidden.shape[0], _CHUNK_ROWS):
         part = probabilities[chunk]
         torch.mm(hidden[chunk], lm_head, out=part)
-        for piece in pieces(part.shape[0], _SOFTMAX_ROWS):
-            torch.softmax(part[piece], dim=-1, out=part[piece])
+        softmax_(part)
     return probabilities
 
 
@@ -70,21 +69,16 @@ def step_loss(
     d_hidden = torch.empty_like(hidden)
     values = torch.zeros(rows, dtype=torch.float32, device=hidden.device) if measure else None
     hits = torch.zeros(rows, dtype=torch.bool, device=hidden.device) if measure else None
-    mask = counted.unsqueeze(1)
     for chunk in pieces(rows, _CHUNK_ROWS):
         shape = (chunk.stop - chunk.start, width)
         logits = workspace.take("logits", shape, hidden.dtype, hidden.device)
         matrix = lm_head.compute if lm_head.transposed else lm_head.compute.t()
         torch.mm(hidden[chunk], matrix, out=logits)
-        for piece in pieces(shape[0], _SOFTMAX_ROWS):
-            place = slice(chunk.start + piece.start, chunk.start + piece.stop)
-            part, wanted = logits[piece], teacher[place]
-            if values is not None and hits is not None:
-                values[place] = torch.logsumexp(part.float(), -1) - torch.linalg.vecdot(wanted, part)
-                hits[place] = part.max(-1).indices == labels[place]
-            torch.softmax(part, dim=-1, out=part)
-            part.sub_(wanted)
+        found = softmax_gradient_(logits, teacher[chunk], counted[chunk], measure=measure)
+        if found is not None and values is not None and hits is not None:
+            values[chunk] = found.loss
+            hits[chunk] = found.best == labels[chunk]
         lm_head.multiply_back(logits, out=d_hidden[chunk])
-        lm_head.add_gradient(hidden[chunk] * mask[chunk], logits, workspace, scale)
+        lm_head.add_gradient(hidden[chunk], logits, workspace, scale)
     loss = None if values is None else values[counted].mean()
-    return StepLoss(d_hidden.mul_(mask).mul_(scale), loss, hits)
+    return StepLoss(d_hidden.mul_(scale), loss, hits)

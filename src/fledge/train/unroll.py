@@ -72,7 +72,7 @@ class UnrolledHead:
                 batch.blocks, self._sizes, self.workspace, query, *keys_values, *own_keys, *own_values
             )
             hidden = self._linear(mixed, "o", add=hidden)
-            inner = SwiGlu.apply(self._linear(self._norm(hidden, "post_norm"), "gate_up"), self.workspace)
+            inner = SwiGlu.apply(self._linear(self._norm(hidden, "post_norm"), "gate_up"))
             hidden = self._linear(inner, "down", add=hidden)
             output = self._norm(hidden, "norm")
             yield output
@@ -92,7 +92,7 @@ class UnrolledHead:
         query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         turned, value = qkv.split([query_size + kv_size, kv_size], dim=1)
         cos, sin = (table[positions].to(self.device) for table in self._rope)
-        turned = Rope.apply(turned.unflatten(1, (-1, c.head_dim)), cos, sin, self.workspace).flatten(1)
+        turned = Rope.apply(turned, cos, sin)
         query, key = turned.split([query_size, kv_size], dim=1)
         return query, key, value
 
@@ -105,9 +105,7 @@ class UnrolledHead:
         )
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        normed: Tensor = RmsNorm.apply(
-            x, self._anchor, self.weights[name], self.config.rms_norm_eps, self.workspace
-        )
+        normed: Tensor = RmsNorm.apply(x, self._anchor, self.weights[name], self.config.rms_norm_eps)
         return normed
 
     def _linear(self, x: Tensor, name: str, add: Tensor | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fledge.train.elementwise import transpose
 from fledge.train.workspace import Workspace
 
 
@@ -39,7 +40,7 @@ class Weight:
         """Add `scale` times the gradient of y = x W, from x [R, in] and dy [R, out]."""
         left, right = (x, dy) if self.transposed else (dy, x)
         turned = workspace.take("turned", (left.shape[1], left.shape[0]), left.dtype, left.device)
-        turned.copy_(left.t())
+        transpose(left, turned)
         shape = (left.shape[1], right.shape[1])
         product = torch.mm(turned, right, out=workspace.take("gradient", shape, left.dtype, left.device))
         self.grad.add_(product, alpha=scale)

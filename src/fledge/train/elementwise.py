@@ -1,0 +1,141 @@
+"""The elementwise parts of the head: short torch versions that define them, and the compiled ones beside them.
+
+Each function takes the compiled kernel for bf16 on a CPU, one pass over memory, and torch everywhere else.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fledge.train.kernels import address, kernels_for, number, size, threads
+
+
+class Normed(NamedTuple):
+    """RMSNorm's output and what its backward pass needs."""
+
+    y: Tensor  # [R, H]
+    scale: Tensor  # [R, 1] float32, 1 / rms(x)
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Normed:
+    """x [R, H] / rms(x) * gain [H]."""
+    rows, width = x.shape
+    if kernels := kernels_for(x, gain):
+        x = x.contiguous()
+        y, scale = torch.empty_like(x), torch.empty(rows, 1)
+        pointers = (address(t) for t in (x, gain, y, scale))
+        kernels.fledge_rms_norm(*pointers, size(rows), size(width), number(eps), threads())
+        return Normed(y, scale)
+    value = x.float()
+    scale = value.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return Normed((value * scale * gain.float()).to(x.dtype), scale)
+
+
+def rms_norm_back(
+    x: Tensor, gain: Tensor, scale: Tensor, dy: Tensor, d_gain: Tensor, *, wants_dx: bool
+) -> Tensor | None:
+    """Gradient of x if it is wanted; the gain's is added to d_gain [H] float32."""
+    rows, width = x.shape
+    if kernels := kernels_for(x, gain, dy):
+        x, dy = x.contiguous(), dy.contiguous()
+        dx = torch.empty_like(x) if wants_dx else None
+        pointers = (address(t) for t in (x, gain, scale, dy, dx, d_gain))
+        kernels.fledge_rms_norm_back(*pointers, size(rows), size(width), threads())
+        return dx
+    unit, slope = x.float() * scale, dy.float()
+    d_gain += (unit * slope).sum(0)
+    if not wants_dx:
+        return None
+    slope = slope * gain.float()
+    along = (unit * slope).mean(-1, keepdim=True)
+    return ((slope - unit * along) * scale).to(x.dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [R, 2 * I], gate first."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if kernels := kernels_for(gate_up):
+        y = gate_up.new_empty(rows, width)
+        kernels.fledge_swiglu(address(gate_up), address(y), size(rows), size(width), threads())
+        return y
+    gate, up = gate_up.split(width, dim=1)
+    return F.silu(gate) * up
+
+
+def swiglu_back(gate_up: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of gate_up."""
+    rows, width = dy.shape
+    if kernels := kernels_for(gate_up, dy):
+        slope, dy = torch.empty_like(gate_up), dy.contiguous()
+        pointers = (address(t) for t in (gate_up, dy, slope))
+        kernels.fledge_swiglu_back(*pointers, size(rows), size(width), threads())
+        return slope
+    gate, up = gate_up.split(width, dim=1)
+    return torch.cat((torch.ops.aten.silu_backward(dy * up, gate), F.silu(gate) * dy), dim=1)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    """RoPE: x [R, heads * D] by its rows' angles, cos and sin [R, D // 2] float32; direction -1 turns back."""
+    rows, half = cos.shape
+    heads = x.shape[1] // (2 * half)
+    if (kernels := kernels_for(x)) and x.stride(1) == 1:
+        y, cos, sin = x.new_empty(x.shape), cos.contiguous(), sin.contiguous()
+        tables = (address(cos), address(sin), number(direction))
+        sizes = (size(rows), size(heads), size(half))
+        kernels.fledge_rope(
+            address(x), size(x.stride(0)), address(y), size(y.stride(0)), *tables, *sizes, threads()
+        )
+        return y
+    first, second = x.float().view(rows, heads, 2, half).unbind(2)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1) * direction
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=2)
+    return turned.view(x.shape).to(x.dtype)
+
+
+def transpose(x: Tensor, out: Tensor) -> Tensor:
+    """x [R, C] into `out` [C, R]."""
+    if (kernels := kernels_for(x, out)) and x.is_contiguous():
+        kernels.fledge_transpose(address(x), address(out), size(x.shape[0]), size(x.shape[1]), threads())
+        return out
+    return out.copy_(x.t())
+
+
+def softmax_(logits: Tensor) -> None:
+    """Logits [R, V], contiguous, become probabilities."""
+    if kernels := kernels_for(logits):
+        kernels.fledge_softmax(address(logits), size(logits.shape[0]), size(logits.shape[1]), threads())
+    else:
+        torch.softmax(logits, dim=-1, out=logits)
+
+
+class LogitMeasures(NamedTuple):
+    """What training itself doesn't need."""
+
+    loss: Tensor  # [R] float32, cross-entropy against the teacher
+    best: Tensor  # [R] int64, place of the highest logit
+
+
+def softmax_gradient_(
+    logits: Tensor, teacher: Tensor, counted: Tensor, *, measure: bool
+) -> LogitMeasures | None:
+    """Logits [R, V] become the gradient of their cross-entropy against teacher [R, V], 0 in rows not `counted` [R]."""
+    rows, width = logits.shape
+    if kernels := kernels_for(logits, teacher):
+        loss = torch.empty(rows) if measure else None
+        best = torch.empty(rows, dtype=torch.int64) if measure else None
+        counted = counted.contiguous()
+        pointers = (address(t) for t in (logits, teacher, counted, loss, best))
+        kernels.fledge_softmax_gradient(*pointers, size(rows), size(width), threads())
+        return None if loss is None or best is None else LogitMeasures(loss, best)
+    found = None
+    if measure:
+        along = torch.linalg.vecdot(teacher.float(), logits.float())
+        found = LogitMeasures(logits.float().logsumexp(-1) - along, logits.argmax(-1))
+    torch.softmax(logits, dim=-1, out=logits)
+    logits.sub_(teacher)
+    logits[~counted] = 0
+    return found
