@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.target.rope import apply_rope, rope_tables
-from fledge.train.attention import Sizes, UnrollAttention, make_blocks
+from fledge.train.attention import UnrollAttention
+from fledge.train.blocks import Sizes, make_blocks
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
 from fledge.train.loss import step_loss, teacher_probabilities
 from fledge.train.weights import TrainableWeights
@@ -107,7 +108,7 @@ def test_rows_and_shifts():
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(steps: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "fledge.train.attention._BLOCK_SCORES", 400
+        "fledge.train.blocks._BLOCK_SCORES", 400
     )  # several blocks, some of several conversations
     sizes = Sizes(4, 2, 8)
     lengths = [9, 17, 8, 30, 5, 9]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fledge.features import FeatureSample, FeatureStore, SampleInfo
-from fledge.train.attention import Block, make_blocks
+from fledge.train.blocks import Block, make_blocks
 
 T = TypeVar("T")
 _SHARD_WINDOW = 16  # shards shuffled together; a remote store keeps reading neighbours

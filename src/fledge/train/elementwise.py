@@ -104,6 +104,14 @@ def transpose(x: Tensor, out: Tensor) -> Tensor:
     return out.copy_(x.t())
 
 
+def accumulate(total: Tensor, x: Tensor, scale: float) -> None:
+    """total += scale * x, for float32 `total` of x's shape."""
+    if kernels := kernels_for(x):
+        kernels.fledge_accumulate(address(total), address(x), number(scale), size(x.numel()), threads())
+    else:
+        total.add_(x, alpha=scale)
+
+
 def softmax_(logits: Tensor) -> None:
     """Logits [R, V], contiguous, become probabilities."""
     if kernels := kernels_for(logits):

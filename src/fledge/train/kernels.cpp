@@ -3,46 +3,11 @@
 // Plain loops that any compiler vectorises; the torch versions in functions.py, loss.py and attention.py define what
 // they compute. Threads are OpenMP's, shared with torch's own pool; results depend on their number only in the order
 // in which a norm's gain gradient is summed.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <vector>
+#include "kernels.h"
+
+using namespace fledge;
 
 namespace {
-
-using bf16 = uint16_t;
-
-inline float load(bf16 value) {
-  uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float result;
-  std::memcpy(&result, &bits, 4);
-  return result;
-}
-
-inline bf16 round_bf16(float value) {  // to nearest, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-// exp for x <= 88; below -87 the smallest normal number, never a slow denormal one.
-inline float fast_exp(float x) {
-  x = std::max(x, -87.0f);
-  float n = std::nearbyint(x * 1.44269504f);
-  float r = x - n * 0.693147181f;
-  float p = 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &bits, 4);
-  return p * scale;
-}
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(std::min(-x, 87.0f))); }
 
@@ -148,6 +113,12 @@ void fledge_rope(const bf16* x, int64_t x_stride, bf16* y, int64_t y_stride, con
       }
     }
   }
+}
+
+// sum += scale * x, over `count` numbers.
+void fledge_accumulate(float* sum, const bf16* x, float scale, int64_t count, int threads) {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+  for (int64_t i = 0; i < count; ++i) sum[i] += scale * load(x[i]);
 }
 
 // y [columns, rows] = x [rows, columns] transposed.

@@ -1,4 +1,4 @@
-"""Building and calling kernels.cpp: compiled once per machine in about a second, then cached.
+"""Building and calling kernels.cpp and attention.cpp: compiled once per machine in about a second, then cached.
 
 Without a C++ compiler, or with FLEDGE_NATIVE=0, training runs on torch alone, at about half the speed.
 """
@@ -23,7 +23,7 @@ from fledge.native.build import cache_folder, cpu_flags
 
 logger = logging.getLogger("fledge")
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCES = ("kernels.h", "kernels.cpp", "attention.cpp")
 # What -ffast-math allows, without the code it adds to libraries, which would change the process' rounding mode.
 _FLAGS = (
     "-std=c++17",
@@ -85,7 +85,9 @@ def _library() -> ctypes.CDLL | None:
 
 def _compile(compiler: str) -> Path:
     digest = hashlib.sha256("\0".join((compiler, *_FLAGS, *sorted(cpu_flags()))).encode())
-    digest.update(_SOURCE.read_bytes())
+    here = Path(__file__).parent
+    for name in _SOURCES:
+        digest.update((here / name).read_bytes())
     folder = cache_folder() / "native"
     target = folder / f"train-{digest.hexdigest()[:16]}.so"
     if target.exists():
@@ -93,7 +95,7 @@ def _compile(compiler: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / target.name
-        command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)]
+        command = [compiler, *_FLAGS, *(str(here / name) for name in _SOURCES[1:]), "-o", str(built)]
         subprocess.run(command, capture_output=True, check=True, timeout=120)
         os.replace(built, target)
     return target

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from fledge.draft import HeadConfig, HeadWeights
 from fledge.target.rope import rope_tables
-from fledge.train.attention import Sizes, UnrollAttention
+from fledge.train.attention import UnrollAttention
 from fledge.train.batches import TrainBatch
+from fledge.train.blocks import Sizes
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.train.elementwise import transpose
+from fledge.train.elementwise import accumulate, transpose
 from fledge.train.workspace import Workspace
 
 
@@ -43,7 +43,7 @@ class Weight:
         transpose(left, turned)
         shape = (left.shape[1], right.shape[1])
         product = torch.mm(turned, right, out=workspace.take("gradient", shape, left.dtype, left.device))
-        self.grad.add_(product, alpha=scale)
+        accumulate(self.grad, product, scale)
 
 
 class TrainableWeights:

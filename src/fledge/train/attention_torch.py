@@ -1,0 +1,113 @@
+"""The unroll's attention on one block in plain torch: what it is, for any type and device.
+
+Heads that share a KV head are neighbours: [b, kv_heads, Q, group, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.train.blocks import Block, Sizes
+from fledge.train.workspace import Workspace
+
+
+def attend(
+    block: Block,
+    sizes: Sizes,
+    workspace: Workspace,
+    query: Tensor,
+    others: Sequence[Tensor],
+    output: Tensor,
+    log_sum: Tensor,
+) -> None:
+    """Fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
+    given = _Given.of(block, sizes, query, others)
+    scores = given.scores()  # [b, kv, Q, g, L + j]
+    weights = scores.softmax(-1)
+    mixed = torch.einsum("bkqgl,blkd->bkqgd", weights[..., : block.keys.shape[1]], given.values)
+    for step, value in enumerate(given.own_values):
+        mixed += weights[..., block.keys.shape[1] + step, None] * value
+    rows = block.queries.flatten()[block.real_queries]
+    output[rows] = _leave(block, mixed).to(output.dtype)
+    log_sum[rows] = _leave(block, scores.logsumexp(-1, keepdim=True))
+
+
+def attend_back(
+    block: Block,
+    sizes: Sizes,
+    workspace: Workspace,
+    query: Tensor,
+    others: Sequence[Tensor],
+    output: Tensor,
+    log_sum: Tensor,
+    d_output: Tensor,
+    d_query: Tensor,
+    d_others: Sequence[Tensor],
+) -> None:
+    """Fill the block's rows of all gradients."""
+    given, count, steps = _Given.of(block, sizes, query, others), block.keys.shape[1], len(others) // 2 - 1
+    real = (block.seen > 0)[:, None, :, None, None]
+    slope = _enter(block, sizes, d_output, sizes.group) * real
+    along = (slope * _enter(block, sizes, output, sizes.group)).sum(-1, keepdim=True)
+    weights = (given.scores() - _enter(block, sizes, log_sum, sizes.group)).exp()  # [b, kv, Q, g, L + j]
+    d_weights = [torch.einsum("bkqgd,blkd->bkqgl", slope, given.values)]
+    d_weights += [(slope * value).sum(-1, keepdim=True) for value in given.own_values]
+    d_scores = weights * (torch.cat(d_weights, dim=-1) - along)
+    scale = sizes.head_dim**-0.5
+    to_query = torch.einsum("bkqgl,blkd->bkqgd", d_scores[..., :count], given.keys)
+    rows, keys = block.queries.flatten()[block.real_queries], block.keys.flatten()[block.real_keys]
+    d_keys = torch.einsum("bkqgl,bkqgd->blkd", d_scores[..., :count], given.query)
+    d_values = torch.einsum("bkqgl,bkqgd->blkd", weights[..., :count], slope)
+    for target, grad in ((d_others[0], d_keys), (d_others[1], d_values)):
+        target[keys] = grad.flatten(0, 1).flatten(1)[block.real_keys].to(target.dtype)
+    for step, key in enumerate(given.own_keys):
+        d_score, weight = d_scores[..., count + step, None], weights[..., count + step, None]
+        to_query += d_score * key
+        d_own_key = (d_score * given.query).sum(3, keepdim=True)
+        d_own_value = (weight * slope).sum(3, keepdim=True)
+        d_others[2 + step][rows] = _leave(block, d_own_key).to(query.dtype)
+        d_others[2 + steps + step][rows] = _leave(block, d_own_value).to(query.dtype)
+    d_query[rows] = _leave(block, to_query * scale).to(query.dtype)
+
+
+class _Given(NamedTuple):
+    """What goes in, in float32."""
+
+    query: Tensor  # [b, kv, Q, g, D], scaled
+    keys: Tensor  # [b, L, kv, D]
+    values: Tensor
+    own_keys: list[Tensor]  # [b, kv, Q, 1, D] each
+    own_values: list[Tensor]
+    hidden: Tensor  # [b, 1, Q, 1, L] bool, keys that are not seen
+
+    @classmethod
+    def of(cls, block: Block, sizes: Sizes, query: Tensor, others: Sequence[Tensor]) -> _Given:
+        steps = len(others) // 2 - 1
+        keys, values = (t[block.keys].float().unflatten(2, (sizes.kv_heads, -1)) for t in others[:2])
+        own = [_enter(block, sizes, t, 1) for t in others[2:]]
+        index = torch.arange(block.keys.shape[1], device=query.device)
+        # A padded query sees one key, so that its softmax stays finite; nothing of it is used.
+        seen = block.seen.clamp_min(1)[:, None, :, None, None]
+        scaled = _enter(block, sizes, query, sizes.group) * sizes.head_dim**-0.5
+        return cls(scaled, keys, values, own[:steps], own[steps:], index >= seen)
+
+    def scores(self) -> Tensor:
+        """[b, kv, Q, g, L + j]: step-0 keys, then own keys."""
+        shared = torch.einsum("bkqgd,blkd->bkqgl", self.query, self.keys)
+        own = [(self.query * key).sum(-1, keepdim=True) for key in self.own_keys]
+        return torch.cat([shared.masked_fill(self.hidden, float("-inf")), *own], dim=-1)
+
+
+def _enter(block: Block, sizes: Sizes, x: Tensor, group: int) -> Tensor:
+    """Rows among the S [S, kv * group * D] -> [b, kv, Q, group, D] float32; D is 1 for a number per head."""
+    picked = x[block.queries].float().unflatten(2, (sizes.kv_heads, group, -1))
+    return picked.permute(0, 2, 1, 3, 4)
+
+
+def _leave(block: Block, x: Tensor) -> Tensor:
+    """[b, kv, Q, g, D] -> the rows that are no padding, [n, kv * g * D]."""
+    return x.permute(0, 2, 1, 3, 4).flatten(0, 1).flatten(1)[block.real_queries]

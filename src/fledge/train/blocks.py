@@ -1,0 +1,81 @@
+"""Blocks of the unroll's attention: conversations of like length side by side, padded to a rectangle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_BLOCK_SCORES = 1 << 18  # query rows * keys of a block, per head: what fits the cache
+
+
+class Sizes(NamedTuple):
+    """Heads of the layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class Block:
+    """b conversations, Q query rows and L keys each after padding."""
+
+    queries: Tensor  # [b, Q] rows among the S; padding repeats the last one
+    keys: Tensor  # [b, L] rows among the T; padding repeats the last one
+    seen: Tensor  # [b, Q] int32, keys a query sees; 0 for padding
+    real_queries: Tensor  # [n] places in the flat [b * Q] that are no padding
+    real_keys: Tensor  # [n] places in the flat [b * L]
+
+
+def make_blocks(lengths: Sequence[int], supervised: Sequence[Tensor]) -> list[Block]:
+    """Blocks for conversations laid end to end: their lengths, and each one's supervised positions (not empty)."""
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], len(supervised[i])))
+    key_start = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    query_start = [0, *torch.tensor([len(s) for s in supervised]).cumsum(0).tolist()]
+    groups: list[list[int]] = []
+    for i in order:
+        if groups:
+            members = [*groups[-1], i]
+            widest = max(len(supervised[m]) for m in members)
+            if len(members) * widest * lengths[i] <= _BLOCK_SCORES:
+                groups[-1].append(i)
+                continue
+        groups.append([i])
+    return [_make_block(group, lengths, supervised, key_start, query_start) for group in groups]
+
+
+def _make_block(
+    group: list[int],
+    lengths: Sequence[int],
+    supervised: Sequence[Tensor],
+    key_start: list[int],
+    query_start: list[int],
+) -> Block:
+    key_counts = torch.tensor([lengths[i] for i in group])
+    query_counts = torch.tensor([len(supervised[i]) for i in group])
+    key = torch.arange(int(key_counts.max())).expand(len(group), -1)  # [b, L]
+    query = torch.arange(int(query_counts.max())).expand(len(group), -1)  # [b, Q]
+    positions = torch.stack([_pad(supervised[i], query.shape[1]) for i in group])  # [b, Q]
+    real = query < query_counts[:, None]
+    first_key = torch.tensor([key_start[i] for i in group])[:, None]
+    first_query = torch.tensor([query_start[i] for i in group])[:, None]
+    return Block(
+        queries=first_query + torch.minimum(query, query_counts[:, None] - 1),
+        keys=first_key + torch.minimum(key, key_counts[:, None] - 1),
+        seen=torch.where(real, positions + 1, 0).int(),
+        real_queries=real.flatten().nonzero().flatten(),
+        real_keys=(key < key_counts[:, None]).flatten().nonzero().flatten(),
+    )
+
+
+def _pad(values: Tensor, size: int) -> Tensor:
+    return torch.cat((values, values[-1:].expand(size - len(values))))

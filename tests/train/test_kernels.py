@@ -1,0 +1,156 @@
+"""The compiled kernels compute what their torch versions do, up to bf16 rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fledge.target.rope import rope_tables
+from fledge.train import attention_kernels, attention_torch, elementwise
+from fledge.train.blocks import Sizes, make_blocks
+from fledge.train.kernels import kernels_for
+from fledge.train.learner import bf16_products
+from fledge.train.workspace import Workspace
+
+pytestmark = pytest.mark.skipif(
+    kernels_for(torch.zeros(1, dtype=torch.bfloat16)) is None, reason="no C++ compiler"
+)
+ROWS, WIDTH = 37, 48
+
+
+def low(*shape: int) -> Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], tuple[object, object]]:
+    """Run a function with the kernels, and without."""
+
+    def run(function: Callable[[], object]) -> tuple[object, object]:
+        fast = function()
+        with monkeypatch.context() as without:
+            without.setattr(elementwise, "kernels_for", lambda *tensors: None)
+            return fast, function()
+
+    return run
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    assert one.dtype == other.dtype
+    torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_rms_norm(both):
+    x, gain = low(ROWS, WIDTH), low(WIDTH)
+    fast, plain = both(lambda: elementwise.rms_norm(x, gain, 1e-5))
+    assert_close(fast.y, plain.y)
+    assert_close(fast.scale, plain.scale)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rms_norm_back(both, threads: int):
+    x, gain, dy = low(ROWS, WIDTH), low(WIDTH), low(ROWS, WIDTH)
+    scale = elementwise.rms_norm(x, gain, 1e-5).scale
+
+    def back() -> tuple[Tensor, Tensor]:
+        d_gain = torch.ones(WIDTH)
+        dx = elementwise.rms_norm_back(x, gain, scale, dy, d_gain, wants_dx=True)
+        return dx, d_gain
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        (fast, fast_gain), (plain, plain_gain) = both(back)
+    finally:
+        torch.set_num_threads(before)
+    assert_close(fast, plain)
+    assert_close(fast_gain, plain_gain)
+
+
+def test_swiglu_both_ways(both):
+    gate_up, dy = 8 * low(ROWS, 2 * WIDTH), low(ROWS, WIDTH)
+    assert_close(*both(lambda: elementwise.swiglu(gate_up)))
+    assert_close(*both(lambda: elementwise.swiglu_back(gate_up, dy)))
+
+
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+def test_rope_of_a_strided_slice(both, direction: float):
+    wide = low(ROWS, 100)
+    cos, sin = rope_tables(16, 10000.0, None, ROWS)
+    assert_close(*both(lambda: elementwise.turn(wide[:, 20:68], cos, sin, direction)))
+
+
+def test_transpose_and_accumulate(both):
+    x = low(ROWS, 70)
+    fast, plain = both(lambda: elementwise.transpose(x, x.new_empty(70, ROWS)))
+    assert torch.equal(fast, plain)
+
+    def add() -> Tensor:
+        total = torch.ones(ROWS, 70)
+        elementwise.accumulate(total, x, 0.3)
+        return total
+
+    torch.testing.assert_close(*both(add))
+
+
+def test_softmax_and_its_gradient(both):
+    logits, teacher = 10 * low(ROWS, 700), (3 * torch.randn(ROWS, 700)).softmax(-1).bfloat16()
+    logits[3] = -1e4  # far below: no slow or broken exponentials
+    logits[3, 5] = 100.0
+    counted = torch.rand(ROWS) < 0.6
+
+    def probabilities() -> Tensor:
+        copy = logits.clone()
+        elementwise.softmax_(copy)
+        return copy
+
+    assert_close(*both(probabilities))
+    for measure in (False, True):
+
+        def gradient(measure: bool = measure) -> tuple[Tensor, object]:
+            copy = logits.clone()
+            return copy, elementwise.softmax_gradient_(copy, teacher, counted, measure=measure)
+
+        (fast, fast_measures), (plain, plain_measures) = both(gradient)
+        assert_close(fast, plain)
+        assert not fast[~counted].any()
+        if measure:
+            torch.testing.assert_close(fast_measures.loss, plain_measures.loss, rtol=1e-4, atol=1e-3)
+            assert torch.equal(fast_measures.best, plain_measures.best)
+        else:
+            assert fast_measures is plain_measures is None
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_attention_on_a_padded_block(steps: int):
+    sizes = Sizes(6, 2, 16)
+    lengths, supervised = [9, 14, 11], [torch.arange(3, 8), torch.arange(14), torch.tensor([2, 3, 9])]
+    (block,) = make_blocks(lengths, supervised)
+    total, rows = sum(lengths), sum(len(p) for p in supervised)
+    wide = low(rows, 300)
+    query, slope = low(rows, 96), low(rows, 96)
+    others = [low(total, 64)[:, :32], low(total, 64)[:, 32:]]
+    others += [
+        wide[:, 32 * i : 32 * i + 32] for i in range(2 * steps)
+    ]  # strided, as they come out of a projection
+    found = []
+    for module in (attention_kernels, attention_torch):
+        output, log_sum = query.new_empty(query.shape), torch.empty(rows, 6)
+        with bf16_products(torch.bfloat16):
+            module.attend(block, sizes, Workspace(), query, others, output, log_sum)
+            grads = [t.new_empty(t.shape) for t in (query, *others)]
+            module.attend_back(
+                block, sizes, Workspace(), query, others, output, log_sum, slope, grads[0], grads[1:]
+            )
+        found.append((output, log_sum, *grads))
+    assert attention_kernels.usable(sizes, query, others)
+    for fast, plain in zip(*found, strict=True):
+        assert_close(fast, plain)
