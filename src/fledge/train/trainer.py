@@ -33,6 +33,7 @@ from fledge.train.evaluate import measure
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
+from fledge.train.workspace import freed_memory_is_kept
 
 logger = logging.getLogger("fledge")
 
@@ -139,7 +140,7 @@ class Trainer:
         saved = time.monotonic()
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
-        with _interruptible() as stop:
+        with freed_memory_is_kept(), _interruptible() as stop:
             while self._step < self.total:
                 logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
                 measures, norm = self._advance(clock, measure_it=logs)
