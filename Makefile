@@ -3,6 +3,7 @@
 #   make demo         train a draft head for SmolLM2-135M-Instruct and measure it (runs/demo/report.html)
 #   make test         the test suite             make test-slow   with the tests on the real target
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
+#   make docs         docs/recipe.md from the options
 #
 # On a machine with a CUDA GPU:  make TORCH_CONSTRAINTS= demo    (then pip picks the CUDA build of torch)
 # Another interpreter:           make PYTHON=python3.12 demo
@@ -17,7 +18,7 @@ RUN ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-slow lint format clean
+.PHONY: install demo test test-slow lint format docs clean
 
 install: $(STAMP)
 
@@ -47,6 +48,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python docs/recipe_reference.py docs/recipe.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

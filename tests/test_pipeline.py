@@ -121,3 +121,10 @@ def test_training_goes_on_from_a_given_head(tmp_path: Path, finished_run: Path, 
     first = json.loads((tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] == 0
     assert (tmp_path / "run" / "head" / "config.json").exists()
+
+
+def test_what_the_benchmark_measures_on_is_kept_out_of_training(tmp_path: Path, recipe: Recipe) -> None:
+    files = recipe.model_copy(update={"bench": recipe.bench.model_copy(update={"prompts": ("mine.jsonl",)})})
+    names = [Path(url).name for url in Run(files, str(tmp_path)).prompt_options.evaluation_files]
+    assert "mine.jsonl" in names
+    assert "code.jsonl" in names  # one of the own set's files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,10 @@ def test_option_keys_are_those_of_the_yaml() -> None:
         return [f"{p}.{k}" for p, inner in value.items() if p in parts for k in inner]
 
     assert sorted(option_keys()) == sorted(keys(yaml.safe_load(Recipe().to_yaml())))
+
+
+def test_the_recipe_reference_is_up_to_date() -> None:
+    """A failure here means that an option changed: run `make docs`."""
+    folder = Path(__file__).parent.parent / "docs"
+    script = runpy.run_path(str(folder / "recipe_reference.py"))
+    assert (folder / "recipe.md").read_text("utf-8") == script["reference"]()

@@ -22,8 +22,9 @@ from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 
 # Typical of self-written prompts and the answers to them, until the real ones are on disk.
-_KEPT = 0.5  # share of attempts that pass the filters
-_PROMPT_TOKENS = 50
+_KEPT = 0.85  # share of attempts that pass the filters
+_ATTEMPT_TOKENS = 50  # those that are cut at prompts.max_tokens included
+_PROMPT_TOKENS = 35
 _TEMPLATE_TOKENS = 40
 _ANSWER_SHARE = 0.7  # of respond.max_new_tokens
 _PARQUET_BYTES = 5  # per token of a prompt or a conversation
@@ -67,7 +68,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     """What each pending stage takes. Sizes come from what is on disk already, else from typical lengths."""
     recipe, speeds = run.recipe, Calibration(run)
     count, heldout = recipe.prompts.count, recipe.respond.heldout
-    written = count * _PROMPT_TOKENS / _KEPT
+    written = count * _ATTEMPT_TOKENS / _KEPT
     answers = count * _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
     found = Manifest.load(run.url("conversations")).tokens if "respond" not in pending else 0
     tokens = found or answers + count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fledge import __version__, storage
+from fledge import __version__, bench, storage
 from fledge.bench import RELEASED, TRAINED
+from fledge.data import PromptOptions
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
 from fledge.errors import StorageError
@@ -84,6 +86,14 @@ class Run:
         """The fields of a fingerprint that name the target and how it runs."""
         target = self.target
         return {"revision": target.revision, "template": target.chat.hash, "dtype": str(target.dtype)}
+
+    @cached_property
+    def prompt_options(self) -> PromptOptions:
+        """The recipe's, with everything the benchmark measures on kept out of training."""
+        options = self.recipe.prompts
+        own = sorted(str(path) for path in (Path(bench.__file__).parent / "prompts").glob("*.jsonl"))
+        files = dict.fromkeys((*options.evaluation_files, *self.recipe.bench.prompts, *own))
+        return options.model_copy(update={"evaluation_files": tuple(files)})
 
     @cached_property
     def train_options(self) -> TrainOptions:

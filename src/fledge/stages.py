@@ -45,7 +45,7 @@ class Stage:
 
 
 def _prompts(run: Run, progress: Progress) -> Outcome:
-    options = run.recipe.prompts
+    options = run.prompt_options
     engine = _engine(run, options.max_batch, options.longest_request)
     made = make_prompts(run.target, engine, options, run.url("prompts"), progress)
     rejected = made.attempts - made.prompts
@@ -142,7 +142,7 @@ def _engine(run: Run, max_batch: int, longest_request: int) -> Engine:
 
 
 STAGES = (
-    Stage("prompts", "prompts", lambda run: prompts_fingerprint(run.target, run.recipe.prompts), _prompts),
+    Stage("prompts", "prompts", lambda run: prompts_fingerprint(run.target, run.prompt_options), _prompts),
     Stage(
         "respond",
         "conversations",
