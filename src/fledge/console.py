@@ -91,7 +91,9 @@ def print_table(
     table = Table(title=title, title_justify="left", title_style="bold", header_style="")
     for index, column in enumerate(columns):
         is_text = index < text_columns
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold" if is_text else "ellipsis")
+        table.add_column(
+            column, justify="left" if is_text else "right", overflow="fold" if is_text else "ellipsis"
+        )
     for row in rows:
         table.add_row(*row)
     console.print(table, markup=False)
