@@ -128,3 +128,21 @@ def test_what_the_benchmark_measures_on_is_kept_out_of_training(tmp_path: Path, 
     names = [Path(url).name for url in Run(files, str(tmp_path)).prompt_options.evaluation_files]
     assert "mine.jsonl" in names
     assert "code.jsonl" in names  # one of the own set's files
+
+
+def test_the_shipped_head_of_this_target_stands_beside_the_runs_own(
+    run_copy: Path, finished_run: Path, tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "released" / "tiny"
+    shutil.copytree(finished_run / "head", shipped)
+    shutil.copy(finished_run / "train" / "metrics.jsonl", shipped)
+    shutil.copy(finished_run / "data.json", shipped)
+    monkeypatch.setattr("fledge.released.FOLDER", tmp_path / "released")
+    shutil.rmtree(run_copy / "bench")
+
+    run_pipeline(Run(recipe, str(run_copy)))
+
+    summary = Summary.load(str(run_copy / "summary.json"))
+    assert summary.released is not None
+    assert summary.released.workloads["mixed"].tau == summary.workloads["mixed"].tau
+    assert "released head" in (run_copy / "report.html").read_text()
