@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain as joined
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,12 +22,12 @@ PAGES = 48
 
 
 def make_config(**changes: object) -> DecoderConfig:
-    values: dict[str, object] = dict(
+    small = DecoderConfig(
         architecture="LlamaForCausalLM", num_layers=3, hidden_size=96, intermediate_size=160, num_heads=6,
         num_kv_heads=2, head_dim=64, vocab_size=523, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None,
         max_position_embeddings=2048, tie_word_embeddings=False, qkv_bias=False, qk_norm=False,
     )  # fmt: skip
-    return DecoderConfig(**{**values, **changes})  # type: ignore[arg-type]
+    return replace(small, **changes)  # type: ignore[arg-type]
 
 
 def make_weights(config: DecoderConfig, seed: int = 0) -> DecoderWeights:
@@ -51,14 +54,18 @@ def make_weights(config: DecoderConfig, seed: int = 0) -> DecoderWeights:
         )
         for _ in range(config.num_layers)
     ]
-    return DecoderWeights(random(config.vocab_size, h, scale=1.0), layers, norm(h), random(config.vocab_size, h))
+    return DecoderWeights(
+        random(config.vocab_size, h, scale=1.0), layers, norm(h), random(config.vocab_size, h)
+    )
 
 
 def int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def one_request(tokens: list[int], prefix: int, masks: list[int] | None = None, page_size: int = 32) -> ForwardBatch:
+def one_request(
+    tokens: list[int], prefix: int, masks: list[int] | None = None, page_size: int = 32
+) -> ForwardBatch:
     """Rows of one request; with masks, a tree whose depths follow from them."""
     depth = [bin(m).count("1") - 1 for m in masks] if masks else list(range(len(tokens)))
     pages = torch.arange(PAGES * 32 // page_size, dtype=torch.int32)[None]
@@ -100,12 +107,17 @@ def random_tree(path: list[int], vocab: int, seed: int) -> tuple[list[int], list
     ],
 )
 @pytest.mark.parametrize("length", [1, 15, 33, 300])
-def test_logits_features_and_hidden_agree_with_torch_in_float32(changes: dict[str, object], length: int) -> None:
+def test_logits_features_and_hidden_agree_with_torch_in_float32(
+    changes: dict[str, object], length: int
+) -> None:
     config = make_config(**changes)
     weights = make_weights(config)
     wide = DecoderWeights(
         weights.embedding.float(),
-        [LayerWeights(*(None if t is None else t.float() for t in vars(layer).values())) for layer in weights.layers],
+        [
+            LayerWeights(*(None if t is None else t.float() for t in vars(layer).values()))
+            for layer in weights.layers
+        ],
         weights.norm.float(),
         weights.lm_head.float(),
     )  # type: ignore[arg-type]
@@ -143,7 +155,9 @@ def test_tree_nodes_get_bit_for_bit_what_plain_decode_gives(prefix: int) -> None
         assert torch.equal(tree.features[node], plain[depth].features[0]), depth
 
     # The accepted path moved into place leaves the pool as plain decode leaves it.
-    native.move_kv(tree_kv, torch.tensor([prefix + n for n in chain]), torch.arange(prefix, prefix + len(chain)))
+    native.move_kv(
+        tree_kv, torch.tensor([prefix + n for n in chain]), torch.arange(prefix, prefix + len(chain))
+    )
     end = prefix + len(chain)
     after = [native.forward(one_request([7], end), pool, logits="logits").logits for pool in (kv, tree_kv)]
     assert torch.equal(*after)
@@ -161,7 +175,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
         starts.append(starts[-1] + n)
     together = native.forward(
         ForwardBatch(
-            int32(sum(rows, [])), int32([i for n in lengths for i in range(n)]), int32(starts),
+            int32(list(joined(*rows))), int32([i for n in lengths for i in range(n)]), int32(starts),
             int32([0] * len(lengths)), int32([0] * len(lengths)), pages,
         ),
         kv, logits="logits",
@@ -179,7 +193,9 @@ def test_window_offset_continues_a_window_written_earlier() -> None:
     sequence = tokens_of(prefix + 3, config.vocab_size, seed=3)
     kv = native.allocate_kv(PAGES)
     native.forward(one_request(sequence[:prefix], 0), kv, logits="none")
-    whole = native.forward(one_request(sequence[prefix:], prefix, [0b1, 0b11, 0b111]), kv.clone(), logits="logits")
+    whole = native.forward(
+        one_request(sequence[prefix:], prefix, [0b1, 0b11, 0b111]), kv.clone(), logits="logits"
+    )
     native.forward(one_request(sequence[prefix : prefix + 1], prefix, [0b1]), kv, logits="none")
     rest = one_request(sequence[prefix + 1 :], prefix, [0b11, 0b111])._replace(window_offset=int32([1]))
     assert torch.equal(native.forward(rest, kv, logits="logits").logits, whole.logits[1:])
@@ -190,12 +206,16 @@ def test_only_the_wanted_rows_are_projected() -> None:
     native = NativeDecoder(config, make_weights(config))
     batch = one_request(tokens_of(20, config.vocab_size, seed=1), 0)
     whole = native.forward(batch, native.allocate_kv(PAGES), logits="logits")
-    some = native.forward(batch._replace(logit_rows=int32([3, 19])), native.allocate_kv(PAGES), logits="argmax")
-    assert some.logits is None and some.argmax.tolist() == whole.argmax[[3, 19]].tolist()
+    some = native.forward(
+        batch._replace(logit_rows=int32([3, 19])), native.allocate_kv(PAGES), logits="argmax"
+    )
+    assert some.logits is None
+    assert some.argmax.tolist() == whole.argmax[[3, 19]].tolist()
 
 
 @pytest.mark.parametrize(
-    ("changes", "part"), [({"hidden_size": 100}, "hidden_size"), ({"num_heads": 40, "num_kv_heads": 2}, "query heads")]
+    ("changes", "part"),
+    [({"hidden_size": 100}, "hidden_size"), ({"num_heads": 40, "num_kv_heads": 2}, "query heads")],
 )
 def test_a_shape_the_kernels_cannot_take_is_named(changes: dict[str, object], part: str) -> None:
     assert part in native_available(make_config(**changes), torch.bfloat16, "cpu")
@@ -217,13 +237,17 @@ def sampled_exactly(logits: Tensor, temperature: float, top_k: int, top_p: float
     ("temperature", "top_k", "top_p", "min_p"),
     [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 20, 1.0, 0.0), (1.0, 30, 0.8, 0.0), (1.0, 0, 1.0, 0.1)],
 )
-def test_sampler_draws_from_the_exact_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_sampler_draws_from_the_exact_distribution(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     """Evenly spaced coins hit each token in proportion to its probability, to one coin."""
     coins, vocab = 20001, 523
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(5)) * 2
     uniform = (torch.arange(coins) + 0.5) / coins
     full = [torch.full((coins,), v) for v in (temperature, float(top_k), top_p, min_p)]
-    drawn = ops.sample(logits.expand(coins, -1).contiguous(), full[0], full[1].long(), full[2], full[3], uniform)
+    drawn = ops.sample(
+        logits.expand(coins, -1).contiguous(), full[0], full[1].long(), full[2], full[3], uniform
+    )
     share = torch.bincount(drawn, minlength=vocab).double() / coins
     exact = sampled_exactly(logits, temperature, top_k, top_p, min_p)
     assert (share - exact).abs().max() < 1.5 / coins

@@ -50,7 +50,9 @@ def test_extend_and_draft_steps_agree_with_torch(flags: tuple[bool, bool]) -> No
         TorchHeadRunner(config, weights, embedding.float(), page_size=32),
     )
     length, k = 45, 5
-    features = torch.randn(length, 3 * config.hidden_size, generator=torch.Generator().manual_seed(2)).bfloat16()
+    features = torch.randn(
+        length, 3 * config.hidden_size, generator=torch.Generator().manual_seed(2)
+    ).bfloat16()
     extend = one_request(tokens_of(length, VOCAB, seed=4), 0)._replace(logit_rows=int32([7, length - 1]))
     step = one_request(tokens_of(4, VOCAB, seed=5), length, [0b1, 0b10, 0b101, 0b1010])
     step_inputs = torch.randn(4, config.hidden_size, generator=torch.Generator().manual_seed(3)).bfloat16()

@@ -24,8 +24,16 @@ def native_head_reason(config: HeadConfig) -> str:
     """Why the native runner can't serve this head; empty when it can."""
     if config.target_hidden_size % 32:
         return f"target_hidden_size {config.target_hidden_size} is not a multiple of 32"
-    return shape_reason(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
-                        config.head_dim) or unavailable_reason()
+    return (
+        shape_reason(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        or unavailable_reason()
+    )
 
 
 class NativeHeadRunner:
@@ -36,23 +44,55 @@ class NativeHeadRunner:
     def __init__(self, config: HeadConfig, weights: HeadWeights, embedding: Tensor) -> None:
         self.config = config
         self._library = library()
-        self._matrices = [ops.PackedMatrix(weights.qkv), ops.PackedMatrix(weights.o),
-                          ops.PackedMatrix(weights.gate_up, interleaved=True), ops.PackedMatrix(weights.down),
-                          ops.PackedMatrix(weights.fc), ops.PackedMatrix(weights.lm_head)]
+        self._matrices = [
+            ops.PackedMatrix(weights.qkv),
+            ops.PackedMatrix(weights.o),
+            ops.PackedMatrix(weights.gate_up, interleaved=True),
+            ops.PackedMatrix(weights.down),
+            ops.PackedMatrix(weights.fc),
+            ops.PackedMatrix(weights.lm_head),
+        ]
         layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
-        vectors = (weights.input_norm, weights.post_norm, embedding, weights.hidden_norm, weights.norm,
-                   weights.fc_norms)
+        vectors = (
+            weights.input_norm,
+            weights.post_norm,
+            embedding,
+            weights.hidden_norm,
+            weights.norm,
+            weights.fc_norms,
+        )
         self._vectors = [None if v is None else v.detach().to(torch.bfloat16).contiguous() for v in vectors]
         self._target_ids = weights.d2t.long() + torch.arange(config.draft_vocab_size)
-        self._rope = rope_tables(config.head_dim, config.rope_theta, config.rope_scaling,
-                                 config.max_position_embeddings + POSITIONS_BEYOND)
-        input_norm, post_norm, embedding_address, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
+        self._rope = rope_tables(
+            config.head_dim,
+            config.rope_theta,
+            config.rope_scaling,
+            config.max_position_embeddings + POSITIONS_BEYOND,
+        )
+        input_norm, post_norm, embedding_address, hidden_norm, norm, fc_norm = (
+            ops.address(v) for v in self._vectors
+        )
         self._struct = ops.HeadStruct(
-            ops.Shape(config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
-                      config.head_dim, config.rms_norm_eps, *(t.data_ptr() for t in self._rope)),
-            config.target_hidden_size, config.draft_vocab_size, int(config.norm_output),
+            ops.Shape(
+                config.hidden_size,
+                config.intermediate_size,
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.rms_norm_eps,
+                *(t.data_ptr() for t in self._rope),
+            ),
+            config.target_hidden_size,
+            config.draft_vocab_size,
+            int(config.norm_output),
             ops.LayerPointers(input_norm, post_norm, None, None, None, *(m.pointer for m in layer)),
-            embedding_address, hidden_norm, norm, fc_norm, fc.pointer, lm_head.pointer, self._target_ids.data_ptr(),
+            embedding_address,
+            hidden_norm,
+            norm,
+            fc_norm,
+            fc.pointer,
+            lm_head.pointer,
+            self._target_ids.data_ptr(),
         )
 
     def allocate_kv(self, pages: int) -> Tensor:
@@ -85,8 +125,13 @@ class NativeHeadRunner:
         )
         outputs = ops.HeadOutputs(ops.address(wanted), count, k, *(ops.address(t) for t in (*held, *out)))
         self._library.fledge_head_forward(
-            ctypes.byref(self._struct), arguments.sizes, arguments.pointers, arguments.mask_pointer,
-            ctypes.c_void_p(kv.data_ptr()), ctypes.c_int64(kv.shape[1]), ctypes.byref(outputs),
+            ctypes.byref(self._struct),
+            arguments.sizes,
+            arguments.pointers,
+            arguments.mask_pointer,
+            ctypes.c_void_p(kv.data_ptr()),
+            ctypes.c_int64(kv.shape[1]),
+            ctypes.byref(outputs),
         )
         return out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
 
@@ -124,7 +123,9 @@ class BatchArguments:
     def __init__(
         self, tensors: tuple[Tensor, ...], window_mask: Tensor | None, rows: int, requests: int, pages: int
     ) -> None:
-        self.held = tuple(t if t.dtype == torch.int32 and t.is_contiguous() else t.int().contiguous() for t in tensors)
+        self.held = tuple(
+            t if t.dtype == torch.int32 and t.is_contiguous() else t.int().contiguous() for t in tensors
+        )
         self.mask = None if window_mask is None else window_mask.contiguous()
         self.sizes = (c_int64 * 3)(rows, requests, pages)
         self.pointers = (c_void_p * 6)(*(t.data_ptr() for t in self.held))
