@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -11,6 +12,9 @@ from tests.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
 
 torch.set_num_threads(1)
+# Timings belong in benchmarks: a busy machine must not fail a test.
+hypothesis.settings.register_profile("fledge", deadline=None)
+hypothesis.settings.load_profile("fledge")
 
 
 @pytest.fixture(scope="session")

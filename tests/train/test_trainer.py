@@ -154,7 +154,8 @@ def test_a_damaged_checkpoint_is_named(target: Target, features: str, tmp_path: 
 
 def test_training_goes_on_from_a_given_head(target: Target, features: str, undisturbed: Path, tmp_path: Path):
     start = Head.load(str(undisturbed / "head"))
-    options = OPTIONS.model_copy(update={"init_head": str(undisturbed / "head"), "learning_rate": 1e-9})
+    still = {"learning_rate": 1e-9, "muon_learning_rate": 1e-9}
+    options = OPTIONS.model_copy(update={"init_head": str(undisturbed / "head"), **still})
     run(target, features, tmp_path, options)
     again = Head.load(str(tmp_path / "head"))
     assert torch.equal(again.weights.d2t, start.weights.d2t)

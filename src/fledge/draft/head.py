@@ -8,6 +8,8 @@ embed(x[p+1]) --> input_norm ---------------'              ^                    
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -17,9 +19,16 @@ from torch import Tensor
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
 from fledge.errors import HeadError
+from fledge.target.batch import ForwardBatch
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
+
+
+_VALUE_STD = 0.7  # of what the values read of a normed embedding
+_SENTENCE = (
+    "The quick brown fox jumps over the lazy dog, and then it asks itself why it should ever have done that."
+)
 
 
 @dataclass
@@ -93,25 +102,31 @@ class Head:
     ) -> Head:
         """A head that starts as the target's own end: its last layer, final norm and lm_head rows.
 
-        fc hands the high feature on. Of the attention's input the hidden half is the target layer's, the embedding
-        half is zero, so that the untrained head continues the target's residual stream and nothing disturbs it.
+        fc hands the high feature on, scaled so that the residual stream has RMS 1, and the layer's outputs with it:
+        the norms make the function the same, and training need not grow weights to be heard beside the massive
+        values of a deep residual stream. The embedding half of the attention's input starts in the values only, small
+        and random, under a flat norm as loud as the hidden half's; the target's own first norm nearly mutes it.
         """
         config = HeadConfig.for_target(
             target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output
         )
         source = target.weights
         last, size = source.layers[-1], config.hidden_size
+        scale = 1.0 if fc_norm else 1.0 / _high_feature_rms(target)
         fc = torch.zeros(size, 3 * config.target_hidden_size)
-        fc[:, 2 * config.target_hidden_size :] = torch.eye(size)
+        fc[:, 2 * config.target_hidden_size :] = torch.eye(size) * scale
+        from_embedding = torch.zeros(last.qkv.shape)
+        values = from_embedding[-config.num_kv_heads * config.head_dim :]
+        values.normal_(std=_VALUE_STD / math.sqrt(size), generator=torch.Generator().manual_seed(0))
         weights = HeadWeights(
             fc=fc,
             hidden_norm=last.input_norm,
-            input_norm=source.layers[0].input_norm,
-            qkv=torch.cat((torch.zeros_like(last.qkv), last.qkv), dim=1),
-            o=last.o,
+            input_norm=torch.full_like(last.input_norm, float(last.input_norm.float().abs().mean())),
+            qkv=torch.cat((from_embedding, last.qkv.float().cpu()), dim=1),
+            o=last.o.float() * scale,
             post_norm=last.post_norm,
             gate_up=last.gate_up,
-            down=last.down,
+            down=last.down.float() * scale,
             norm=source.norm,
             lm_head=source.lm_head[vocabulary.token_ids.to(source.lm_head.device)],
             d2t=vocabulary.d2t,
@@ -141,6 +156,30 @@ class Head:
                 f"this head was made for another target than {target.name}: it has {'; '.join(differences)}. "
                 "Use the head's own target, or train a head for this one with `fledge run`"
             )
+
+
+def _high_feature_rms(target: Target) -> float:
+    """The median RMS of the high feature over a sentence, the first tokens (often attention sinks) left out."""
+    decoder = target.decoder
+    ids = target.tokenizer.encode(_SENTENCE, add_special_tokens=False)
+    pages = -(-len(ids) // decoder.page_size)
+
+    def to_tensor(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int32, device=decoder.device)
+
+    batch = ForwardBatch(
+        to_tensor(ids),
+        to_tensor(range(len(ids))),
+        row_start=to_tensor([0, len(ids)]),
+        prefix_length=to_tensor([0]),
+        window_offset=to_tensor([0]),
+        page_table=to_tensor(range(pages))[None],
+    )
+    features = decoder.forward(batch, decoder.allocate_kv(pages), logits="none", features=True).features
+    if features is None:
+        raise HeadError("the decoder returned no features; use a decoder of fledge.target")
+    high = features[len(ids) // 4 :, -target.config.hidden_size :].float()
+    return max(float(high.pow(2).mean(dim=-1).sqrt().median()), 1e-6)
 
 
 def _check_shapes(config: HeadConfig, w: HeadWeights) -> None:

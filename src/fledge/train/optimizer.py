@@ -1,4 +1,8 @@
-"""AdamW on the flat float32 masters, with warm-up, cosine decay, clipping, and an average of the weights if wanted."""
+"""Updates of the flat float32 masters, with warm-up, cosine decay, clipping, and an average of the weights if wanted.
+
+The layer's matrices move by Muon (momentum, then the nearest orthogonal matrix; Jordan et al. 2024, scaled to AdamW's
+step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by AdamW.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,13 @@ import torch
 from torch import Tensor
 
 from fledge.train.options import TrainOptions
-from fledge.train.weights import TrainableWeights
+from fledge.train.weights import TrainableWeights, Weight
+
+# Five steps of this quintic bring all singular values near 1 (Jordan et al., "Muon", 2024).
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_NEWTON_SCHULZ_STEPS = 5
+_MUON_MOMENTUM = 0.95
+_MUON_RMS = 0.2  # what AdamW's updates have, so that rates are comparable
 
 
 class Optimizer:
@@ -18,19 +28,22 @@ class Optimizer:
         self._weights = weights
         self._options = options
         self._total = total_steps
-        self._first = torch.zeros_like(weights.master)  # AdamW's moments
+        self._first = torch.zeros_like(weights.master)  # AdamW's moments; the first is Muon's momentum too
         self._second = torch.zeros_like(weights.master)
         self.average = weights.master.clone() if options.ema else None
 
     def learning_rate(self, step: int) -> float:
-        """The rate of step 0, 1, ...: linear up, then half a cosine down to `final_learning_rate` of the peak."""
+        """AdamW's rate of step 0, 1, ...: linear up, then half a cosine down to `final_learning_rate` of the peak."""
+        return self._options.learning_rate * self._schedule(step)
+
+    def _schedule(self, step: int) -> float:
+        """The rate of a step relative to the peak."""
         o = self._options
         warmup = max(1, round(o.warmup * self._total))
         if step < warmup:
-            return o.learning_rate * (step + 1) / warmup
+            return (step + 1) / warmup
         done = (step - warmup) / max(1, self._total - warmup)
-        share = o.final_learning_rate + (1 - o.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
-        return o.learning_rate * share
+        return o.final_learning_rate + (1 - o.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
 
     def update(self, step: int) -> float:
         """Apply the gradients, clear them, refresh the compute copies. Returns the gradient norm before clipping."""
@@ -38,10 +51,15 @@ class Optimizer:
         norm = float(w.grad.norm())
         if norm > o.clip:
             w.grad.mul_(o.clip / norm)
-        matrices = w.matrix_size
-        for span, decay in ((slice(0, matrices), o.weight_decay), (slice(matrices, None), 0.0)):
-            if w.master[span].numel():
-                self._adamw(span, step, decay)
+        start = 0
+        for weight in w.weights.values():
+            span = slice(start, start + weight.master.numel())
+            matrix = weight.master.dim() == 2
+            if o.optimizer == "muon" and matrix and weight.name != "lm_head":
+                self._muon(weight, span, step)
+            else:
+                self._adamw(span, step, o.weight_decay if matrix else 0.0)
+            start = span.stop
         w.grad.zero_()
         w.refresh()
         if self.average is not None:
@@ -59,6 +77,17 @@ class Optimizer:
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
         self._weights.refresh()
+
+    def _muon(self, weight: Weight, span: slice, step: int) -> None:
+        """Move a matrix along the orthogonal matrix nearest to its Nesterov momentum."""
+        o = self._options
+        rate = o.muon_learning_rate * self._schedule(step)
+        momentum = self._first[span].view(weight.master.shape)
+        momentum.lerp_(weight.grad, 1 - _MUON_MOMENTUM)
+        update = orthogonal(weight.grad.lerp(momentum, _MUON_MOMENTUM), weight.compute.dtype)
+        if o.weight_decay:
+            weight.master.mul_(1 - rate * o.weight_decay)
+        weight.master.add_(update, alpha=-rate * _MUON_RMS * math.sqrt(max(update.shape)))
 
     def _adamw(self, span: slice, step: int, decay: float) -> None:
         """One fused pass over masters, gradients and moments."""
@@ -78,3 +107,14 @@ class Optimizer:
             amsgrad=False,
             maximize=False,
         )
+
+
+def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Roughly the nearest matrix [m, n] with all singular values 1, float32, by Newton-Schulz steps in `dtype`."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
+    x = (wide / (wide.norm() + 1e-7)).to(dtype)
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        square = x @ x.t()
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return (x if wide is matrix else x.t()).float()

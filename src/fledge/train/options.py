@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -21,10 +23,14 @@ class TrainOptions(BaseModel):
     )
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
     epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")
-    batch_tokens: int = Field(8192, ge=16, description="tokens of a batch, prompts included")
-    learning_rate: float = Field(1e-3, gt=0.0, description="peak of the schedule")
+    batch_tokens: int = Field(2048, ge=16, description="tokens of a batch, prompts included")
+    optimizer: Literal["muon", "adamw"] = Field(
+        "muon", description="what moves the layer's matrices; lm_head and norms always move by AdamW"
+    )
+    learning_rate: float = Field(1e-3, gt=0.0, description="peak of AdamW's schedule")
+    muon_learning_rate: float = Field(0.01, gt=0.0, description="peak of Muon's schedule")
     final_learning_rate: float = Field(0.05, ge=0.0, le=1.0, description="last rate, relative to the peak")
-    warmup: float = Field(0.05, ge=0.0, lt=1.0, description="share of the steps in which the rate rises")
+    warmup: float = Field(0.01, ge=0.0, lt=1.0, description="share of the steps in which the rate rises")
     weight_decay: float = Field(0.0, ge=0.0, description="of matrices, as in AdamW")
     beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's first moment")
     beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's second moment")
