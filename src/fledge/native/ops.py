@@ -17,7 +17,12 @@ MAX_GROUP = 16  # query heads per KV head
 class Shape(Structure):
     """Sizes of a layer and its rotary tables (float32 [positions, head_dim / 2])."""
 
-    _fields_ = [(n, c_int) for n in ("hidden", "intermediate", "heads", "kv_heads", "head_dim")] + [
+    _fields_ = [
+        ("hidden", c_int),
+        ("intermediate", c_int),
+        ("heads", c_int),
+        ("kv_heads", c_int),
+        ("head_dim", c_int),
         ("eps", c_float),
         ("cos", c_void_p),
         ("sin", c_void_p),
