@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import PLAIN, TreeShape
 
+# Few, so that each is known well. 16 nodes are one AMX tile of rows: fewer cost a verify as much.
 ADAPTIVE_SHAPES = (
     PLAIN,
-    TreeShape(2, 1, 3),
-    TreeShape(3, 3, 8),
-    TreeShape(4, 4, 12),
-    TreeShape(5, 4, 16),
-    TreeShape(6, 6, 24),
+    TreeShape(2, 4, 8),
+    TreeShape(4, 4, 16),
+    TreeShape(6, 4, 16),
     TreeShape(7, 8, 32),
 )
 _DECAY = 0.98  # per round: the last 50 rounds or so count
