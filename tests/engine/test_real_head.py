@@ -53,7 +53,7 @@ def test_carried_state_equals_a_fresh_prefill(
     engine = Engine(target, head, tree=shape)
     if shape is None:
         rng = random.Random(0)
-        shapes = [PLAIN, TreeShape(3, 3, 8), TreeShape(5, 4, 16)]
+        shapes = [PLAIN, TreeShape(2, 4, 8), TreeShape(4, 4, 16)]
         engine._core._planner.choose = lambda requests: rng.choice(shapes)  # type: ignore[method-assign]
     contexts = _serve(engine, prompts[:4], steps=9)
     if shape is None:
