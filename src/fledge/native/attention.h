@@ -28,8 +28,7 @@ struct KvShape {
   }
 };
 
-inline size_t key_offset(int entry, int d, int head_dim) {
-  (void)head_dim;
+inline size_t key_offset(int entry, int d) {
   int tile = (d / 32) * 2 + entry / 16;
   return static_cast<size_t>(tile) * 512 + (d % 32) / 2 * 32 + (entry % 16) * 2 + d % 2;
 }
@@ -38,7 +37,7 @@ inline size_t value_offset(int entry, int d) {
 }
 inline void write_key(bf16* page, int entry, const bf16* key, int head_dim) {
   for (int d = 0; d < head_dim; d += 2)
-    std::memcpy(page + key_offset(entry, d, head_dim), key + d, 4);
+    std::memcpy(page + key_offset(entry, d), key + d, 4);
 }
 inline void write_value(bf16* page, int entry, const bf16* value, int head_dim) {
   for (int d = 0; d < head_dim; ++d) page[value_offset(entry, d)] = value[d];

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = ("threads.h", "vector_math.h", "gemm.h", "attention.h", "layer.h", "sampler.h", "decoder.cpp")
@@ -64,13 +65,46 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def find_compiler() -> str | None:
+    """$CXX, or the C++ compiler on the path."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def compile_library(
+    compiler: str, name: str, folder: Path, sources: Sequence[str], flags: Sequence[str]
+) -> Path:
+    """The shared library of `folder`'s sources (headers included), from the cache or compiled into it.
+
+    The cache knows it by sources, flags, compiler and processor. Raises RuntimeError with the compiler's message.
+    """
+    digest = hashlib.sha256("\0".join((compiler, *flags, *sorted(cpu_flags()))).encode())
+    for source in sources:
+        digest.update((folder / source).read_bytes())
+    cache = cache_folder() / "native"
+    target = cache / f"{name}-{digest.hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    units = [str(folder / source) for source in sources if source.endswith(".cpp")]
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        built = Path(scratch) / target.name
+        command = [compiler, *flags, *units, "-o", str(built)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            tail = result.stderr.strip().splitlines()[-1:] or ["no message"]
+            raise RuntimeError(f"{compiler} could not compile the kernels ({tail[0]})")
+        os.replace(built, target)
+    return target
+
+
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compiler = find_compiler()
     if not compiler:
         return None, "no C++ compiler was found (install g++, or set CXX)"
     try:
-        loaded = ctypes.CDLL(str(_compile(compiler)))
+        path = compile_library(compiler, "fledge", Path(__file__).parent, SOURCES, FLAGS)
+        loaded = ctypes.CDLL(str(path))
     except (OSError, RuntimeError) as error:
         return None, str(error)
     if loaded.fledge_start(default_threads()) != 0:
@@ -78,24 +112,3 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     loaded.fledge_pack.restype = ctypes.c_void_p
     loaded.fledge_packed_bytes.restype = ctypes.c_int64
     return loaded, ""
-
-
-def _compile(compiler: str) -> Path:
-    here = Path(__file__).parent
-    digest = hashlib.sha256("\0".join((compiler, *FLAGS)).encode())
-    for name in SOURCES:
-        digest.update((here / name).read_bytes())
-    folder = cache_folder() / "native"
-    target = folder / f"fledge-{digest.hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built = Path(scratch) / target.name
-        command = [compiler, *FLAGS, str(here / SOURCES[-1]), "-o", str(built)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            tail = result.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise RuntimeError(f"{compiler} could not compile the kernels ({tail[0]})")
-        os.replace(built, target)
-    return target

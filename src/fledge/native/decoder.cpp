@@ -239,10 +239,8 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
       });
     }
     t.for_each(id, b.rows, [&](int r) {
-      alignas(64) float wide[16];
       bf16* x = ws.normed.data + static_cast<size_t>(r) * 2 * s.hidden;
       const bf16* e = h->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
-      (void)wide;
       __m512 sum = _mm512_setzero_ps();
       for (int i = 0; i < s.hidden; i += 16) sum = _mm512_fmadd_ps(load_bf16(e + i), load_bf16(e + i), sum);
       __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / s.hidden + s.eps));
@@ -295,7 +293,7 @@ void fledge_move_kv(bf16* kv, int layers, int64_t pages, int kv_heads, int head_
         const bf16* page = kv + shape.page(l, static_cast<int>(source[i] / kPage), h);
         int entry = static_cast<int>(source[i] % kPage);
         for (int d = 0; d < head_dim; ++d) {
-          held[i * 2 * head_dim + d] = page[key_offset(entry, d, head_dim)];
+          held[i * 2 * head_dim + d] = page[key_offset(entry, d)];
           held[i * 2 * head_dim + head_dim + d] = page[shape.half() + value_offset(entry, d)];
         }
       }

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
 import os
-import shutil
-import subprocess
-import tempfile
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fledge.native.build import cache_folder, cpu_flags
+from fledge.native.build import compile_library, find_compiler
 
 logger = logging.getLogger("fledge")
 
@@ -72,30 +68,12 @@ def threads() -> c_int:
 def _library() -> ctypes.CDLL | None:
     if os.environ.get("FLEDGE_NATIVE", "1") == "0":
         return None
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compiler = find_compiler()
     if not compiler:
         logger.info("training without compiled kernels, at about half the speed: no C++ compiler was found")
         return None
     try:
-        return ctypes.CDLL(str(_compile(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+        return ctypes.CDLL(str(compile_library(compiler, "train", Path(__file__).parent, _SOURCES, _FLAGS)))
+    except (OSError, RuntimeError) as error:
         logger.info("training without compiled kernels, at about half the speed: %s", error)
         return None
-
-
-def _compile(compiler: str) -> Path:
-    digest = hashlib.sha256("\0".join((compiler, *_FLAGS, *sorted(cpu_flags()))).encode())
-    here = Path(__file__).parent
-    for name in _SOURCES:
-        digest.update((here / name).read_bytes())
-    folder = cache_folder() / "native"
-    target = folder / f"train-{digest.hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built = Path(scratch) / target.name
-        command = [compiler, *_FLAGS, *(str(here / name) for name in _SOURCES[1:]), "-o", str(built)]
-        subprocess.run(command, capture_output=True, check=True, timeout=120)
-        os.replace(built, target)
-    return target
