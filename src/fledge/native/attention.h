@@ -117,52 +117,6 @@ struct AttentionCall {
   float scale;
 };
 
-// scores[q][lane] for the 32 keys of a page; all q tiles.
-inline void score_page(const bf16* query, int tiles, const bf16* keys, int head_dim, float* scores, int stride) {
-  for (int t = 0; t < tiles; ++t) {
-    _tile_zero(0);
-    _tile_zero(1);
-    const bf16* q = query + static_cast<size_t>(t) * 16 * head_dim;
-    for (int d = 0; d < head_dim; d += 32) {
-      _tile_loadd(4, q + d, head_dim * 2);
-      _tile_loadd(6, keys + d / 32 * 1024, 64);
-      _tile_loadd(7, keys + d / 32 * 1024 + 512, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    float* s = scores + static_cast<size_t>(t) * 16 * stride;
-    _tile_stored(0, s, stride * 4);
-    _tile_stored(1, s + 16, stride * 4);
-  }
-}
-
-// out[16][head_dim] += p[16][32] * values of one block; `out` keeps four accumulator tiles loaded per pass.
-struct ValuePass {
-  float* out;
-  int head_dim, column;  // column: first d of this pass of up to 64
-  void load() const {
-    _tile_loadd(0, out + column, head_dim * 4);
-    if (column + 16 < head_dim) _tile_loadd(1, out + column + 16, head_dim * 4);
-    if (column + 32 < head_dim) _tile_loadd(2, out + column + 32, head_dim * 4);
-    if (column + 48 < head_dim) _tile_loadd(3, out + column + 48, head_dim * 4);
-  }
-  void add(const bf16* p, int stride, const bf16* values) const {
-    const bf16* v = values + column / 16 * 512;
-    _tile_loadd(4, p, stride * 2);
-    _tile_loadd(6, v, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if (column + 16 < head_dim) { _tile_loadd(7, v + 512, 64); _tile_dpbf16ps(1, 4, 7); }
-    if (column + 32 < head_dim) { _tile_loadd(6, v + 1024, 64); _tile_dpbf16ps(2, 4, 6); }
-    if (column + 48 < head_dim) { _tile_loadd(7, v + 1536, 64); _tile_dpbf16ps(3, 4, 7); }
-  }
-  void store() const {
-    _tile_stored(0, out + column, head_dim * 4);
-    if (column + 16 < head_dim) _tile_stored(1, out + column + 16, head_dim * 4);
-    if (column + 32 < head_dim) _tile_stored(2, out + column + 32, head_dim * 4);
-    if (column + 48 < head_dim) _tile_stored(3, out + column + 48, head_dim * 4);
-  }
-};
-
 // Weighs one query's scores: weights[lane] = exp(scale * (s - max)) for lane < count, 0 up to `padded`.
 inline void soften(const float* scores, int count, int padded, float scale, bf16* weights, float* max, float* sum) {
   __m512 best = _mm512_set1_ps(-INFINITY);
@@ -186,7 +140,7 @@ inline void soften(const float* scores, int count, int padded, float scale, bf16
 inline void attend(const AttentionCall& c, const AttentionPlan& plan, const BatchView& b, const Unit& u, int kv_head,
                    AttentionScratch& scratch) {
   int hd = c.shape.head_dim, group = c.heads / c.shape.kv_heads, per_tile = 16 / group;
-  int tiles = (u.rows + per_tile - 1) / per_tile, prefix = b.prefix_length[u.request];
+  int tiles = (u.rows + per_tile - 1) / per_tile, last = (u.rows - (tiles - 1) * per_tile) * group, prefix = b.prefix_length[u.request];
   int begin = u.split * kSplit, end = u.length < begin + kSplit ? u.length : begin + kSplit;
   int blocks = (end - begin + kPage - 1) / kPage;
   int shared = u.contiguous ? blocks : (prefix - begin) / kPage;
@@ -195,16 +149,21 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   bf16* query = scratch.query.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * hd);
   float* scores = scratch.scores.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * kSplit);
   bf16* weights = scratch.weights.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * kSplit);
-  float* out = scratch.out.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * hd);
+  float* out = scratch.out.ensure(static_cast<size_t>(kRowsPerUnit + 1) * 16 * hd);  // a block may start at any row
   float maxima[kRowsPerUnit * 16], sums[kRowsPerUnit * 16];
   auto lane = [&](int row, int g) { return row / per_tile * 16 + row % per_tile * group + g; };
+  auto lanes_of = [&](int t) { return t + 1 < tiles ? per_tile * group : last; };
   auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
   for (int r = 0; r < u.rows; ++r)
     std::memcpy(query + static_cast<size_t>(lane(r, 0)) * hd,
                 c.query + (static_cast<size_t>(u.first_row + r) * c.heads + kv_head * group) * hd, group * hd * 2);
-  for (int k = 0; k < shared; ++k)
-    score_page(query, tiles, page(begin + k * kPage), hd, scores + k * kPage, kSplit);
+  auto score_page = [&](int index, float* to, int stride) {
+    for (int t = 0; t < tiles; ++t)
+      multiply_panel(query + static_cast<size_t>(t) * 16 * hd, hd, lanes_of(t), page(index), hd,
+                     to + static_cast<size_t>(t) * 16 * stride, stride, false);
+  };
+  for (int k = 0; k < shared; ++k) score_page(begin + k * kPage, scores + k * kPage, kSplit);
 
   // Tree rows: score the window's slots once, then pick each row's ancestors.
   int window_base = prefix / kPage * kPage;
@@ -217,7 +176,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
       if (top > highest) highest = top;
     }
     for (int base = window_base; base <= prefix + highest; base += kPage)
-      score_page(query, tiles, page(base), hd, window + (base - window_base), kWindowLanes);
+      score_page(base, window + (base - window_base), kWindowLanes);
   }
   for (int r = 0; r < u.rows; ++r) {
     const RowView& row = plan.rows[u.first_row + r];
@@ -246,22 +205,16 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   }
 
   std::memset(out, 0, static_cast<size_t>(tiles) * 16 * hd * sizeof(float));
-  for (int t = 0; t < tiles; ++t) {
-    const bf16* w = weights + static_cast<size_t>(t) * 16 * kSplit;
-    for (int column = 0; column < hd; column += 64) {
-      ValuePass pass{out + static_cast<size_t>(t) * 16 * hd, hd, column};
-      pass.load();
-      for (int k = 0; k < shared; ++k) pass.add(w + k * kPage, kSplit, page(begin + k * kPage) + c.shape.half());
-      pass.store();
-    }
-  }
+  for (int t = 0; t < tiles; ++t)
+    add_values(weights + static_cast<size_t>(t) * 16 * kSplit, kSplit, lanes_of(t), shared,
+               [&](int k) { return page(begin + k * kPage) + c.shape.half(); }, out + static_cast<size_t>(t) * 16 * hd, hd);
   if (shared < blocks) {
     bf16* one = scratch.tile.ensure(16 * kPage);
     bf16* gathered = scratch.value.ensure(c.shape.half());
     for (int r = 0; r < u.rows; ++r) {
       const RowView& row = plan.rows[u.first_row + r];
       int count = (row.length < end ? row.length : end) - begin;
-      int q = lane(r, 0), t = r / per_tile;
+      int q = lane(r, 0);
       for (int k = shared; k * kPage < count; ++k) {
         int first = begin + k * kPage;
         if (first < prefix) std::memcpy(gathered, page(first) + c.shape.half(), c.shape.half() * 2);
@@ -275,13 +228,9 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
         }
         std::memset(one, 0, 16 * kPage * 2);
         for (int g = 0; g < group; ++g)
-          std::memcpy(one + (q % 16 + g) * kPage, weights + static_cast<size_t>(q + g) * kSplit + k * kPage, kPage * 2);
-        for (int column = 0; column < hd; column += 64) {
-          ValuePass pass{out + static_cast<size_t>(t) * 16 * hd, hd, column};
-          pass.load();
-          pass.add(one, kPage, gathered);
-          pass.store();
-        }
+          std::memcpy(one + g * kPage, weights + static_cast<size_t>(q + g) * kSplit + k * kPage, kPage * 2);
+        add_values(one, kPage, group, 1, [&](int) { return gathered; },
+                   out + static_cast<size_t>(q) * hd, hd);
       }
     }
   }

@@ -13,9 +13,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-SOURCES = ("threads.h", "vector_math.h", "gemm.h", "attention.h", "layer.h", "sampler.h", "decoder.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=sapphirerapids", "-shared", "-fPIC", "-pthread")
-NEEDED_CPU_FLAGS = ("amx_tile", "amx_bf16", "avx512_bf16", "avx512f", "avx512bw", "avx512vl")
+SOURCES = (
+    "threads.h",
+    "vector_math.h",
+    "tiles_amx.h",
+    "tiles_avx512.h",
+    "gemm.h",
+    "attention.h",
+    "layer.h",
+    "sampler.h",
+    "decoder.cpp",
+)
+FLAGS = ("-std=c++17", "-O3", "-march=x86-64-v4", "-mavx512bf16", "-shared", "-fPIC", "-pthread")
+NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}
 
 
 def cache_folder() -> Path:
@@ -50,6 +61,12 @@ def unavailable_reason() -> str:
     if missing:
         return f"this processor lacks {', '.join(missing)}"
     return _load()[1]
+
+
+def instruction_set() -> str:
+    """"AMX" or "AVX-512 bf16": what the kernels multiply with on this processor ($FLEDGE_NATIVE=avx512 leaves AMX out)."""
+    wants_amx = os.environ.get("FLEDGE_NATIVE", "1") != "avx512"
+    return "AMX" if wants_amx and all(flag in cpu_flags() for flag in AMX_FLAGS) else "AVX-512 bf16"
 
 
 def library() -> ctypes.CDLL:
@@ -103,7 +120,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not compiler:
         return None, "no C++ compiler was found (install g++, or set CXX)"
     try:
-        path = compile_library(compiler, "fledge", Path(__file__).parent, SOURCES, FLAGS)
+        flags = (*FLAGS, *AMX_FLAGS.values()) if instruction_set() == "AMX" else FLAGS
+        path = compile_library(compiler, "fledge", Path(__file__).parent, SOURCES, flags)
         loaded = ctypes.CDLL(str(path))
     except (OSError, RuntimeError) as error:
         return None, str(error)

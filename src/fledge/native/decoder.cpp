@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <functional>
 
-#include <asm/prctl.h>
-
 #include "layer.h"
 #include "sampler.h"
 
@@ -57,13 +55,12 @@ void copy_bf16(bf16* out, const float* x, int width) {
 
 extern "C" {
 
-// Asks the kernel for AMX state and starts the threads. Returns 0, or 1 when AMX is refused.
+// Starts the threads. Returns 0, or 1 when the kernel refuses the state that AMX needs.
 int fledge_start(int threads) {
   static int state = -1;
   std::lock_guard<std::mutex> lock(call_mutex());
   if (state < 0) {
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;
-    state = syscall(SYS_arch_prctl, kRequestPermission, kTileData) ? 1 : 0;
+    state = request_tiles() ? 0 : 1;
     if (state == 0) team().start(threads);
   }
   return state;
@@ -165,7 +162,7 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
         }
       });
     }
-    _tile_release();
+    release_tiles();
   });
   if (out.argmax)
     for (int m = 0; m < wanted; ++m) {
@@ -276,7 +273,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
         out.log_probs[static_cast<size_t>(m) * k + i] = values[i] - norm;
       }
     });
-    _tile_release();
+    release_tiles();
   });
 }
 

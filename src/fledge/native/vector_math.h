@@ -12,6 +12,8 @@ namespace fledge {
 
 using bf16 = uint16_t;
 
+constexpr int kPanel = 32;  // outputs per panel of packed weights, and keys per page
+
 inline __m512 load_bf16(const bf16* p) {
   __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
