@@ -33,12 +33,15 @@ class ContextHead:
         self.rate = rate
         self.best_first = best_first  # the true token, if proposed, has rank 0 and nearly all the probability
         self.truth: dict[Context, int] = {}
+        self.sequences: list[Context] = []
+        self.restarts = 0  # rows whose context began at a later page than the first
         # Off while costs are measured, past the last position, and where requests don't speculate: nobody looks then.
         self.strict = True
 
     def learn(self, sequences: Iterable[Sequence[int]]) -> None:
         """Remember what follows what in these sequences (prompt and answer)."""
         for tokens in sequences:
+            self.sequences.append(tuple(tokens[1:]))
             for end in range(2, len(tokens)):
                 self.truth[tuple(tokens[1:end])] = tokens[end]
 
@@ -63,7 +66,8 @@ class ContextHead:
                     "a draft step got another node's hidden state"
                 )
         wanted = range(len(contexts)) if batch.logit_rows is None else batch.logit_rows.tolist()
-        proposals = [self._propose(contexts[row], k) for row in wanted]
+        positions = batch.positions.tolist()
+        proposals = [self._propose(self._whole(contexts[row], positions[row]), k) for row in wanted]
         return DraftOutput(
             token_ids=torch.tensor([tokens for tokens, _ in proposals]).view(-1, k),
             log_probs=torch.tensor([scores for _, scores in proposals]).view(-1, k),
@@ -90,10 +94,21 @@ class ContextHead:
                     seen = np.concatenate((slots[:prefix], slots[[prefix + j for j in window]]))
                 context = tuple(memory[seen].tolist())
                 if self.strict:
-                    assert len(context) == positions[row] + 1, "a row stands at the wrong position"
+                    start = positions[row] + 1 - len(context)
+                    assert start >= 0, "a row stands at the wrong position"
+                    assert start % size == 0, "a head restarted inside a page"
+                    self.restarts += start > 0
                     assert -1 not in context, "a row sees KV that was never written"
                 contexts.append(context)
         return contexts
+
+    def _whole(self, context: Context | None, position: int) -> Context | None:
+        """The context from the first token on, for a head that restarted in the middle."""
+        missing = 0 if context is None else position + 1 - len(context)
+        if context is None or missing <= 0:
+            return context
+        whole = (s[: position + 1] for s in self.sequences if s[missing : position + 1] == context)
+        return next(whole, context)
 
     def _propose(self, context: Context | None, k: int) -> tuple[list[int], list[float]]:
         rng = random.Random(repr(context))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fledge.draft.tree import DraftTree
-from fledge.engine.growth import TreeGrowth, chain_tree
+from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts, TreeShape
 from fledge.errors import EngineError
 
@@ -64,7 +64,7 @@ def grow(shape: TreeShape, seeds: list[int], *, ties: bool = False) -> DraftTree
                     paths, parent.tolist(), growth.frontier_tokens.tolist(), strict=True
                 )
             ]
-    return growth.select()
+    return growth.select(shape.nodes)
 
 
 def naive_tree(shape: TreeShape, seed: int) -> dict[Path, float]:
@@ -125,12 +125,10 @@ def test_equal_scores_still_give_a_tree(shape: TreeShape, seed: int) -> None:
 
 
 def test_a_chain_is_one_path() -> None:
-    shape = TreeShape(4, 1, 5)
-    layout = Layouts(torch.device("cpu")).tree(2, shape)
-    tokens = [torch.full((2, 1), ROOT_TOKEN), *(torch.tensor([[d], [d + 10]]) for d in range(1, 5))]
-    tree = chain_tree(layout, tokens, [torch.full((2, 1), -0.5)] * 4)
-    assert paths_of(tree, 1) == [tuple(range(11, 11 + d)) for d in range(5)]
-    assert tree.log_probs[0].tolist() == [-0.5 * d for d in range(5)]
+    tree = grow(TreeShape(4, 1, 5), [1, 2])
+    assert tree.parents.tolist() == [[-1, 0, 1, 2, 3]] * 2
+    assert tree.window_mask.tolist() == [[1, 3, 7, 15, 31]] * 2
+    assert len(paths_of(tree, 1)[-1]) == 4
 
 
 def test_shapes_that_cannot_be_grown_are_refused() -> None:

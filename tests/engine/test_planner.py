@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
-from itertools import pairwise
 
 import pytest
+import torch
+from torch import Tensor
 
 from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.engine.cost import CostCurve, CostModel
-from fledge.engine.planner import ADAPTIVE_SHAPES, Planner
+from fledge.engine.planner import MAX_DEPTH, Planner, RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 
@@ -18,70 +20,119 @@ COST = CostModel(
     CostCurve((1, 16, 32, 64, 128), (0.010, 0.012, 0.014, 0.020, 0.034)),
     CostCurve((1, 16, 64), (0.0007, 0.0008, 0.0012)),
 )
+SHAPES = [TreeShape(1, 1, 2), TreeShape(2, 4, 8), TreeShape(4, 4, 16), TreeShape(6, 4, 16), TreeShape(7, 8, 32)]
+
+
+def level_scores(claimed: float, level: int, requests: int, topk: int) -> Tensor:
+    """A level in which one candidate continues the likely path and the others are hopeless."""
+    scores = torch.full((requests, topk if level == 1 else topk * topk), -16.0)
+    scores[:, 0] = level * math.log(claimed)
+    return scores
 
 
 def serve(
-    planner: Planner, requests: int, rounds: int, acceptance: float, *, seed: int = 0
-) -> tuple[float, float]:
-    """Tokens and seconds of a simulated run in which every depth is accepted with `acceptance` (a chain's model)."""
+    planner: Planner, requests: int, rounds: int, acceptance: float, *, claimed: float | None = None, seed: int = 0
+) -> tuple[float, float, list[TreeShape]]:
+    """Tokens, seconds and shapes of a simulated run: each depth is accepted with `acceptance`, the head claims `claimed`."""
     rng = random.Random(seed)
+    claimed = acceptance if claimed is None else claimed
     tokens = seconds = 0.0
+    shapes = []
     for _ in range(rounds):
-        shape = planner.choose(requests)
-        depths = []
+        plan = planner.choose(requests)
+        if plan is None:
+            spent = COST.plain_seconds(requests) * rng.uniform(0.95, 1.1)
+            planner.observe(None, requests, spent, [])
+            tokens, seconds = tokens + requests, seconds + spent
+            shapes.append(PLAIN)
+            continue
+        topk = plan.bound.topk
+        levels = [level_scores(claimed, 1, requests, topk)]
+        while len(levels) < plan.bound.depth and plan.goes_deeper(len(levels), levels[-1][:, :topk]):
+            levels.append(level_scores(claimed, len(levels) + 1, requests, topk))
+        depths_of = torch.tensor([d for d, scores in enumerate(levels, start=1) for _ in range(scores.shape[1])])
+        nodes = plan.nodes(torch.cat(levels, 1), depths_of)
+        shape = plan.bound.cut(len(levels), nodes)
+        accepted = []
         for _ in range(requests):
             depth = 0
             while depth < shape.depth and rng.random() < acceptance:
                 depth += 1
-            depths.append(depth)
-        spent = COST.round_seconds(requests, shape) * rng.uniform(0.95, 1.1)
-        planner.observe(shape, requests, spent, depths if shape.depth else [])
-        tokens += requests + sum(depths)
+            accepted.append(depth)
+        masses = [requests * claimed**d for d in range(1, shape.depth + 1)]
+        spent = COST.round_seconds(requests, shape, len(levels)) * rng.uniform(0.95, 1.1)
+        planner.observe(shape, requests, spent, accepted, masses, levels)
+        tokens += requests + sum(accepted)
         seconds += spent
-    return tokens, seconds
+        shapes.append(shape)
+    return tokens, seconds, shapes
 
 
+def speed_of(requests: int, shape: TreeShape, acceptance: float) -> float:
+    """Tokens per second of a fixed chain."""
+    tau = 1 + sum(acceptance**d for d in range(1, shape.depth + 1))
+    return requests * tau / (1.025 * COST.round_seconds(requests, shape))
+
+
+@pytest.mark.parametrize("confident", [True, False])
+@pytest.mark.parametrize("claimed", [1e-4, 0.6, 0.95])
 @pytest.mark.parametrize("requests", [1, 4, 16])
-def test_a_useless_head_costs_next_to_nothing(requests: int) -> None:
-    planner = Planner(ADAPTIVE_SHAPES, COST)
-    serve(planner, requests, 60, 0.0)
-    tokens, seconds = serve(planner, requests, 2000, 0.0)
-    assert tokens / seconds > 0.97 * requests / (COST.round_seconds(requests, PLAIN) * 1.025)
+def test_a_useless_head_costs_next_to_nothing(requests: int, claimed: float, confident: bool) -> None:
+    planner = Planner(COST, topk=8, confident=confident)
+    tokens, seconds, _ = serve(planner, requests, 3000, 1e-9, claimed=claimed)
+    assert tokens / seconds > 0.97 * requests / (COST.plain_seconds(requests) * 1.025)
 
 
-def test_a_good_head_gets_deep_trees_and_a_fair_one_small_ones() -> None:
-    chosen: dict[float, list[TreeShape]] = {}
-    for acceptance in (0.9, 0.4):
-        planner = Planner(ADAPTIVE_SHAPES, COST)
-        serve(planner, 1, 300, acceptance)
-        chosen[acceptance] = [planner.choose(1) for _ in range(10)]
-    deep, shallow = (max(set(shapes), key=shapes.count) for shapes in (chosen[0.9], chosen[0.4]))
-    assert deep.depth > shallow.depth > 0
+@pytest.mark.parametrize("confident", [True, False])
+@pytest.mark.parametrize("acceptance", [0.4, 0.7, 0.9])
+@pytest.mark.parametrize("requests", [1, 4, 16])
+def test_it_comes_near_the_best_fixed_chain(requests: int, acceptance: float, confident: bool) -> None:
+    planner = Planner(COST, topk=8, confident=confident)
+    tokens, seconds, _ = serve(planner, requests, 1500, acceptance)
+    chains = [TreeShape(d, 1, d + 1) for d in range(1, MAX_DEPTH + 1)]
+    best = max(speed_of(requests, chain, acceptance) for chain in chains)
+    plain = requests / (1.025 * COST.plain_seconds(requests))
+    assert tokens / seconds > 0.92 * max(best, plain)
+
+
+def test_an_overconfident_head_is_seen_through() -> None:
+    planner = Planner(COST, topk=4, confident=True)
+    serve(planner, 1, 400, 0.3, claimed=0.95)
+    assert planner.beliefs.calibration[1] < 0.5
+    _, _, shapes = serve(planner, 1, 200, 0.3, claimed=0.95)
+    assert sum(shape.depth for shape in shapes) / len(shapes) < 2
+
+
+def test_trees_follow_the_confidence_of_the_round() -> None:
+    planner = Planner(COST, topk=4, confident=True)
+    serve(planner, 1, 200, 0.7)
+    _, _, sure = serve(planner, 1, 1, 0.7, claimed=0.95)
+    _, _, unsure = serve(planner, 1, 1, 0.7, claimed=0.1)
+    assert sure[0].depth > unsure[0].depth + 2
 
 
 def test_speculation_comes_back_when_the_head_becomes_useful() -> None:
-    planner = Planner(ADAPTIVE_SHAPES, COST)
-    serve(planner, 1, 400, 0.0)
-    assert planner.choose(1) == PLAIN
-    serve(planner, 1, 3000, 0.8)
-    shapes = [planner.choose(1) for _ in range(10)]
-    assert max(set(shapes), key=shapes.count).depth > 0
+    planner = Planner(COST, topk=4, confident=False)
+    serve(planner, 1, 400, 1e-9)
+    assert planner.choose(1) is None
+    _, _, shapes = serve(planner, 1, 8000, 0.8)
+    assert all(shape.depth > 0 for shape in shapes[-10:])
 
 
 def test_measured_times_overrule_the_cost_curve() -> None:
-    planner = Planner((PLAIN, TreeShape(2, 1, 3)), COST)
-    for _ in range(200):
-        shape = planner.choose(1)
-        planner.observe(shape, 1, 0.010 if shape == PLAIN else 0.030, [1] if shape.depth else [])
-    assert [planner.choose(1) for _ in range(3)].count(PLAIN) >= 2
+    planner = Planner(COST, topk=1, confident=False)
+    for _ in range(300):
+        plan = planner.choose(1)
+        shape = None if plan is None else plan.bound
+        planner.observe(shape, 1, 0.010 if shape is None else 0.040, [1] if shape else [], [0.9] if shape else [])
+    assert [planner.choose(1) is None for _ in range(4)].count(True) >= 3
 
 
 def test_a_single_slow_round_does_not_upset_the_plan() -> None:
-    planner = Planner(ADAPTIVE_SHAPES, COST)
+    planner = Planner(COST, topk=4, confident=True)
     serve(planner, 1, 300, 0.8)
-    best = {planner.choose(1) for _ in range(4)}
-    planner.observe(next(iter(best)), 1, 5.0, [1])
-    assert any(planner.choose(1).depth for _ in range(6))
+    planner.observe(TreeShape(1, 1, 2), 1, 5.0, [1], [0.8])
+    assert any(planner.choose(1) for _ in range(3))
 
 
 def test_costs_are_interpolated_and_extended() -> None:
@@ -89,14 +140,24 @@ def test_costs_are_interpolated_and_extended() -> None:
     assert [curve.at(rows) for rows in (1, 2, 3, 4, 6)] == [1.0, 2.0, 4.0, 6.0, 10.0]
 
 
-def test_it_explains_what_it_believes() -> None:
-    planner = Planner(ADAPTIVE_SHAPES, COST)
+def test_it_explains_what_it_did() -> None:
+    planner = Planner(COST, topk=4, confident=True)
     serve(planner, 2, 100, 0.7)
-    rows = planner.explain(2)
-    assert [row.shape for row in rows] == list(ADAPTIVE_SHAPES)
-    assert rows[0].tau == 1.0
-    assert all(a.milliseconds < b.milliseconds for a, b in pairwise(rows[:2]))
-    assert sum(row.rounds for row in rows) == 100
+    records = planner.explain()
+    assert sum(record.rounds for record in records) == 100
+    assert records[0].rounds >= records[-1].rounds
+    assert all(1.0 <= record.tau <= 1 + record.shape.depth for record in records)
+
+
+def choose_randomly(engine: Engine, rng: random.Random) -> None:
+    """Replace the planner's choice."""
+    shapes = [None, *SHAPES]
+
+    def choose(requests: int) -> RoundPlan | None:
+        shape = rng.choice(shapes)
+        return None if shape is None else RoundPlan(shape)
+
+    engine._core._planner.choose = choose  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.9])
@@ -109,8 +170,7 @@ def test_adaptive_output_equals_plain_decode(
     head.strict = False
     engine = Engine(target, head, max_batch=5)
     head.strict = True
-    rng = random.Random(4)
-    engine._core._planner.choose = lambda requests: rng.choice([PLAIN, *ADAPTIVE_SHAPES])  # type: ignore[method-assign]
+    choose_randomly(engine, random.Random(4))
     answers = engine.generate(prompts, max_tokens=60, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert all(answer.stats.drafted_rounds < answer.stats.rounds for answer in answers)
@@ -124,10 +184,10 @@ def test_a_plain_tree_is_plain_decode_even_with_a_head(
     answers = engine.generate(prompts[:2], max_tokens=9, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert answers[0].stats.tau == 1.0
-    assert engine.stats().plan == []
+    assert engine.stats().tau == 1.0
 
 
-def test_a_long_run_of_plain_rounds_does_not_lose_the_head(
+def test_a_long_run_of_plain_rounds_restarts_the_head(
     target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:
     expected = plain.generate(prompts[:3], max_tokens=120, ignore_eos=True)
@@ -136,8 +196,9 @@ def test_a_long_run_of_plain_rounds_does_not_lose_the_head(
     engine = Engine(target, head)
     head.strict = True
     calls = iter(range(10**6))
-    deep = TreeShape(4, 4, 16)
-    engine._core._planner.choose = lambda requests: PLAIN if next(calls) < 75 else deep  # type: ignore[method-assign]
+    deep = RoundPlan(TreeShape(4, 4, 16))
+    engine._core._planner.choose = lambda requests: None if next(calls) < 75 else deep  # type: ignore[method-assign]
     answers = engine.generate(prompts[:3], max_tokens=120, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert answers[0].stats.token_origins[74:82] == [0, 0, 1, 2, 3, 4, 0, 1]
+    assert head.restarts > 0

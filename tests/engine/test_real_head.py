@@ -10,6 +10,7 @@ import torch
 from fledge.draft import DraftVocabulary, Head
 from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape
 from fledge.engine.carried import Carried
+from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES
 
@@ -53,11 +54,11 @@ def test_carried_state_equals_a_fresh_prefill(
     engine = Engine(target, head, tree=shape)
     if shape is None:
         rng = random.Random(0)
-        shapes = [PLAIN, TreeShape(2, 4, 8), TreeShape(4, 4, 16)]
-        engine._core._planner.choose = lambda requests: rng.choice(shapes)  # type: ignore[method-assign]
+        plans = [None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(4, 4, 16))]
+        engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
     contexts = _serve(engine, prompts[:4], steps=9)
     if shape is None:
-        engine._core._planner.choose = lambda requests: shapes[1]  # type: ignore[method-assign]
+        engine._core._planner.choose = lambda requests: plans[1]  # type: ignore[method-assign]
         for number, tokens in _serve_on(engine, 1).items():
             contexts[number] = contexts[number] + tokens
     carried = _copy(engine)

@@ -12,13 +12,13 @@ from fledge.engine.carried import CarriedSizes, RunningBatch
 from fledge.engine.cost import CostCurve, CostModel, measure_cost
 from fledge.engine.forwards import Models
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
-from fledge.engine.planner import ADAPTIVE_SHAPES, Planner
+from fledge.engine.planner import MAX_DEPTH, TOPKS, FixedPlanner, Planner, most_nodes
 from fledge.engine.pool import PagePool
 from fledge.engine.scheduler import Scheduler
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 
-_PENDING = 32  # positions the head may fall behind while plain rounds run
+_PENDING_PAGES = 2  # of the latest positions, kept for a head that falls behind while plain rounds run
 _MEMORY_SHARE = 0.25  # of what is free now, for the KV of target and head together
 
 
@@ -52,10 +52,10 @@ def build_parts(
             f"prefill_rows is {prefill_rows}; a prefill forward needs at least one row, better hundreds"
         )
     head = None if tree == PLAIN else head
-    shapes = _shapes(head, tree)
+    bounds = _bounds(head, tree)
     adaptive = head is not None and tree is None
-    pending = _PENDING if adaptive else 0
-    window = max(pending, *(shape.window for shape in shapes))
+    pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
+    window = max(pending, *(shape.window for shape in bounds))
     limit = decoder.config.max_position_embeddings
     context = limit if max_context is None else max_context
     if not 2 <= context <= limit:
@@ -75,7 +75,7 @@ def build_parts(
             f"a KV pool of {pool.usable_tokens} tokens can't hold a request of {max(context, 2)} tokens and its window "
             f"of {window}; raise kv_tokens or lower max_context"
         )
-    topk = max(shape.topk for shape in shapes) if head else 0
+    topk = max(shape.topk for shape in bounds) if head else 0
     models = Models(
         decoder=decoder,
         kv=decoder.allocate_kv(pages),
@@ -96,17 +96,21 @@ def build_parts(
         dtype=decoder.dtype,
         pending=pending,
     )
-    batch = RunningBatch(sizes, decoder.device)
-    with torch.inference_mode():
-        cost = (
-            measure_cost(models, max_batch * max(shape.nodes for shape in shapes)) if adaptive else _NO_COST
-        )
+    batch = RunningBatch(sizes, decoder.page_size, decoder.device)
+    planner: Planner
+    if adaptive:
+        nodes = max(shape.nodes for shape in bounds)
+        with torch.inference_mode():
+            cost = measure_cost(models, max_batch * nodes)
+        planner = Planner(cost, topk=topk, confident=decoder.device.type == "cpu")
+    else:
+        planner = FixedPlanner(_NO_COST, tree or PLAIN)
     return EngineParts(
         models=models,
         pool=pool,
         batch=batch,
         scheduler=Scheduler(pool, batch, max_batch=max_batch, window=window, prefill_rows=prefill_rows),
-        planner=Planner(shapes, cost, fixed=not adaptive),
+        planner=planner,
         max_context=context,
     )
 
@@ -114,18 +118,19 @@ def build_parts(
 _NO_COST = CostModel(CostCurve((1,), (0.0,)), CostCurve((1,), (0.0,)))
 
 
-def _shapes(head: HeadRunner | None, tree: TreeShape | None) -> list[TreeShape]:
-    """Shapes to choose from: plain decode, and what the head can propose."""
+def _bounds(head: HeadRunner | None, tree: TreeShape | None) -> list[TreeShape]:
+    """The largest trees that will be grown."""
     if head is None:
         if tree is not None and tree != PLAIN:
             raise EngineError(f"{tree} needs a draft head; give the engine one or leave tree out")
         return [PLAIN]
     vocabulary = head.config.draft_vocab_size
     if tree is None:
-        return [shape for shape in ADAPTIVE_SHAPES if shape.topk <= vocabulary]
+        widths = [topk for topk in TOPKS if topk <= vocabulary]
+        return [TreeShape(MAX_DEPTH, topk, most_nodes(topk)) for topk in widths]
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
-    return [PLAIN, tree]
+    return [tree]
 
 
 def _memory_for_kv(device: torch.device) -> int:

@@ -7,8 +7,13 @@ last row takes its place.
       0        37         912     [K] ids, [K] log probs, [H]
       1       112          44     ...
 
-The KV of target and head holds indices 0 .. L-1. The head falls behind while plain rounds run; what it needs to catch
-up is kept in `pending`: for the last `pending[row]` positions their features and next tokens.
+The target's KV holds indices 0 .. L-1. The head falls behind while plain rounds run, and for prompts it wasn't shown.
+What it needs to catch up is kept for the last C positions: their features and next tokens, position p in column p % C.
+A head further behind than that forgets what lies before: its history restarts at a page border, `head_start`, and
+its KV before it is never read again. Features carry most of the context, so acceptance hardly suffers.
+
+    position        0 ........ head_start ........ L - pending ....... L - 1
+    head's KV       (ignored)  | read ............ | missing, C at most ..|
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ class CarriedSizes(NamedTuple):
     hidden: int  # H, the head's hidden size
     features: int  # 3 * target hidden size
     dtype: torch.dtype  # of hidden and features
-    pending: int  # most positions the head may fall behind
+    pending: int  # C, positions kept for a head that falls behind
 
 
 class Carried(NamedTuple):
@@ -43,11 +48,13 @@ class Carried(NamedTuple):
     length: Tensor  # [B] int32, L
     bonus: Tensor  # [B] int64, x[L]
     page_table: Tensor  # [B, P] int32
+    head_start: Tensor  # [B] int32, a multiple of the page size
+    head_pages: Tensor  # [B, P] int32, the page table from head_start on
     first_token_ids: Tensor  # [B, K] int64, candidates for x[L + 1], best first
     first_log_probs: Tensor  # [B, K] float32
     hidden: Tensor  # [B, H], the head's hidden state at position L - 1
-    pending_tokens: Tensor  # [B, C] int64
-    pending_features: Tensor  # [B, C, 3 * Ht]
+    recent_tokens: Tensor  # [B, C] int64
+    recent_features: Tensor  # [B, C, 3 * Ht]
 
 
 class Behind(NamedTuple):
@@ -55,6 +62,7 @@ class Behind(NamedTuple):
 
     rows: Tensor  # [M] int64
     carried: Carried  # their rows
+    start: Tensor  # [M] int32, the first of them
     positions: Tensor  # [M] int32, how many of the W are real
     tokens: Tensor  # [M, W] int64, each position's next token
     features: Tensor  # [M * W, 3 * Ht]
@@ -63,25 +71,26 @@ class Behind(NamedTuple):
 class RunningBatch:
     """Rows of carried state, and the host's own record of what is needed to compose a round."""
 
-    def __init__(self, sizes: CarriedSizes, device: torch.device) -> None:
+    def __init__(self, sizes: CarriedSizes, page_size: int, device: torch.device) -> None:
         rows = sizes.rows
         self.sizes = sizes
+        self._page_size = page_size
         self.device = device
         self.size = 0
         self._state = Carried(
             length=torch.zeros(rows, dtype=torch.int32, device=device),
             bonus=torch.zeros(rows, dtype=torch.int64, device=device),
             page_table=torch.full((rows, sizes.pages), PADDING_PAGE, dtype=torch.int32, device=device),
+            head_start=torch.zeros(rows, dtype=torch.int32, device=device),
+            head_pages=torch.full((rows, sizes.pages), PADDING_PAGE, dtype=torch.int32, device=device),
             first_token_ids=torch.zeros(rows, sizes.topk, dtype=torch.int64, device=device),
             first_log_probs=torch.zeros(rows, sizes.topk, dtype=torch.float32, device=device),
             hidden=torch.zeros(rows, sizes.hidden, dtype=sizes.dtype, device=device),
-            pending_tokens=torch.zeros(rows, sizes.pending, dtype=torch.int64, device=device),
-            pending_features=torch.zeros(
-                rows, sizes.pending, sizes.features, dtype=sizes.dtype, device=device
-            ),
+            recent_tokens=torch.zeros(rows, sizes.pending, dtype=torch.int64, device=device),
+            recent_features=torch.zeros(rows, sizes.pending, sizes.features, dtype=sizes.dtype, device=device),
         )
         self._views: dict[int, Carried] = {}
-        self.pending = np.zeros(rows, dtype=np.int64)
+        self.pending = np.zeros(rows, dtype=np.int64)  # positions each row's head is behind, however many
         self._speculates = np.zeros(rows, dtype=bool)
         self._numbers = np.zeros((rows, 4), dtype=np.float32)  # temperature, top_k, top_p, min_p
         self._keys = np.zeros(rows, dtype=np.int64)
@@ -102,6 +111,8 @@ class RunningBatch:
         self._state.length[row] = request.length - 1
         self._state.bonus[row] = request.output_ids[-1]
         self._state.page_table[row] = PADDING_PAGE
+        self._state.head_pages[row] = PADDING_PAGE
+        self._state.head_start[row] = 0
         self.set_pages(row, 0, request.pages)
         self.pending[row] = 0
         self._speculates[row] = request.speculate
@@ -123,9 +134,13 @@ class RunningBatch:
 
     def set_pages(self, row: int, start: int, pages: list[int]) -> None:
         """Enter the request's pages from number `start` on into its page table."""
-        if pages[start:]:
-            entries = torch.tensor(pages[start:], dtype=torch.int32, device=self.device)
-            self._state.page_table[row, start : len(pages)] = entries
+        if not pages[start:]:
+            return
+        entries = torch.tensor(pages[start:], dtype=torch.int32, device=self.device)
+        self._state.page_table[row, start : len(pages)] = entries
+        column = torch.arange(start, len(pages), device=self.device)
+        column -= self._state.head_start[row] // self._page_size
+        self._state.head_pages[row, column] = entries
 
     def set_first(self, rows: Tensor | None, token_ids: Tensor, log_probs: Tensor, hidden: Tensor) -> None:
         """Carry the head's newest output for `rows` (None: all running ones), and forget what was pending for them."""
@@ -141,35 +156,60 @@ class RunningBatch:
             now.hidden[rows] = hidden.to(now.hidden.dtype)
             self.pending[rows.numpy(force=True)] = 0
 
-    @property
-    def pending_full(self) -> bool:
-        """True if some request's head can't fall behind any further."""
-        return bool(self.pending[: self.size].max(initial=0) >= self.sizes.pending)
-
     def fall_behind(self, chosen: Tensor, features: Tensor) -> None:
         """Keep what the head needs of a plain round: the new tokens [B] and the features [B, 3 * Ht] before them."""
         now = self.view()
-        column = torch.from_numpy(self.pending[: self.size].copy()).to(self.device)
         row = torch.arange(self.size, device=self.device)
-        now.pending_tokens[row, column] = chosen
-        now.pending_features[row, column] = features
+        column = now.length % self.sizes.pending
+        now.recent_tokens[row, column] = chosen
+        now.recent_features[row, column] = features
         self.pending[: self.size] += 1
 
+    def start_behind(self, row: int, token_ids: Tensor, features: Tensor) -> None:
+        """A row whose head wasn't shown the end of its prompt: the last R positions' next tokens [R] and features."""
+        count = len(token_ids)
+        kept = min(count, self.sizes.pending)
+        column = torch.arange(-kept, 0, device=self.device) + self._state.length[row]
+        column %= self.sizes.pending
+        self._state.recent_tokens[row, column] = token_ids[-kept:]
+        self._state.recent_features[row, column] = features[-kept:]
+        self.pending[row] = count
+
     def behind(self) -> Behind | None:
-        """The requests with something pending; None if there are none."""
+        """The requests with something pending; None if there are none. Heads too far behind restart here."""
         pending = self.pending[: self.size]
-        width = int(pending.max(initial=0))
-        if not width:
+        if not pending.any():
             return None
+        kept = self.sizes.pending
+        width = min(int(pending.max()), kept)
         rows = torch.from_numpy(pending.nonzero()[0]).to(self.device)
+        missing = torch.from_numpy(pending[pending > 0].astype(np.int32)).to(self.device)
+        if (pending > kept).any():
+            self._restart(rows, missing > kept)
         carried = Carried(*(tensor.index_select(0, rows) for tensor in self.view()))
+        first = torch.maximum(carried.length - missing, carried.head_start)
+        column = (first[:, None] + torch.arange(width, device=self.device)) % kept
         return Behind(
             rows=rows,
             carried=carried,
-            positions=torch.from_numpy(pending[pending > 0].astype(np.int32)).to(self.device),
-            tokens=carried.pending_tokens[:, :width],
-            features=carried.pending_features[:, :width].reshape(len(rows) * width, -1),
+            start=first,
+            positions=carried.length - first,
+            tokens=carried.recent_tokens.gather(1, column),
+            features=carried.recent_features[torch.arange(len(rows), device=self.device)[:, None], column].view(
+                len(rows) * width, -1
+            ),
         )
+
+    def _restart(self, rows: Tensor, too_far: Tensor) -> None:
+        """Let the heads of `rows[too_far]` begin anew at the first page border among the kept positions."""
+        now, size = self.view(), self._page_size
+        rows = rows[too_far]
+        oldest = now.length[rows] - self.sizes.pending
+        page = (oldest + size - 1).div(size, rounding_mode="floor")
+        now.head_start[rows] = page.to(torch.int32) * size
+        column = torch.arange(self.sizes.pages, device=self.device) + page[:, None]
+        padded = torch.nn.functional.pad(now.page_table[rows], (0, self.sizes.pages), value=PADDING_PAGE)
+        now.head_pages[rows] = padded.gather(1, column.to(torch.int64))
 
     def speculating(self) -> tuple[bool, Tensor | None]:
         """Whether any running request speculates, and, if some don't, a mask [B] of those that do."""

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from fledge.engine.build import EngineParts
-from fledge.engine.layout import PLAIN
 from fledge.engine.phases import PhaseClock, PhaseSeconds
-from fledge.engine.planner import PlannedShape
+from fledge.engine.planner import PlannedShape, depth_masses
 from fledge.engine.prefill import PrefillChunk, prefill_head, prefill_target
 from fledge.engine.request import Request, StepResult
-from fledge.engine.round import catch_up, plain_round, speculative_round
+from fledge.engine.round import Outcome, catch_up, plain_round, speculative_round
 from fledge.engine.sampling import SamplingParams
 from fledge.errors import EngineError
 
@@ -36,7 +35,7 @@ class EngineStats:
     prompt_tokens: int  # prefilled, again after a preemption
     preemptions: int
     phases: PhaseSeconds
-    plan: list[PlannedShape]  # what the planner believes at the last batch size; empty if it has no choice
+    shapes: list[PlannedShape]  # the trees that were verified and what came of them, most used first
 
     @property
     def tau(self) -> float:
@@ -58,7 +57,6 @@ class EngineCore:
         self._lock = threading.RLock()  # held by a step
         self._queue_lock = threading.RLock()  # held while the queue of waiting requests changes from outside
         self._rounds = self._request_rounds = self._round_tokens = self._prompt_tokens = 0
-        self._last_batch = 1
 
     @property
     def busy(self) -> bool:
@@ -127,7 +125,7 @@ class EngineCore:
             prompt_tokens=self._prompt_tokens,
             preemptions=self._scheduler.preemptions,
             phases=self._clock.read(),
-            plan=self._planner.explain(self._last_batch),
+            shapes=self._planner.explain(),
         )
 
     def _prefill(self, chunks: list[PrefillChunk], results: list[StepResult]) -> None:
@@ -166,31 +164,49 @@ class EngineCore:
     def _decode(self, results: list[StepResult]) -> None:
         running = list(self._scheduler.running)
         speculating = self._batch.speculating()[0]
-        shape = self._planner.choose(len(running)) if speculating else PLAIN
-        if shape.depth:
-            catch_up(self._models, self._batch)
+        plan = self._planner.choose(len(running)) if speculating else None
         self._clock.lap("host")
         begun = time.perf_counter()
-        if shape.depth:
-            outcome = speculative_round(self._models, self._batch, shape, self._clock)
+        if plan is not None:
+            catch_up(self._models, self._batch)
+            self._clock.lap("extend")
+        ready = time.perf_counter()
+        outcome = speculative_round(self._models, self._batch, plan, self._clock) if plan is not None else None
+        if outcome is None:
+            rows = plain_round(self._models, self._batch, self._clock).tolist()
         else:
-            outcome = plain_round(self._models, self._batch, self._clock)
-        rows = outcome.tolist()  # the round's only value read on the host
+            rows = outcome.emitted.tolist()  # the round's only value read on the host
         if speculating:
-            depths = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
-            self._planner.observe(shape, len(running), time.perf_counter() - begun, depths)
+            self._learn(outcome, running, rows, time.perf_counter() - ready, ready - begun)
         self._rounds += 1
         self._request_rounds += len(running)
-        self._last_batch = len(running)
         for request, (count, *tokens) in zip(running, rows, strict=True):
             if request.id not in self._requests:  # a sink cancelled it a moment ago
                 continue
             taken, origins = request.emit(tokens[:count], _ORIGINS[count])
-            request.count_round(origins, drafted=bool(shape.depth) and request.speculate)
+            request.count_round(origins, drafted=outcome is not None and request.speculate)
             self._round_tokens += len(taken)
             self._deliver(request, taken, origins, results)
             if request.finish_reason:
                 self._scheduler.remove(request)
+
+    def _learn(
+        self, outcome: Outcome | None, running: list[Request], rows: list[list[int]], seconds: float, before: float
+    ) -> None:
+        """Tell the planner what a round of `seconds` brought; `before` it the head had to catch up."""
+        if outcome is None:
+            self._planner.observe(None, len(running), seconds, [])
+            return
+        tree, speculates = outcome.tree, self._batch.speculating()[1]
+        depths, log_probs, levels = tree.depths, tree.log_probs, outcome.levels
+        if speculates is not None:
+            depths, log_probs = depths[speculates], log_probs[speculates]
+            levels = [level[speculates] for level in levels]
+        accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
+        masses = depth_masses(depths, log_probs, outcome.shape.depth).tolist()
+        self._planner.observe(
+            outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before
+        )
 
     def _deliver(
         self, request: Request, taken: list[int], origins: list[int], results: list[StepResult]

@@ -45,13 +45,15 @@ class CostModel:
     target: CostCurve
     head: CostCurve
 
-    def round_seconds(self, requests: int, shape: TreeShape) -> float:
-        """A whole round: draft steps, verify, extend."""
-        verify = self.target.at(requests * shape.nodes)
-        if not shape.depth:
-            return verify
-        steps = (shape.depth - 1) * self.head.at(requests * shape.topk)
-        return steps + verify + self.head.at(requests * (shape.depth + 1))
+    def round_seconds(self, requests: int, shape: TreeShape, levels: int | None = None) -> float:
+        """A speculative round: draft steps, verify, extend. `levels` were drafted if the tree was cut to `shape`."""
+        drafted = shape.depth if levels is None else levels
+        steps = max(drafted - 1, 0) * self.head.at(requests * shape.topk)
+        return steps + self.target.at(requests * shape.nodes) + self.head.at(requests * (shape.depth + 1))
+
+    def plain_seconds(self, requests: int) -> float:
+        """A plain round."""
+        return self.target.at(requests)
 
 
 _measured_targets: WeakKeyDictionary[Decoder, dict[int, CostCurve]] = WeakKeyDictionary()

@@ -97,9 +97,9 @@ def run_head(
         token_ids=token_ids.reshape(-1).to(torch.int32),
         positions=(start[:, None] + layout.steps).clamp_(max=models.last_position).view(-1),
         row_start=layout.row_start,
-        prefix_length=start,
+        prefix_length=start - now.head_start,
         window_offset=layout.no_offset,
-        page_table=now.page_table,
+        page_table=now.head_pages,
         logit_rows=last.to(torch.int32),
     )
     return models.head.forward(rows, models.head_kv, features=features, hidden=None, k=models.topk)
@@ -125,9 +125,9 @@ def draft_step(
         token_ids=token_ids.to(torch.int32),
         positions=position.repeat_interleave(topk) if topk > 1 else position,
         row_start=layout.row_start,
-        prefix_length=now.length,
+        prefix_length=now.length - now.head_start,
         window_offset=offset,
-        page_table=now.page_table,
+        page_table=now.head_pages,
         window_mask=mask,
     )
     return models.head.forward(rows, models.head_kv, features=None, hidden=hidden, k=topk)

@@ -33,9 +33,9 @@ class TreeGrowth:
         self._level = 0
         self.frontier_tokens = token_ids  # [B, K] nodes to expand next
         self.frontier_mask = layout.draft_bit[0]  # [B, K] draft-window mask, own bit included
-        self._frontier_scores = log_probs  # [B, K] cumulative
+        self.frontier_scores = log_probs  # [B, K] cumulative log probabilities
+        self.levels = [log_probs]  # per level: [B, K] or [B, K * K], cumulative
         self._tokens = [root, token_ids]
-        self._scores = [log_probs]
         self._expanded = [layout.root, layout.first_level]  # candidate numbers; column 0 is the root
 
     def expand(self, token_ids: Tensor, log_probs: Tensor) -> Tensor | None:
@@ -43,17 +43,17 @@ class TreeGrowth:
 
         Returns [B, K], the place in the old frontier of each new frontier node's parent; None after the last level.
         """
-        batch, topk = self._frontier_scores.shape
+        batch, topk = self.frontier_scores.shape
         children = token_ids.view(batch, topk * topk)
-        scores = (self._frontier_scores[:, :, None] + log_probs.view(batch, topk, topk)).view(
+        scores = (self.frontier_scores[:, :, None] + log_probs.view(batch, topk, topk)).view(
             batch, topk * topk
         )
         self._tokens.append(children)
-        self._scores.append(scores)
+        self.levels.append(scores)
         self._level += 1
         if self._level == self._shape.depth - 1:
             return None
-        self._frontier_scores, best = scores.topk(topk)
+        self.frontier_scores, best = scores.topk(topk)
         parent = best // topk  # [B, K]
         self.frontier_tokens = children.gather(1, best)
         inherited = self.frontier_mask.gather(1, parent)
@@ -61,16 +61,21 @@ class TreeGrowth:
         self._expanded.append(best + (1 + topk + (self._level - 1) * topk * topk))
         return parent
 
-    def select(self) -> DraftTree:
+    @property
+    def scores(self) -> Tensor:
+        """[B, C] cumulative log probabilities of all candidates, candidate 1 first."""
+        return torch.cat(self.levels, 1)
+
+    def select(self, nodes: int) -> DraftTree:
         """The trees of the N - 1 best candidates each, root first, parents before children."""
-        layout, nodes, topk = self._layout, self._shape.nodes, self._shape.topk
-        scores = torch.cat(self._scores, 1)  # [B, C], candidate 1 first
+        layout, topk = self._layout, self._shape.topk
+        scores = self.scores
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
         chosen = torch.cat((layout.root, (order + 1).sort(1).values), 1)  # [B, N] candidate numbers
         expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
         parent_candidate = expanded.gather(1, (chosen - 1).div_(topk, rounding_mode="floor").clamp_(min=0))
         parents = torch.searchsorted(chosen, parent_candidate)  # [B, N]; the root's own is 0
-        mask, ancestor = layout.node_bit.expand_as(parents), parents
+        mask, ancestor = layout.node_bit[:nodes].expand_as(parents), parents
         for _ in range(self._shape.depth.bit_length()):  # a mask covers 1, 2, 4, ... generations
             mask = mask | mask.gather(1, ancestor)
             ancestor = ancestor.gather(1, ancestor)
@@ -83,14 +88,3 @@ class TreeGrowth:
             log_probs=torch.cat((layout.no_scores, scores), 1).gather(1, chosen),
         )
 
-
-def chain_tree(layout: TreeLayout, tokens: list[Tensor], log_probs: list[Tensor]) -> DraftTree:
-    """Trees without branches: `tokens` are [B, 1] per level, root first; `log_probs` [B, 1] per level below it."""
-    scores = torch.cat((layout.no_scores, *log_probs), 1).cumsum(1)
-    return DraftTree(
-        token_ids=torch.cat(tokens, 1),
-        parents=layout.chain_parents,
-        depths=layout.nodes,
-        window_mask=layout.chain_mask,
-        log_probs=scores,
-    )

@@ -51,6 +51,10 @@ class TreeShape:
         """Nodes the head proposes, of which the best become the tree."""
         return self.topk + self.expanded * self.topk if self.depth else 0
 
+    def cut(self, levels: int, nodes: int) -> TreeShape:
+        """The shape of a tree that stopped after `levels` levels and was cut to `nodes` nodes."""
+        return TreeShape(min(levels, nodes - 1), self.topk, nodes) if nodes > 1 else PLAIN
+
     @property
     def chain(self) -> bool:
         """True if every node has at most one child."""
@@ -88,10 +92,8 @@ class TreeLayout(NamedTuple):
     draft_offset: list[Tensor]  # per expanded level: [B] int32, window index of its first row
     draft_bit: list[Tensor]  # per level: [B, K] int64, each row's own bit
     candidate_depth: Tensor  # [1 + C] int64; candidate 0 is the root
-    node_bit: Tensor  # [N] int64, 1 << node
+    node_bit: Tensor  # [64] int64, 1 << node
     nodes: Tensor  # [B, N] int64, 0 .. N - 1
-    chain_parents: Tensor  # [B, N] int64: -1, 0, 1, ...
-    chain_mask: Tensor  # [B, N] int64: 1, 3, 7, ...
     no_path: (
         Tensor  # [B, D + 2] int64: 0 .. D, where accept starts from, and a column to write what is cut off
     )
@@ -149,10 +151,8 @@ class Layouts:
             ],
             draft_bit=[bits[s * topk : (s + 1) * topk].repeat(requests, 1) for s in range(max(depth - 1, 1))],
             candidate_depth=torch.tensor(level, device=device),
-            node_bit=bits[:nodes],
+            node_bit=bits,
             nodes=numbers[:, :nodes].contiguous(),
-            chain_parents=numbers[:, :nodes] - 1,
-            chain_mask=bits[:nodes].cumsum(0).repeat(requests, 1),
             no_path=numbers[:, : depth + 2].contiguous(),
             path_depths=numbers[:, 1 : depth + 1].contiguous(),
             root=torch.zeros(requests, 1, dtype=torch.int64, device=device),

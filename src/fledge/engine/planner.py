@@ -1,181 +1,307 @@
-"""Which tree shape the next round uses: the one with the most tokens per second for the present batch.
+"""How much to speculate in the next round: not at all, or how deep, how wide and with how many nodes.
 
-    tokens per second of a shape  =  requests * tau(shape) / seconds(requests, shape)
+A serving engine earns tokens and spends seconds. At a rate of mu tokens per second, anything that takes t seconds has
+to bring more than mu * t tokens (renewal reward); that one rule decides everything here:
 
-Seconds come from the cost curves measured at start, corrected by what rounds really took. Tau comes from acceptance
-by depth, tracked per shape with decay; a shape that hasn't run lately leans on what the others saw at that depth.
-Plain decode is one of the shapes (tau 1), so a head that isn't worth its cost is left alone, and tried again ever
-more rarely while it stays that way. While speculating, the least tried of the promising shapes, plain decode
-among them, gets a round now and then.
+    another draft level     expected tokens of the next level           >  mu * seconds of a draft step and a row more
+    n nodes to verify       sum of the n best nodes' probabilities      -  mu * seconds of a verify of n rows: the most
+    speculation at all      tokens per second with it                   >  tokens per second without it
+
+Seconds come from the cost curves measured at start, corrected by what rounds really took. Probabilities are the head's
+own, calibrated by depth with what was accepted (see `beliefs.py`). Where reading a probability is free (on a CPU)
+every round decides by its own tree; elsewhere by the averages of the last rounds, so that no round waits for a value.
+
+While speculation doesn't pay it is tried now and then, but all tries together may take no more than a hundredth of
+the time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import PLAIN, TreeShape
 
-# Few, so that each is known well. 16 nodes are one AMX tile of rows: fewer cost a verify as much.
-ADAPTIVE_SHAPES = (
-    PLAIN,
-    TreeShape(2, 4, 8),
-    TreeShape(4, 4, 16),
-    TreeShape(6, 4, 16),
-    TreeShape(7, 8, 32),
-)
-_DECAY = 0.98  # per round: the last 50 rounds or so count
-_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT = 0.6, 4.0  # of a head nothing is known about
-_POOLED_WEIGHT = 8.0  # how many observations of its own outweigh the other shapes'
-_COST_STEP = 0.1  # weight of a new timing
-_COST_RANGE = (0.5, 2.0)  # a single timing outside this is the machine's doing
-_REPLAN_ROUNDS = 4
-_EXPLORE_ROUNDS = 32  # between tries of another shape while speculating
-_HOPELESS_TRIES = 8  # one of so many tries isn't limited to promising shapes
-_RETRY_ROUNDS = (32, 1024)  # between tries of speculation while it doesn't pay: doubles each time
-_RETRY_LENGTH = 2  # rounds of such a try
-_OPTIMISM = 1.3  # a shape this much below the best may still turn out better
-_MARGIN = 1.02  # speculation has to promise this much
+MAX_DEPTH = 8
+MAX_NODES = 32
+TOPKS = (1, 2, 4, 8)
+NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+_REPLAN_ROUNDS = 32
+_LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
+_STEP = 0.08  # weight of a new measurement
+_RANGE = (0.5, 2.0)  # a single measurement outside this is the machine's doing
+_ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
+_PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
+_FAR_AHEAD = 1.5
+_TRY_LENGTH = 3  # rounds of a try of speculation
+_TRY_SHARE = 0.008  # of all time, for tries that don't pay
 
 
-class _Acceptance:
-    """How often depth d was accepted when depth d - 1 was, with decay. Plain lists: they are short."""
-
-    def __init__(self, depth: int) -> None:
-        self.reached = [0.0] * depth  # [d - 1]: requests that got to depth d - 1
-        self.accepted = [0.0] * depth  # [d - 1]: requests that got to depth d
-
-    def observe(self, depths: Sequence[int], deepest: int) -> None:
-        """Add one round's accepted depths, one per request, of trees `deepest` levels deep."""
-        self.reached = [_DECAY * value for value in self.reached]
-        self.accepted = [_DECAY * value for value in self.accepted]
-        left = len(depths)
-        for depth in range(deepest):
-            self.reached[depth] += left
-            left -= depths.count(depth)
-            self.accepted[depth] += left
-
-
-@dataclass(frozen=True)
+@dataclass
 class PlannedShape:
-    """Why a shape was or wasn't chosen."""
+    """What rounds of one shape brought."""
 
     shape: TreeShape
-    tau: float
-    milliseconds: float  # of a round
-    tokens_per_second: float
-    rounds: int  # rounds of this shape so far
+    rounds: int = 0
+    requests: int = 0  # summed over the rounds
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round and request."""
+        return self.tokens / self.requests if self.requests else 1.0
+
+
+def most_nodes(topk: int) -> int:
+    """Nodes of the largest tree of this width."""
+    return min(MAX_NODES, 1 + TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates)
+
+
+class RoundPlan:
+    """Bounds of one round's tree, and the decisions taken while it grows."""
+
+    def __init__(self, bound: TreeShape) -> None:
+        """A fixed tree: always grown to `bound`."""
+        self.bound = bound
+
+    def goes_deeper(self, level: int, frontier: Tensor) -> bool:
+        """Whether level + 1 is drafted; `frontier` [B, K] are the cumulative log probabilities of level `level`."""
+        return True
+
+    def nodes(self, scores: Tensor, depths: Tensor) -> int:
+        """How many nodes are verified, of candidates with cumulative log probabilities [B, C] at depths [C]."""
+        return self.bound.nodes
+
+
+class _ConfidentPlan(RoundPlan):
+    """Decides by the tree's own probabilities."""
+
+    def __init__(self, bound: TreeShape, planner: Planner, requests: int) -> None:
+        super().__init__(bound)
+        self._planner, self._requests = planner, requests
+        self._rate = planner.rate(requests)
+        self._scale = planner.scale(requests)
+
+    def goes_deeper(self, level: int, frontier: Tensor) -> bool:
+        beliefs = self._planner.beliefs
+        mass = float(frontier.exp().sum()) * beliefs.calibration[level]
+        cost, requests = self._planner.cost, self._requests
+        step = cost.head.at(requests * self.bound.topk)
+        row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))  # one more node each
+        return mass * beliefs.next_level(level) > self._rate * self._scale * (step + row)
+
+    def nodes(self, scores: Tensor, depths: Tensor) -> int:
+        beliefs = self._planner.beliefs
+        worth = scores.exp() * beliefs.calibration_of(depths)
+        best = worth.sort(1, descending=True).values.sum(0).cumsum(0).tolist()
+        verify, requests = self._planner.cost.target, self._requests
+        chosen, most = 1, -self._rate * self._scale * verify.at(requests)
+        for count in NODES:
+            if not 1 < count <= min(len(best) + 1, self.bound.nodes):
+                continue
+            value = best[count - 2] - self._rate * self._scale * verify.at(requests * count)
+            if value > most:
+                chosen, most = count, value
+        return chosen
 
 
 class Planner:
-    """Chooses a shape per round and learns from what came of it."""
+    """Plans rounds and learns from what came of them. One per engine."""
 
-    def __init__(self, shapes: Sequence[TreeShape], cost: CostModel, *, fixed: bool = False) -> None:
-        """`shapes` holds PLAIN. `fixed`: always take the last one, whatever it costs."""
-        self.shapes = tuple(shapes)
-        self._fixed = fixed
-        self._cost = cost
-        self._acceptance = {shape: _Acceptance(shape.depth) for shape in self.shapes}
-        self._pooled = _Acceptance(max(shape.depth for shape in self.shapes))
-        # By shape and batch size: measured over predicted seconds, and how often that was measured.
-        self._correction: dict[tuple[TreeShape, int], tuple[float, int]] = {}
-        self._drift = 1.0  # the same for everything, where nothing better is known
-        self._rounds = dict.fromkeys(self.shapes, 0)
-        self._best: dict[int, TreeShape] = {}  # by batch size
-        self._age = 0  # rounds since `_best` was worked out
-        self._wait = _REPLAN_ROUNDS  # rounds until another shape is tried; the first time soon
-        self._retry = _RETRY_ROUNDS[0]
-        self._tries = 0
-        self._trying = PLAIN
-        self._tries_left = 0
-        self._next_try = 0
+    def __init__(self, cost: CostModel, *, topk: int, confident: bool) -> None:
+        """`topk` bounds the trees' width; `confident`: rounds may look at their own probabilities."""
+        self.cost = cost
+        self.beliefs = Beliefs(MAX_DEPTH, topk)
+        self.records: dict[TreeShape, PlannedShape] = {}
+        self._confident = confident
+        self._topks = [k for k in TOPKS if k <= topk]
+        self._bounds: dict[int, tuple[TreeShape, float]] = {}  # by batch size: best shape, its tokens per second
+        self._age = 0
+        # Measured over predicted seconds, by batch size, with and without speculation; and anywhere.
+        self._slower: dict[tuple[int, bool], float] = {}
+        self._measured: dict[tuple[int, bool], int] = {}  # how often
+        self._drift = 1.0
+        self._gain: dict[int, float] = {}  # measured over predicted tokens per second of speculation
+        self._speculates: dict[int, bool] = {}
+        self._since_plain: dict[int, int] = {}  # by batch size: rounds since plain decode was tried,
+        self._plain_wait: dict[int, int] = {}  # and until it is tried again
+        self._try_left = 0
+        self._credit = 0.0  # seconds tries may take
+        self._debt = 0.0  # of the running try: seconds it took beyond what plain decode would have
 
-    def choose(self, requests: int) -> TreeShape:
-        """The shape of the next round."""
-        if self._fixed:
-            return self.shapes[-1]
-        if self._tries_left:
-            self._tries_left -= 1
-            return self._trying
+    def choose(self, requests: int) -> RoundPlan | None:
+        """The plan of the next round; None: plain decode."""
         self._age += 1
         if self._age >= _REPLAN_ROUNDS:
-            self._best.clear()
+            self._bounds.clear()
             self._age = 0
-        best = self._best.get(requests)
-        if best is None:
-            best = self._best[requests] = self._plan(requests)
-        self._wait -= 1
-        if self._wait > 0:
-            return best
-        return self._try_another(requests, best)
+        shape, speed = self._best(requests)
+        ratio = speed / self._plain_speed(requests)
+        if self._try_left:
+            self._try_left -= 1
+            return self._plan(shape, requests)
+        speculates = ratio > (_LEAVE if self._speculates.get(requests) else _ENTER)
+        self._speculates[requests] = speculates
+        if not speculates:
+            if self._credit < 0 or shape == PLAIN:
+                return None
+            self._try_left, self._debt = _TRY_LENGTH - 1, 0.0
+            return self._plan(shape, requests)
+        since, wait = self._since_plain.get(requests, 0) + 1, self._plain_wait.get(requests, _PLAIN_TRY_ROUNDS[0])
+        self._since_plain[requests] = since
+        known = self._measured.get((requests, False), 0) > 1
+        if since >= wait and (ratio < _FAR_AHEAD or not known):
+            self._since_plain[requests] = 0
+            self._plain_wait[requests] = min(2 * wait, _PLAIN_TRY_ROUNDS[1])
+            return None
+        return self._plan(shape, requests)
 
-    def observe(self, shape: TreeShape, requests: int, seconds: float, depths: Sequence[int]) -> None:
-        """Learn from a round; `depths` are the accepted depths of the requests that speculated."""
-        self._rounds[shape] += 1
-        ratio = seconds / max(self._cost.round_seconds(requests, shape), 1e-9)
-        known, times = self._correction.get((shape, requests), (self._drift, 0))
-        low, high = _COST_RANGE
-        ratio = min(max(ratio, low * known), high * known)
-        step = max(1 / (times + 2), _COST_STEP)
-        self._correction[shape, requests] = known + step * (ratio - known), times + 1
-        self._drift += _COST_STEP / 2 * (ratio - self._drift)
-        if shape.depth and depths:
-            self._acceptance[shape].observe(depths, shape.depth)
-            self._pooled.observe(depths, shape.depth)
+    @property
+    def speculating(self) -> bool:
+        """Whether speculation pays, as far as is known, at the batch sizes seen last."""
+        return any(self._speculates.values()) or not self._speculates
 
-    def tau(self, shape: TreeShape) -> float:
-        """Expected tokens per round and request.
+    def observe(
+        self,
+        shape: TreeShape | None,
+        requests: int,
+        seconds: float,
+        depths: Sequence[int],
+        masses: Sequence[float] = (),
+        levels: Sequence[Tensor] = (),
+        *,
+        catch_up: float = 0.0,
+    ) -> None:
+        """Learn from a round.
 
-        What a shape hasn't seen of a depth it takes from all shapes together, and what those haven't seen, from the
-        depth above: acceptance given that a depth was reached changes little from depth to depth.
+        `shape` is the verified tree's, None: plain. `depths` are the accepted depths of the requests that speculated,
+        `masses` the verified nodes' summed probabilities by depth, 1 first, `levels` the drafted levels' cumulative
+        log probabilities [B, C]. `catch_up` seconds came before the round.
         """
-        total, reach, all_shapes = 1.0, 1.0, _PRIOR_ACCEPTANCE
-        own, pooled = self._acceptance[shape], self._pooled
-        for depth in range(shape.depth):
-            all_shapes = (pooled.accepted[depth] + _PRIOR_WEIGHT * all_shapes) / (
-                pooled.reached[depth] + _PRIOR_WEIGHT
-            )
-            reach *= (own.accepted[depth] + _POOLED_WEIGHT * all_shapes) / (
-                own.reached[depth] + _POOLED_WEIGHT
-            )
-            total += reach
-        return total
+        record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
+        tokens = requests + sum(depths)
+        record.rounds += 1
+        record.requests += requests
+        record.tokens += tokens
+        record.seconds += seconds
+        speculative = shape is not None
+        predicted = self.cost.plain_seconds(requests)
+        if shape is not None:
+            predicted = self.cost.round_seconds(requests, shape, len(levels) or None)
+        key = requests, speculative
+        known = self._slower.get(key, self._drift)
+        ratio = min(max(seconds / max(predicted, 1e-9), _RANGE[0] * known), _RANGE[1] * known)
+        times = self._measured[key] = self._measured.get(key, 0) + 1
+        self._slower[key] = known + max(1 / (times + 1), _STEP) * (ratio - known)
+        self._drift += _STEP / 2 * (ratio - self._drift)
+        if speculative:
+            self.beliefs.observe(depths, masses)
+            if levels and record.rounds % _LOOK_ROUNDS == 1:
+                self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
+            expected = self._best(requests)[1] / self._gain.get(requests, 1.0)
+            gain = self._gain.get(requests, 1.0)
+            measured = min(max(tokens / seconds / expected, 0.25), 4.0)
+            self._gain[requests] = gain + _STEP / 2 * (measured - gain)
+        self._keep_books(requests, speculative, seconds + catch_up, tokens)
 
-    def explain(self, requests: int) -> list[PlannedShape]:
-        """What the planner believes of every shape for this batch size; nothing if there is nothing to choose."""
-        if self._fixed:
-            return []
-        rows = []
-        for shape in self.shapes:
-            tau, seconds = self.tau(shape), self._seconds(requests, shape)
-            rows.append(
-                PlannedShape(shape, tau, seconds * 1e3, requests * tau / seconds, self._rounds[shape])
-            )
-        return rows
+    def rate(self, requests: int) -> float:
+        """mu: tokens per second at this batch size, over all requests."""
+        return max(self._best(requests)[1], self._plain_speed(requests))
 
-    def _plan(self, requests: int) -> TreeShape:
-        best = max(self.shapes, key=lambda shape: self._speed(requests, shape))
-        return best if self._speed(requests, best) > _MARGIN * self._speed(requests, PLAIN) else PLAIN
+    def scale(self, requests: int) -> float:
+        """Measured over predicted seconds of speculative rounds at this batch size."""
+        return self._slower.get((requests, True), self._drift)
 
-    def _speed(self, requests: int, shape: TreeShape) -> float:
-        return self.tau(shape) / self._seconds(requests, shape)
+    def explain(self) -> list[PlannedShape]:
+        """What was used and what came of it, most used first."""
+        return sorted(self.records.values(), key=lambda record: -record.rounds)
 
-    def _seconds(self, requests: int, shape: TreeShape) -> float:
-        correction, _ = self._correction.get((shape, requests), (self._drift, 0))
-        return max(self._cost.round_seconds(requests, shape) * correction, 1e-9)
+    def _plan(self, shape: TreeShape, requests: int) -> RoundPlan | None:
+        if shape == PLAIN:
+            return None
+        if not self._confident:
+            return RoundPlan(shape)
+        deepest = TreeShape(MAX_DEPTH, shape.topk, most_nodes(shape.topk))
+        return _ConfidentPlan(deepest, self, requests)
 
-    def _try_another(self, requests: int, best: TreeShape) -> TreeShape:
-        """Give another shape a turn, so that what is believed of it doesn't go stale."""
-        others = [shape for shape in self.shapes if shape != best]
-        if best == PLAIN:
-            self._wait, self._tries_left = self._retry, _RETRY_LENGTH - 1
-            self._retry = min(2 * self._retry, _RETRY_ROUNDS[1])
-            self._trying = max(others, key=lambda shape: self._speed(requests, shape))
-            return self._trying
-        self._retry, self._wait = _RETRY_ROUNDS[0], _EXPLORE_ROUNDS
-        speed = self._speed(requests, best)
-        self._tries += 1
-        hopeless = self._tries % _HOPELESS_TRIES == 0  # even what looks bad is looked at again
-        promising = [s for s in others if hopeless or _OPTIMISM * self._speed(requests, s) > speed]
-        return min({PLAIN, *promising}, key=lambda shape: self._rounds[shape])
+    def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
+        """Tries are paid from a share of all time; what a try costs is what plain decode would have taken less."""
+        self._credit = min(self._credit + _TRY_SHARE * seconds, 1.0)
+        if speculative and not self._speculates.get(requests):
+            self._credit -= max(seconds - tokens / self._plain_speed(requests), 0.0)
+
+    def _plain_speed(self, requests: int) -> float:
+        slower = self._slower.get((requests, False), self._drift)
+        return requests / max(self.cost.plain_seconds(requests) * slower, 1e-9)
+
+    def _best(self, requests: int) -> tuple[TreeShape, float]:
+        """The best speculative shape by averages and its tokens per second."""
+        found = self._bounds.get(requests)
+        if found is None:
+            found = self._bounds[requests] = self._search(requests)
+        return found
+
+    def _search(self, requests: int) -> tuple[TreeShape, float]:
+        best, most = PLAIN, -math.inf
+        for topk in self._topks:
+            for depth in range(1, MAX_DEPTH + 1):
+                worth = self.beliefs.best_nodes(depth, topk)
+                limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, len(worth) + 1)
+                for nodes in NODES:
+                    if not depth < nodes <= limit:
+                        continue
+                    shape = TreeShape(depth, topk, nodes)
+                    tau = 1.0 + float(worth[nodes - 2])
+                    speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
+                    if speed > most:
+                        best, most = shape, speed
+        return best, most / max(self.scale(requests), 1e-9) * self._gain.get(requests, 1.0)
+
+
+class FixedPlanner(Planner):
+    """Always the same tree, whatever it costs; or never one."""
+
+    def __init__(self, cost: CostModel, shape: TreeShape) -> None:
+        super().__init__(cost, topk=shape.topk, confident=False)
+        self._fixed = None if shape == PLAIN else RoundPlan(shape)
+
+    def choose(self, requests: int) -> RoundPlan | None:
+        """The fixed plan."""
+        return self._fixed
+
+    @property
+    def speculating(self) -> bool:
+        """Whether the tree isn't PLAIN."""
+        return self._fixed is not None
+
+    def observe(
+        self,
+        shape: TreeShape | None,
+        requests: int,
+        seconds: float,
+        depths: Sequence[int],
+        masses: Sequence[float] = (),
+        levels: Sequence[Tensor] = (),
+        *,
+        catch_up: float = 0.0,
+    ) -> None:
+        """Only counts."""
+        record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
+        record.rounds += 1
+        record.requests += requests
+        record.tokens += requests + sum(depths)
+        record.seconds += seconds
+
+
+def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> Tensor:
+    """Summed probabilities [deepest] of the nodes [B, N] by depth, depth 1 first."""
+    sums = torch.zeros(deepest + 1, dtype=torch.float32, device=depths.device)
+    sums.scatter_add_(0, depths.reshape(-1), log_probs.exp().reshape(-1))
+    return sums[1:]

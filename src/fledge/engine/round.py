@@ -9,8 +9,8 @@
     index      L ..          L+K ..                L      L+1 ..                   L      L+1    L+2
                level 1 (K)   level 2's best K      root   nodes, parents first     root   accepted path
 
-Shapes depend on (B, shape) only, and no value is read on the host: a round is launched, its result is fetched once.
-Accepting draws nothing: a node is the token of its parent's coin or it isn't (see `sampling.py`).
+The plan bounds the tree. On a CPU it may stop it early, by the tree's own probabilities; elsewhere no value is read on the
+host: a round is launched, its result is fetched once. Accepting draws nothing: a node is the token of its parent's coin or it isn't (see `sampling.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torch import Tensor
 from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_target
-from fledge.engine.growth import TreeGrowth, chain_tree
+from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import TreeLayout, TreeShape
 from fledge.engine.phases import PhaseClock
+from fledge.engine.planner import RoundPlan
 
 
 class Round(NamedTuple):
@@ -46,10 +47,19 @@ class Accepted(NamedTuple):
     emitted: Tensor  # [B, D + 1] int64, what each node of the path chose: the accepted drafts, then the bonus token
 
 
-def speculative_round(models: Models, batch: RunningBatch, shape: TreeShape, clock: PhaseClock) -> Tensor:
-    """Returns [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens."""
+class Outcome(NamedTuple):
+    """What a speculative round did."""
+
+    emitted: Tensor  # [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens
+    tree: DraftTree
+    shape: TreeShape  # as verified
+    levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
+
+
+def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
+    """Draft, verify, accept, extend."""
+    tree, shape, levels = draft(models, batch, plan)
     this = Round(models, batch, batch.view(), shape, models.layouts.tree(batch.size, shape))
-    tree = draft(this)
     clock.lap("draft")
     verified = verify(this, tree)
     clock.lap("verify")
@@ -57,15 +67,12 @@ def speculative_round(models: Models, batch: RunningBatch, shape: TreeShape, clo
     clock.lap("accept")
     extend(this, accepted, verified.features)
     clock.lap("extend")
-    return torch.cat((accepted.emits[:, None], accepted.emitted), 1)
+    return Outcome(torch.cat((accepted.emits[:, None], accepted.emitted), 1), tree, shape, levels)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Tensor:
     """One token per request, from the target alone. Returns [B, 2] int64: 1, then the token."""
     follow = models.head is not None and batch.speculating()[0]  # the head has to be able to catch up
-    if follow and batch.pending_full:
-        catch_up(models, batch)
-        clock.lap("extend")
     now, layout = batch.view(), models.layouts.rows(batch.size, 1)
     rows = run_target(
         models, now, layout, now.bonus, now.length, mask=None, sampling=batch.sampling(1), features=follow
@@ -79,16 +86,19 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Tenso
     return torch.stack((layout.ones, rows.chosen), 1)
 
 
-def draft(this: Round) -> DraftTree:
-    """Grow a tree per request, from the carried first level down."""
-    models, _, now, shape, layout = this
-    topk = shape.topk
-    tokens, log_probs = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
-    if shape.chain:
-        return _draft_chain(this, tokens, log_probs)
-    growth = TreeGrowth(shape, layout, now.bonus[:, None], tokens, log_probs)
+def draft(
+    models: Models, batch: RunningBatch, plan: RoundPlan
+) -> tuple[DraftTree, TreeShape, list[Tensor]]:
+    """Grow a tree per request, from the carried first level down: the trees, their shape, and all levels' scores."""
+    now, bound = batch.view(), plan.bound
+    layout, topk = models.layouts.tree(batch.size, bound), bound.topk
+    growth = TreeGrowth(
+        bound, layout, now.bonus[:, None], now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
+    )
     hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])  # [B * K, H]
     for level, offset in enumerate(layout.draft_offset):
+        if not plan.goes_deeper(level + 1, growth.frontier_scores):
+            break
         tokens, mask = growth.frontier_tokens.reshape(-1), growth.frontier_mask.view(-1)
         out = draft_step(
             models, now, layout.draft_rows, tokens, level, offset, mask=mask, hidden=hidden, topk=topk
@@ -96,7 +106,9 @@ def draft(this: Round) -> DraftTree:
         parent = growth.expand(out.token_ids, out.log_probs)
         if parent is not None:
             hidden = out.hidden.index_select(0, (parent + layout.draft_rows.first_row_column).view(-1))
-    return growth.select()
+    scores = growth.scores
+    nodes = plan.nodes(scores, layout.candidate_depth[1 : 1 + scores.shape[1]])
+    return growth.select(nodes), bound.cut(len(growth.levels), nodes), growth.levels
 
 
 def verify(this: Round, tree: DraftTree) -> TargetRows:
@@ -126,7 +138,7 @@ def accept(tree: DraftTree, chosen: Tensor, layout: TreeLayout, speculates: Tens
     if speculates is not None:
         matched &= speculates[:, None]
     matched[:, 0] = True
-    missing = (~matched * layout.node_bit).sum(1, keepdim=True)  # [B, 1], bits of the nodes that didn't match
+    missing = (~matched * layout.node_bit[: matched.shape[1]]).sum(1, keepdim=True)  # [B, 1], bits of the nodes that didn't match
     rejected = (tree.window_mask & missing) != 0  # [B, N]
     deepest = tree.depths.masked_fill(rejected, -1).amax(1)  # [B]
     column = tree.depths.masked_fill(rejected, depth + 1)
@@ -162,32 +174,8 @@ def catch_up(models: Models, batch: RunningBatch) -> None:
         return
     layout = models.layouts.rows(len(behind.rows), behind.tokens.shape[1])
     last = layout.first_row + (behind.positions - 1)
-    start = behind.carried.length - behind.positions
-    out = run_head(models, behind.carried, layout, start, behind.tokens, behind.features, last)
+    out = run_head(models, behind.carried, layout, behind.start, behind.tokens, behind.features, last)
     batch.set_first(behind.rows, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
-
-
-def _draft_chain(this: Round, tokens: Tensor, log_probs: Tensor) -> DraftTree:
-    """One child per node: nothing to choose between, and the window is causal."""
-    models, _, now, _, layout = this
-    hidden = now.hidden
-    all_tokens, all_log_probs = [now.bonus[:, None], tokens], [log_probs]
-    for level, offset in enumerate(layout.draft_offset):
-        out = draft_step(
-            models,
-            now,
-            layout.draft_rows,
-            tokens.reshape(-1),
-            level,
-            offset,
-            mask=None,
-            hidden=hidden,
-            topk=1,
-        )
-        tokens, hidden = out.token_ids, out.hidden
-        all_tokens.append(tokens)
-        all_log_probs.append(out.log_probs)
-    return chain_tree(layout, all_tokens, all_log_probs)
 
 
 def _move_path(this: Round, path: Tensor) -> None:
