@@ -20,7 +20,13 @@ COST = CostModel(
     CostCurve((1, 16, 32, 64, 128), (0.010, 0.012, 0.014, 0.020, 0.034)),
     CostCurve((1, 16, 64), (0.0007, 0.0008, 0.0012)),
 )
-SHAPES = [TreeShape(1, 1, 2), TreeShape(2, 4, 8), TreeShape(4, 4, 16), TreeShape(6, 4, 16), TreeShape(7, 8, 32)]
+SHAPES = [
+    TreeShape(1, 1, 2),
+    TreeShape(2, 4, 8),
+    TreeShape(4, 4, 16),
+    TreeShape(6, 4, 16),
+    TreeShape(7, 8, 32),
+]
 
 
 def level_scores(claimed: float, level: int, requests: int, topk: int) -> Tensor:
@@ -31,9 +37,15 @@ def level_scores(claimed: float, level: int, requests: int, topk: int) -> Tensor
 
 
 def serve(
-    planner: Planner, requests: int, rounds: int, acceptance: float, *, claimed: float | None = None, seed: int = 0
+    planner: Planner,
+    requests: int,
+    rounds: int,
+    acceptance: float,
+    *,
+    claimed: float | None = None,
+    seed: int = 0,
 ) -> tuple[float, float, list[TreeShape]]:
-    """Tokens, seconds and shapes of a simulated run: each depth is accepted with `acceptance`, the head claims `claimed`."""
+    """Tokens, seconds and shapes of a simulated run: `acceptance` per depth, of which the head claims `claimed`."""
     rng = random.Random(seed)
     claimed = acceptance if claimed is None else claimed
     tokens = seconds = 0.0
@@ -50,7 +62,9 @@ def serve(
         levels = [level_scores(claimed, 1, requests, topk)]
         while len(levels) < plan.bound.depth and plan.goes_deeper(len(levels), levels[-1][:, :topk]):
             levels.append(level_scores(claimed, len(levels) + 1, requests, topk))
-        depths_of = torch.tensor([d for d, scores in enumerate(levels, start=1) for _ in range(scores.shape[1])])
+        depths_of = torch.tensor(
+            [d for d, scores in enumerate(levels, start=1) for _ in range(scores.shape[1])]
+        )
         nodes = plan.nodes(torch.cat(levels, 1), depths_of)
         shape = plan.bound.cut(len(levels), nodes)
         accepted = []
@@ -124,7 +138,9 @@ def test_measured_times_overrule_the_cost_curve() -> None:
     for _ in range(300):
         plan = planner.choose(1)
         shape = None if plan is None else plan.bound
-        planner.observe(shape, 1, 0.010 if shape is None else 0.040, [1] if shape else [], [0.9] if shape else [])
+        planner.observe(
+            shape, 1, 0.010 if shape is None else 0.040, [1] if shape else [], [0.9] if shape else []
+        )
     assert [planner.choose(1) is None for _ in range(4)].count(True) >= 3
 
 
@@ -190,15 +206,31 @@ def test_a_plain_tree_is_plain_decode_even_with_a_head(
 def test_a_long_run_of_plain_rounds_restarts_the_head(
     target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:
-    expected = plain.generate(prompts[:3], max_tokens=120, ignore_eos=True)
+    expected = plain.generate(prompts[:3], max_tokens=190, ignore_eos=True)
     head = scripted_head(target, expected, 1.0, best_first=True)
     head.strict = False
     engine = Engine(target, head)
     head.strict = True
     calls = iter(range(10**6))
     deep = RoundPlan(TreeShape(4, 4, 16))
-    engine._core._planner.choose = lambda requests: None if next(calls) < 75 else deep  # type: ignore[method-assign]
-    answers = engine.generate(prompts[:3], max_tokens=120, ignore_eos=True)
+    engine._core._planner.choose = lambda requests: None if next(calls) < 170 else deep  # type: ignore[method-assign]
+    answers = engine.generate(prompts[:3], max_tokens=190, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
-    assert answers[0].stats.token_origins[74:82] == [0, 0, 1, 2, 3, 4, 0, 1]
+    assert answers[0].stats.token_origins[169:177] == [0, 0, 1, 2, 3, 4, 0, 1]
     assert head.restarts > 0
+
+
+def test_a_head_that_was_not_shown_the_prompt_catches_up(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    expected = plain.generate(prompts[:6], max_tokens=20, ignore_eos=True)
+    head = scripted_head(target, expected, 1.0, best_first=True)
+    head.strict = False
+    engine = Engine(target, head)
+    head.strict = True
+    planner = engine._core._planner
+    planner.pays = lambda requests: False  # type: ignore[method-assign]
+    planner.choose = lambda requests: RoundPlan(TreeShape(4, 4, 16))  # type: ignore[method-assign]
+    answers = engine.generate(prompts[:6], max_tokens=20, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert all(answer.stats.tau > 3 for answer in answers)

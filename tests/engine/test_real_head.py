@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fledge.draft import DraftVocabulary, Head
-from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape
+from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.carried import Carried
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target

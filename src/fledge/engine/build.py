@@ -18,7 +18,7 @@ from fledge.engine.scheduler import Scheduler
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 
-_PENDING_PAGES = 2  # of the latest positions, kept for a head that falls behind while plain rounds run
+_PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
 _MEMORY_SHARE = 0.25  # of what is free now, for the KV of target and head together
 
 
@@ -55,7 +55,7 @@ def build_parts(
     bounds = _bounds(head, tree)
     adaptive = head is not None and tree is None
     pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
-    window = max(pending, *(shape.window for shape in bounds))
+    window = max(shape.window for shape in bounds)
     limit = decoder.config.max_position_embeddings
     context = limit if max_context is None else max_context
     if not 2 <= context <= limit:

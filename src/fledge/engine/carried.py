@@ -53,19 +53,20 @@ class Carried(NamedTuple):
     first_token_ids: Tensor  # [B, K] int64, candidates for x[L + 1], best first
     first_log_probs: Tensor  # [B, K] float32
     hidden: Tensor  # [B, H], the head's hidden state at position L - 1
-    recent_tokens: Tensor  # [B, C] int64
-    recent_features: Tensor  # [B, C, 3 * Ht]
+    recent_tokens: Tensor  # [B, C] int64, by position % C
+    recent_features: Tensor  # [B, C, 3 * Ht]; the last two fields are large and never gathered as a whole
 
 
 class Behind(NamedTuple):
-    """The M requests whose head has fallen behind, and what it has to catch up on, padded to W positions."""
+    """The M requests whose head has fallen behind, and the R positions it has to catch up on, end to end."""
 
     rows: Tensor  # [M] int64
     carried: Carried  # their rows
-    start: Tensor  # [M] int32, the first of them
-    positions: Tensor  # [M] int32, how many of the W are real
-    tokens: Tensor  # [M, W] int64, each position's next token
-    features: Tensor  # [M * W, 3 * Ht]
+    row_start: Tensor  # [M + 1] int32, where each request's positions begin
+    start: Tensor  # [M] int32, the first position of each
+    positions: Tensor  # [R] int32
+    tokens: Tensor  # [R] int64, each position's next token
+    features: Tensor  # [R, 3 * Ht]
 
 
 class RunningBatch:
@@ -87,7 +88,9 @@ class RunningBatch:
             first_log_probs=torch.zeros(rows, sizes.topk, dtype=torch.float32, device=device),
             hidden=torch.zeros(rows, sizes.hidden, dtype=sizes.dtype, device=device),
             recent_tokens=torch.zeros(rows, sizes.pending, dtype=torch.int64, device=device),
-            recent_features=torch.zeros(rows, sizes.pending, sizes.features, dtype=sizes.dtype, device=device),
+            recent_features=torch.zeros(
+                rows, sizes.pending, sizes.features, dtype=sizes.dtype, device=device
+            ),
         )
         self._views: dict[int, Carried] = {}
         self.pending = np.zeros(rows, dtype=np.int64)  # positions each row's head is behind, however many
@@ -178,38 +181,39 @@ class RunningBatch:
     def behind(self) -> Behind | None:
         """The requests with something pending; None if there are none. Heads too far behind restart here."""
         pending = self.pending[: self.size]
-        if not pending.any():
+        numbers = pending.nonzero()[0]
+        if not len(numbers):
             return None
-        kept = self.sizes.pending
-        width = min(int(pending.max()), kept)
-        rows = torch.from_numpy(pending.nonzero()[0]).to(self.device)
-        missing = torch.from_numpy(pending[pending > 0].astype(np.int32)).to(self.device)
-        if (pending > kept).any():
-            self._restart(rows, missing > kept)
-        carried = Carried(*(tensor.index_select(0, rows) for tensor in self.view()))
-        first = torch.maximum(carried.length - missing, carried.head_start)
-        column = (first[:, None] + torch.arange(width, device=self.device)) % kept
+        length = self.view().length.numpy(force=True)[numbers].astype(np.int64)
+        kept, size = self.sizes.pending, self._page_size
+        too_far = pending[numbers] > kept
+        first = np.where(too_far, -(-(length - kept) // size) * size, length - pending[numbers])
+        self._restart(numbers[too_far], first[too_far])
+        counts = length - first
+        begins = np.concatenate(([0], counts.cumsum()))
+        position = np.arange(begins[-1]) + np.repeat(first - begins[:-1], counts)
+        rows = torch.from_numpy(numbers).to(self.device)
+        source = torch.from_numpy(np.repeat(numbers, counts)).to(self.device)
+        column = torch.from_numpy(position % kept).to(self.device)
+        now = self.view()
         return Behind(
             rows=rows,
-            carried=carried,
-            start=first,
-            positions=carried.length - first,
-            tokens=carried.recent_tokens.gather(1, column),
-            features=carried.recent_features[torch.arange(len(rows), device=self.device)[:, None], column].view(
-                len(rows) * width, -1
-            ),
+            carried=Carried._make((*(tensor.index_select(0, rows) for tensor in now[:-2]), *now[-2:])),
+            row_start=torch.from_numpy(begins.astype(np.int32)).to(self.device),
+            start=torch.from_numpy(first.astype(np.int32)).to(self.device),
+            positions=torch.from_numpy(position.astype(np.int32)).to(self.device),
+            tokens=now.recent_tokens[source, column],
+            features=now.recent_features[source, column],
         )
 
-    def _restart(self, rows: Tensor, too_far: Tensor) -> None:
-        """Let the heads of `rows[too_far]` begin anew at the first page border among the kept positions."""
-        now, size = self.view(), self._page_size
-        rows = rows[too_far]
-        oldest = now.length[rows] - self.sizes.pending
-        page = (oldest + size - 1).div(size, rounding_mode="floor")
-        now.head_start[rows] = page.to(torch.int32) * size
-        column = torch.arange(self.sizes.pages, device=self.device) + page[:, None]
-        padded = torch.nn.functional.pad(now.page_table[rows], (0, self.sizes.pages), value=PADDING_PAGE)
-        now.head_pages[rows] = padded.gather(1, column.to(torch.int64))
+    def _restart(self, numbers: np.ndarray, starts: np.ndarray) -> None:
+        """Let the heads of some rows begin anew at these positions, each at a page border."""
+        now = self.view()
+        for row, start in zip(numbers.tolist(), starts.tolist(), strict=True):
+            page = start // self._page_size
+            now.head_start[row] = start
+            now.head_pages[row] = PADDING_PAGE
+            now.head_pages[row, : self.sizes.pages - page] = now.page_table[row, page:]
 
     def speculating(self) -> tuple[bool, Tensor | None]:
         """Whether any running request speculates, and, if some don't, a mask [B] of those that do."""

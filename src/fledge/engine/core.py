@@ -146,7 +146,10 @@ class EngineCore:
             chunk.request.prefilled = chunk.stop
             self._prompt_tokens += chunk.stop - chunk.start
         self._clock.lap("host")
-        proposed = prefill_head(self._models, chunks, done) if follow else None
+        # Where drafting won't pay at once, the head isn't shown the prompts' ends; it can catch up later.
+        company = len(self._scheduler.running) + len(finishing)
+        behind = follow and len(finishing) == len(chunks) and not self._planner.pays(company)
+        proposed = prefill_head(self._models, chunks, done) if follow and not behind else None
         joining = [number for number, c in enumerate(chunks) if c.finishes and c.request.id in self._requests]
         for number in joining:
             self._scheduler.start_running(chunks[number].request)
@@ -156,6 +159,14 @@ class EngineCore:
             )
             picked = torch.tensor(joining, device=rows.device)
             self._batch.set_first(rows, *(tensor.index_select(0, picked) for tensor in proposed))
+        elif behind and done.features is not None:
+            ends = done.rows.row_start.tolist()
+            for number in joining:
+                chunk, features = chunks[number], done.features[ends[number] : ends[number + 1]]
+                following = chunk.request.context(chunk.start + 1, chunk.stop + 1)
+                self._batch.start_behind(
+                    chunk.request.row, torch.tensor(following, device=features.device), features
+                )
         for request in finishing:
             if request.finish_reason:
                 self._scheduler.remove(request)
@@ -171,7 +182,9 @@ class EngineCore:
             catch_up(self._models, self._batch)
             self._clock.lap("extend")
         ready = time.perf_counter()
-        outcome = speculative_round(self._models, self._batch, plan, self._clock) if plan is not None else None
+        outcome = (
+            speculative_round(self._models, self._batch, plan, self._clock) if plan is not None else None
+        )
         if outcome is None:
             rows = plain_round(self._models, self._batch, self._clock).tolist()
         else:
@@ -191,7 +204,12 @@ class EngineCore:
                 self._scheduler.remove(request)
 
     def _learn(
-        self, outcome: Outcome | None, running: list[Request], rows: list[list[int]], seconds: float, before: float
+        self,
+        outcome: Outcome | None,
+        running: list[Request],
+        rows: list[list[int]],
+        seconds: float,
+        before: float,
     ) -> None:
         """Tell the planner what a round of `seconds` brought; `before` it the head had to catch up."""
         if outcome is None:
@@ -204,9 +222,7 @@ class EngineCore:
             levels = [level[speculates] for level in levels]
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
         masses = depth_masses(depths, log_probs, outcome.shape.depth).tolist()
-        self._planner.observe(
-            outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before
-        )
+        self._planner.observe(outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before)
 
     def _deliver(
         self, request: Request, taken: list[int], origins: list[int], results: list[StepResult]

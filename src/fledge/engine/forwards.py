@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft.runner import DraftOutput, HeadRunner
-from fledge.engine.carried import Carried
+from fledge.engine.carried import Behind, Carried
 from fledge.engine.layout import Layouts, RowLayout
 from fledge.engine.sampling import RowSampling, Sampler, choose
 from fledge.errors import EngineError
@@ -103,6 +103,23 @@ def run_head(
         logit_rows=last.to(torch.int32),
     )
     return models.head.forward(rows, models.head_kv, features=features, hidden=None, k=models.topk)
+
+
+def run_head_rows(models: Models, behind: Behind, last: Tensor) -> DraftOutput:
+    """Extend the head by any number of positions per request; `last` [M] are the rows that propose."""
+    if models.head is None or models.head_kv is None:
+        raise EngineError("this needs a draft head; give the engine a head")
+    now = behind.carried
+    rows = ForwardBatch(
+        token_ids=behind.tokens.to(torch.int32),
+        positions=behind.positions.clamp(max=models.last_position),
+        row_start=behind.row_start,
+        prefix_length=behind.start - now.head_start,
+        window_offset=torch.zeros_like(behind.start),
+        page_table=now.head_pages,
+        logit_rows=last,
+    )
+    return models.head.forward(rows, models.head_kv, features=behind.features, hidden=None, k=models.topk)
 
 
 def draft_step(

@@ -87,4 +87,3 @@ class TreeGrowth:
             window_mask=mask,
             log_probs=torch.cat((layout.no_scores, scores), 1).gather(1, chosen),
         )
-

@@ -94,7 +94,9 @@ class _ConfidentPlan(RoundPlan):
         mass = float(frontier.exp().sum()) * beliefs.calibration[level]
         cost, requests = self._planner.cost, self._requests
         step = cost.head.at(requests * self.bound.topk)
-        row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))  # one more node each
+        row = cost.target.at(requests * (level + 2)) - cost.target.at(
+            requests * (level + 1)
+        )  # one more node each
         return mass * beliefs.next_level(level) > self._rate * self._scale * (step + row)
 
     def nodes(self, scores: Tensor, depths: Tensor) -> int:
@@ -122,7 +124,9 @@ class Planner:
         self.records: dict[TreeShape, PlannedShape] = {}
         self._confident = confident
         self._topks = [k for k in TOPKS if k <= topk]
-        self._bounds: dict[int, tuple[TreeShape, float]] = {}  # by batch size: best shape, its tokens per second
+        self._bounds: dict[
+            int, tuple[TreeShape, float]
+        ] = {}  # by batch size: best shape, its tokens per second
         self._age = 0
         # Measured over predicted seconds, by batch size, with and without speculation; and anywhere.
         self._slower: dict[tuple[int, bool], float] = {}
@@ -154,7 +158,10 @@ class Planner:
                 return None
             self._try_left, self._debt = _TRY_LENGTH - 1, 0.0
             return self._plan(shape, requests)
-        since, wait = self._since_plain.get(requests, 0) + 1, self._plain_wait.get(requests, _PLAIN_TRY_ROUNDS[0])
+        since, wait = (
+            self._since_plain.get(requests, 0) + 1,
+            self._plain_wait.get(requests, _PLAIN_TRY_ROUNDS[0]),
+        )
         self._since_plain[requests] = since
         known = self._measured.get((requests, False), 0) > 1
         if since >= wait and (ratio < _FAR_AHEAD or not known):
@@ -163,10 +170,10 @@ class Planner:
             return None
         return self._plan(shape, requests)
 
-    @property
-    def speculating(self) -> bool:
-        """Whether speculation pays, as far as is known, at the batch sizes seen last."""
-        return any(self._speculates.values()) or not self._speculates
+    def pays(self, requests: int) -> bool:
+        """Whether speculation is expected to pay at this batch size."""
+        shape, speed = self._best(requests)
+        return shape != PLAIN and speed > _ENTER * self._plain_speed(requests)
 
     def observe(
         self,
@@ -276,8 +283,7 @@ class FixedPlanner(Planner):
         """The fixed plan."""
         return self._fixed
 
-    @property
-    def speculating(self) -> bool:
+    def pays(self, requests: int) -> bool:
         """Whether the tree isn't PLAIN."""
         return self._fixed is not None
 

@@ -9,8 +9,9 @@
     index      L ..          L+K ..                L      L+1 ..                   L      L+1    L+2
                level 1 (K)   level 2's best K      root   nodes, parents first     root   accepted path
 
-The plan bounds the tree. On a CPU it may stop it early, by the tree's own probabilities; elsewhere no value is read on the
-host: a round is launched, its result is fetched once. Accepting draws nothing: a node is the token of its parent's coin or it isn't (see `sampling.py`).
+The plan bounds the tree. On a CPU it may stop it early, by the tree's own probabilities; elsewhere no value is read on
+the host: a round is launched, its result is fetched once. Accepting draws nothing: a node is the token of its parent's
+coin or it isn't (see `sampling.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried, RunningBatch
-from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_target
+from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import TreeLayout, TreeShape
 from fledge.engine.phases import PhaseClock
@@ -86,9 +87,7 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Tenso
     return torch.stack((layout.ones, rows.chosen), 1)
 
 
-def draft(
-    models: Models, batch: RunningBatch, plan: RoundPlan
-) -> tuple[DraftTree, TreeShape, list[Tensor]]:
+def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> tuple[DraftTree, TreeShape, list[Tensor]]:
     """Grow a tree per request, from the carried first level down: the trees, their shape, and all levels' scores."""
     now, bound = batch.view(), plan.bound
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
@@ -138,7 +137,9 @@ def accept(tree: DraftTree, chosen: Tensor, layout: TreeLayout, speculates: Tens
     if speculates is not None:
         matched &= speculates[:, None]
     matched[:, 0] = True
-    missing = (~matched * layout.node_bit[: matched.shape[1]]).sum(1, keepdim=True)  # [B, 1], bits of the nodes that didn't match
+    missing = (~matched * layout.node_bit[: matched.shape[1]]).sum(
+        1, keepdim=True
+    )  # [B, 1], bits of the nodes that didn't match
     rejected = (tree.window_mask & missing) != 0  # [B, N]
     deepest = tree.depths.masked_fill(rejected, -1).amax(1)  # [B]
     column = tree.depths.masked_fill(rejected, depth + 1)
@@ -172,10 +173,11 @@ def catch_up(models: Models, batch: RunningBatch) -> None:
     behind = batch.behind()
     if behind is None:
         return
-    layout = models.layouts.rows(len(behind.rows), behind.tokens.shape[1])
-    last = layout.first_row + (behind.positions - 1)
-    out = run_head(models, behind.carried, layout, behind.start, behind.tokens, behind.features, last)
-    batch.set_first(behind.rows, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
+    last = behind.row_start[1:] - 1
+    out = run_head_rows(models, behind, last)
+    batch.set_first(
+        behind.rows, out.token_ids, out.log_probs, out.hidden.index_select(0, last.to(torch.int64))
+    )
 
 
 def _move_path(this: Round, path: Tensor) -> None:

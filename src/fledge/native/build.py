@@ -64,7 +64,7 @@ def unavailable_reason() -> str:
 
 
 def instruction_set() -> str:
-    """"AMX" or "AVX-512 bf16": what the kernels multiply with on this processor ($FLEDGE_NATIVE=avx512 leaves AMX out)."""
+    """What the kernels multiply with on this processor, AMX or AVX-512 bf16; $FLEDGE_NATIVE=avx512 leaves AMX out."""
     wants_amx = os.environ.get("FLEDGE_NATIVE", "1") != "avx512"
     return "AMX" if wants_amx and all(flag in cpu_flags() for flag in AMX_FLAGS) else "AVX-512 bf16"
 
