@@ -1,7 +1,45 @@
-"""Tree attention over a paged KV pool: the reference that defines it, and fast paths tested against it."""
+"""Tree attention over a paged KV pool: the reference that defines it, and fast paths tested against it.
+
+The CPU path with compiled kernels is `native/attention.h`, part of whole-layer forwards.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Protocol
+
+from torch import Tensor
 
 from fledge.attention.batched import PagedAttention
 from fledge.attention.layout import PagedRows, kv_slots, row_requests, write_slots
 from fledge.attention.reference import reference_attention
 
-__all__ = ["PagedAttention", "PagedRows", "kv_slots", "reference_attention", "row_requests", "write_slots"]
+
+class Attention(Protocol):
+    """Attention over one batch's rows, made once per forward."""
+
+    write_slots: Tensor  # [R] int64, the pool slot each row's key and value go to
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D]."""
+
+
+def paged_attention(rows: PagedRows, page_size: int) -> Attention:
+    """The Triton kernel on a GPU where Triton is installed (`pip install "fledge[gpu]"`), otherwise plain torch."""
+    if rows.page_table.is_cuda and find_spec("triton") is not None:
+        from fledge.attention.triton import TritonAttention  # only a GPU machine needs it
+
+        return TritonAttention(rows, page_size)
+    return PagedAttention(rows, page_size)
+
+
+__all__ = [
+    "Attention",
+    "PagedAttention",
+    "PagedRows",
+    "kv_slots",
+    "paged_attention",
+    "reference_attention",
+    "row_requests",
+    "write_slots",
+]

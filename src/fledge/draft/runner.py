@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.attention import PagedAttention
+from fledge.attention import paged_attention
 from fledge.draft.config import HeadConfig
 from fledge.draft.head import Head, HeadWeights
 from fledge.errors import EngineError, HeadError
@@ -132,7 +132,7 @@ class TorchHeadRunner:
         """The layer over h [R, H]: its output, before and after the final norm."""
         c, w, eps = self.config, self._weights, self.config.rms_norm_eps
         shape, heads, kv_heads = (c.hidden_size,), c.num_heads, c.num_kv_heads
-        attention = PagedAttention(batch, self.page_size)
+        attention = paged_attention(batch, self.page_size)
         positions = batch.positions.long()
         embedded = F.embedding(batch.token_ids.long(), self._embedding)  # [R, H]
         both = (F.rms_norm(embedded, shape, w.input_norm, eps), F.rms_norm(h, shape, w.hidden_norm, eps))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.attention import PagedAttention
+from fledge.attention import Attention, paged_attention
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.rope import apply_rope, rope_table
@@ -53,7 +53,7 @@ class TorchDecoder:
         hidden: bool = False,
     ) -> ForwardOutput:
         """Run all layers over the rows, writing their keys and values into `kv`."""
-        attention = PagedAttention(batch, self.page_size)
+        attention = paged_attention(batch, self.page_size)
         positions = batch.positions.long()
         cos, sin = self._cos[positions], self._sin[positions]  # [R, head_dim // 2]
         x = F.embedding(batch.token_ids.long(), self._weights.embedding)  # [R, H]
@@ -79,7 +79,7 @@ class TorchDecoder:
         kv[:, :, destination.long()] = kv[:, :, source.long()]
 
     def _layer(
-        self, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, attention: PagedAttention
+        self, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, attention: Attention
     ) -> Tensor:
         """One layer over rows x [R, H]; kv [2, slots, kv_heads, head_dim]."""
         c, eps = self.config, self.config.rms_norm_eps

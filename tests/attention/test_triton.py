@@ -1,0 +1,101 @@
+"""The Triton kernel against the reference: under Triton's interpreter, or on a GPU where there is one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge.attention import reference_attention
+from fledge.draft import DraftVocabulary, Head, runner
+from fledge.engine import Engine, TreeShape
+from fledge.target import Target, decoder
+from fledge.target.batch import ForwardBatch
+from tests.target.paging import make_batch, scattered_pages
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytest.importorskip("triton", reason="Triton isn't installed: pip install 'fledge[gpu]'")
+
+from fledge.attention import triton as kernels  # noqa: E402
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def random_batch(rng: random.Random, page_size: int, longest: int) -> tuple[ForwardBatch, int]:
+    """Requests with 0 to 20 rows after any prefix, causal or with random ancestor masks; and the pool's slots."""
+    requests = rng.randint(1, 4)
+    rows = [rng.choice([0, 1, 1, 2, 7, 20]) for _ in range(requests)]
+    rows[0] = max(rows[0], 1)
+    prefix = [rng.choice([0, 1, rng.randrange(longest)]) for _ in range(requests)]
+    offset, masks = [0] * requests, None
+    if rng.random() < 0.6:
+        offset = [rng.randint(0, 44) for _ in range(requests)]
+        masks = []
+        for number, count in zip(offset, rows, strict=True):
+            own = [1 << (number + i) for i in range(count)]
+            line = [bit | rng.randrange(bit) for bit in own]
+            masks.append([bits - (1 << 64) if bits >= 1 << 63 else bits for bits in line])
+    pages = -(-(longest + 64) // page_size)
+    table = scattered_pages(requests, pages, rng.randrange(99))
+    batch = make_batch([[0] * count for count in rows], table, prefix=prefix, offset=offset, masks=masks)
+    return batch, requests * pages * page_size
+
+
+def compare(seed: int) -> None:
+    """One random case."""
+    rng = random.Random(seed)
+    page_size = rng.choice([1, 2, 4, 16, 32, 64])
+    size = rng.choice([64, 80, 96, 128, 256])
+    kv_heads, group = rng.choice([(1, 1), (2, 3), (1, 8), (4, 2)])
+    dtype = rng.choice([torch.float32, torch.float16, torch.bfloat16])
+    batch, slots = random_batch(rng, page_size, rng.choice([40, 700]))
+    generator = torch.Generator().manual_seed(seed)
+    rows = batch.token_ids.shape[0]
+    query = torch.randn(rows, kv_heads * group, size, generator=generator).to(DEVICE, dtype)
+    keys, values = (
+        torch.randn(slots, kv_heads, size, generator=generator).to(DEVICE, dtype) for _ in range(2)
+    )
+    batch = ForwardBatch(*(t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in batch))
+    attention = kernels.TritonAttention(batch, page_size)
+    result = attention.attend(query, keys, values)
+    expected = reference_attention(query, keys, values, batch, page_size)
+    torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_cases(seed: int) -> None:
+    compare(seed)
+
+
+@pytest.mark.slow
+def test_five_hundred_random_cases() -> None:
+    for seed in range(1000, 1500):
+        compare(seed)
+
+
+def test_bit_63_of_a_mask_counts() -> None:
+    batch = make_batch([[0]], scattered_pages(1, 5), prefix=[2], offset=[63], masks=[[-(1 << 63) | 0b101]])
+    batch = ForwardBatch(*(t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in batch))
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 2, 64, generator=generator).to(DEVICE)
+    keys, values = (torch.randn(80, 2, 64, generator=generator).to(DEVICE) for _ in range(2))
+    result = kernels.TritonAttention(batch, 16).attend(query, keys, values)
+    torch.testing.assert_close(
+        result, reference_attention(query, keys, values, batch, 16), atol=2e-5, rtol=2e-5
+    )
+
+
+def test_a_target_decodes_with_it(tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill, plain decode and trees through the whole decoder: the same answer."""
+    target = Target.load(str(tiny_target_folder), dtype="float32", backend="torch")
+    head = Head.from_target(target, DraftVocabulary.from_counts(torch.ones(target.config.vocab_size), 300))
+    prompt = list(range(10, 22))
+    expected = Engine(target).generate([prompt], max_tokens=4, ignore_eos=True)[0]
+    for module in (decoder, runner):
+        monkeypatch.setattr(module, "paged_attention", kernels.TritonAttention)
+    answer = Engine(target, head, tree=TreeShape(2, 2, 5), max_context=32, max_batch=1).generate(
+        [prompt], max_tokens=4, ignore_eos=True
+    )[0]
+    assert answer.token_ids == expected.token_ids
