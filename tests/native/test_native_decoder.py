@@ -235,7 +235,15 @@ def sampled_exactly(logits: Tensor, temperature: float, top_k: int, top_p: float
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
-    [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 20, 1.0, 0.0), (1.0, 30, 0.8, 0.0), (1.0, 0, 1.0, 0.1)],
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 0, 0.9, 0.0),
+        (3.0, 0, 0.99, 0.0),  # hundreds of tokens, most of them far below the likeliest
+        (1.3, 20, 1.0, 0.0),
+        (1.0, 30, 0.8, 0.0),
+        (0.5, 400, 0.999, 0.0),
+        (1.0, 0, 1.0, 0.1),
+    ],
 )
 def test_sampler_draws_from_the_exact_distribution(
     temperature: float, top_k: int, top_p: float, min_p: float

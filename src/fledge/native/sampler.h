@@ -88,7 +88,7 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, float unifo
   float cut = 0;  // tokens with p < cut are dropped
   bool limit_k = o.top_k > 0 && o.top_k < n, limit_p = o.top_p < 1.0f;
   if (limit_k || limit_p) {
-    // Candidates above a falling threshold until they hold enough tokens and mass, then sorted.
+    // Candidates above a falling threshold until they hold enough tokens or mass, then sorted.
     float* kept = work + padded;
     float threshold = 1e-2f;
     int count = 0;
@@ -104,8 +104,8 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, float unifo
         count += __builtin_popcount(above);
         mass += _mm512_mask_reduce_add_ps(above, v);
       }
-      bool enough = (!limit_k || count >= o.top_k) || (limit_p && mass >= o.top_p * total);
-      if (limit_k && limit_p) enough = count >= o.top_k || mass >= o.top_p * total;
+      // With both limits the nucleus is one of the k tokens' mass, so that all k have to be there.
+      bool enough = limit_k ? count >= o.top_k : mass >= o.top_p * total;
       if (enough || threshold == 0.0f) break;
       threshold = threshold < 1e-30f ? 0.0f : threshold * 0.05f;
     }
