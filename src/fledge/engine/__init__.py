@@ -3,10 +3,12 @@
 from fledge.engine.core import EngineStats
 from fledge.engine.engine import Engine, Piece, Prompt
 from fledge.engine.layout import PLAIN, TreeShape
+from fledge.engine.logprobs import TokenLogprob
+from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import PlannedShape
 from fledge.engine.request import Completion, CompletionStats, StepResult
-from fledge.engine.sampling import SamplingParams
+from fledge.engine.stops import StopMatcher
 
 __all__ = [
     "PLAIN",
@@ -18,7 +20,10 @@ __all__ = [
     "Piece",
     "PlannedShape",
     "Prompt",
+    "SamplingOptions",
     "SamplingParams",
     "StepResult",
+    "StopMatcher",
+    "TokenLogprob",
     "TreeShape",
 ]

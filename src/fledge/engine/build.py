@@ -93,6 +93,7 @@ def build_parts(
         topk=topk,
         hidden=head.config.hidden_size if head else 0,
         features=3 * decoder.config.hidden_size if head else 0,
+        vocabulary=decoder.config.vocab_size,
         dtype=decoder.dtype,
         pending=pending,
     )

@@ -18,7 +18,6 @@ its KV before it is never read again. Features carry most of the context, so acc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
-from fledge.engine.sampling import RowSampling
+from fledge.engine.rows import SelectionRows
 
 
 class CarriedSizes(NamedTuple):
@@ -38,6 +37,7 @@ class CarriedSizes(NamedTuple):
     topk: int  # K, first-level candidates kept; 0 without a head
     hidden: int  # H, the head's hidden size
     features: int  # 3 * target hidden size
+    vocabulary: int  # V, the target's
     dtype: torch.dtype  # of hidden and features
     pending: int  # C, positions kept for a head that falls behind
 
@@ -95,9 +95,7 @@ class RunningBatch:
         self._views: dict[int, Carried] = {}
         self.pending = np.zeros(rows, dtype=np.int64)  # positions each row's head is behind, however many
         self._speculates = np.zeros(rows, dtype=bool)
-        self._numbers = np.zeros((rows, 4), dtype=np.float32)  # temperature, top_k, top_p, min_p
-        self._keys = np.zeros(rows, dtype=np.int64)
-        self._sampling: dict[int, RowSampling | None] = {}  # by rows per request, until the batch changes
+        self.selection = SelectionRows(rows, sizes.vocabulary, device)
         self._speculating: tuple[bool, Tensor | None] | None = None
 
     def view(self) -> Carried:
@@ -119,8 +117,7 @@ class RunningBatch:
         self.set_pages(row, 0, request.pages)
         self.pending[row] = 0
         self._speculates[row] = request.speculate
-        self._numbers[row] = _numbers(request)
-        self._keys[row] = request.key
+        self.selection.append(request)
         self._changed()
         return row
 
@@ -131,8 +128,9 @@ class RunningBatch:
         if row != last:
             for tensor in self._state:
                 tensor[row] = tensor[last]
-            for column in (self.pending, self._speculates, self._numbers, self._keys):
+            for column in (self.pending, self._speculates):
                 column[row] = column[last]
+        self.selection.remove(row)
         self._changed()
 
     def set_pages(self, row: int, start: int, pages: list[int]) -> None:
@@ -223,48 +221,5 @@ class RunningBatch:
             self._speculating = bool(flags.any()), mask
         return self._speculating
 
-    def sampling(self, nodes: int) -> RowSampling | None:
-        """How B * nodes rows of logits are sampled, `nodes` rows to each request; None if all are greedy."""
-        if nodes not in self._sampling:
-            numbers, keys = self._numbers[: self.size], self._keys[: self.size]
-            self._sampling[nodes] = _row_sampling(numbers, keys, nodes, self.device)
-        return self._sampling[nodes]
-
     def _changed(self) -> None:
-        self._sampling.clear()
         self._speculating = None
-
-
-def request_sampling(requests: Sequence[Request], device: torch.device) -> RowSampling | None:
-    """How one row of logits per request is sampled; None if all are greedy."""
-    return _row_sampling(
-        np.array([_numbers(request) for request in requests], dtype=np.float32),
-        np.array([request.key for request in requests], dtype=np.int64),
-        1,
-        device,
-    )
-
-
-def _numbers(request: Request) -> tuple[float, ...]:
-    params = request.params
-    return params.temperature, params.top_k, params.top_p, params.min_p
-
-
-def _row_sampling(
-    numbers: np.ndarray, keys: np.ndarray, repeat: int, device: torch.device
-) -> RowSampling | None:
-    """RowSampling from `numbers` [B, 4] (temperature, top_k, top_p, min_p) and `keys` [B]; None if all are greedy."""
-    numbers, keys = numbers.repeat(repeat, axis=0), keys.repeat(repeat)
-    sampled = np.flatnonzero(numbers[:, 0])
-    if not len(sampled):
-        return None
-    columns = torch.from_numpy(np.ascontiguousarray(numbers.T)).to(device)
-    return RowSampling(
-        temperature=columns[0],
-        top_k=columns[1].to(torch.int64),
-        top_p=columns[2],
-        min_p=columns[3],
-        seed_key=torch.from_numpy(keys).to(device),
-        sampled=None if len(sampled) == len(numbers) else torch.from_numpy(sampled).to(device),
-        truncates=bool(((numbers[:, 1] > 0) | (numbers[:, 2] < 1)).any()),
-    )

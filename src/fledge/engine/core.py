@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from fledge.engine.build import EngineParts
+from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
 from fledge.engine.planner import PlannedShape, depth_masses
 from fledge.engine.prefill import PrefillChunk, prefill_head, prefill_target
-from fledge.engine.request import Request, StepResult
+from fledge.engine.request import Emitted, Request, StepResult
 from fledge.engine.round import Outcome, catch_up, plain_round, speculative_round
-from fledge.engine.sampling import SamplingParams
+from fledge.engine.stops import StopWatch
 from fledge.errors import EngineError
 
 Sink = Callable[[StepResult], None]
@@ -72,6 +73,7 @@ class EngineCore:
         stop_ids: frozenset[int],
         speculate: bool,
         sink: Sink | None,
+        watch: StopWatch | None = None,
     ) -> int:
         """Queue a request; returns its id. `sink` gets each of its results from within the step that made it."""
         self._refuse_impossible(prompt_ids, params)
@@ -84,6 +86,7 @@ class EngineCore:
                 stop_ids=stop_ids,
                 speculate=speculate and self._models.head is not None,
                 sink=sink,
+                watch=watch,
             )
             self._requests[request.id] = request
             self._scheduler.waiting.append(request)
@@ -139,9 +142,9 @@ class EngineCore:
         first = done.chosen.tolist() if done.chosen is not None else []
         self._clock.lap("prefill")
         finishing = [chunk.request for chunk in chunks if chunk.finishes]
-        for request, token in zip(finishing, first, strict=True):
-            taken, origins = request.emit([token], [0])
-            self._deliver(request, taken, origins, results)
+        told = done.logprobs.read([[token] for token in first]) if done.logprobs else {}
+        for number, (request, token) in enumerate(zip(finishing, first, strict=True)):
+            self._deliver(request, request.emit([token], [0], told.get(number)), results)
         for chunk in chunks:
             chunk.request.prefilled = chunk.stop
             self._prompt_tokens += chunk.stop - chunk.start
@@ -185,21 +188,20 @@ class EngineCore:
         outcome = (
             speculative_round(self._models, self._batch, plan, self._clock) if plan is not None else None
         )
-        if outcome is None:
-            rows = plain_round(self._models, self._batch, self._clock).tolist()
-        else:
-            rows = outcome.emitted.tolist()  # the round's only value read on the host
+        made = plain_round(self._models, self._batch, self._clock) if outcome is None else outcome
+        rows = made.emitted.tolist()  # the round's only value read on the host
+        told = made.logprobs.read([row[1:] for row in rows]) if made.logprobs else {}
         if speculating:
             self._learn(outcome, running, rows, time.perf_counter() - ready, ready - begun)
         self._rounds += 1
         self._request_rounds += len(running)
-        for request, (count, *tokens) in zip(running, rows, strict=True):
+        for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
             if request.id not in self._requests:  # a sink cancelled it a moment ago
                 continue
-            taken, origins = request.emit(tokens[:count], _ORIGINS[count])
-            request.count_round(origins, drafted=outcome is not None and request.speculate)
-            self._round_tokens += len(taken)
-            self._deliver(request, taken, origins, results)
+            emitted = request.emit(tokens[:count], _ORIGINS[count], told.get(number))
+            request.count_round(emitted.origins, drafted=outcome is not None and request.speculate)
+            self._round_tokens += len(emitted.token_ids)
+            self._deliver(request, emitted, results)
             if request.finish_reason:
                 self._scheduler.remove(request)
 
@@ -224,14 +226,16 @@ class EngineCore:
         masses = depth_masses(depths, log_probs, outcome.shape.depth).tolist()
         self._planner.observe(outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before)
 
-    def _deliver(
-        self, request: Request, taken: list[int], origins: list[int], results: list[StepResult]
-    ) -> None:
+    def _deliver(self, request: Request, emitted: Emitted, results: list[StepResult]) -> None:
         completion = None
         if request.finish_reason:
             self._requests.pop(request.id, None)
-            completion = request.complete(self._decode_text(request.output_ids), self._clock.read())
-        result = StepResult(request.id, taken, origins, completion)
+            watch = request.watch
+            text = self._decode_text(request.text_ids) if watch is None else watch.text
+            completion = request.complete(text, self._clock.read())
+        result = StepResult(
+            request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text
+        )
         results.append(result)
         if request.sink is not None:
             request.sink(result)

@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 from fledge.draft.head import Head
 from fledge.draft.runner import HeadRunner, head_runner
@@ -15,8 +16,10 @@ from fledge.engine.build import build_parts
 from fledge.engine.core import EngineCore, EngineStats, Sink
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.layout import TreeShape
+from fledge.engine.logprobs import TokenLogprob
+from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.request import Completion, StepResult
-from fledge.engine.sampling import SamplingParams
+from fledge.engine.stops import StopWatch
 from fledge.errors import EngineError
 from fledge.target.target import Target
 
@@ -28,10 +31,11 @@ Prompt = str | list[dict[str, str]] | list[int]
 class Piece:
     """Part of a streamed answer. The texts of all pieces together are the answer's text."""
 
-    text: str  # may be empty while a character's last bytes are missing
+    text: str  # may be empty while a character's last bytes are missing, or while it may become a stop string
     token_ids: list[int]
     origins: list[int]  # per token: 0 from the target itself, d an accepted draft of depth d
     completion: Completion | None  # set in the last piece
+    logprobs: list[TokenLogprob] | None = None  # per token, if asked for
 
 
 class Engine:
@@ -73,25 +77,15 @@ class Engine:
         return self._core.busy
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        speculate: bool = True,
+        self, prompts: Sequence[Prompt], *, speculate: bool = True, **options: Unpack[SamplingOptions]
     ) -> list[Completion]:
-        """Answer all prompts, batched; the answers come in the prompts' order. The seed is used for each of them."""
+        """Answer all prompts, batched; the answers come in the prompts' order.
+
+        `options` are the fields of `SamplingParams`; the seed is used for each of the prompts.
+        """
         if isinstance(prompts, str):
             raise EngineError("generate takes a list of prompts; put the question in brackets")
-        params = SamplingParams(
-            max_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop_token_ids), ignore_eos
-        )
+        params = SamplingParams(**options)
         done: dict[int, Completion] = {}
 
         def sink(result: StepResult) -> None:
@@ -110,23 +104,13 @@ class Engine:
         return [done[request] for request in requests]
 
     async def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        speculate: bool = True,
+        self, prompt: Prompt, *, speculate: bool = True, **options: Unpack[SamplingOptions]
     ) -> AsyncIterator[Piece]:
-        """Answer one prompt piece by piece. Any number of streams may run at once; leaving one cancels its request."""
-        params = SamplingParams(
-            max_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop_token_ids), ignore_eos
-        )
+        """Answer one prompt piece by piece.
+
+        Any number of streams may run at once; leaving one cancels its request.
+        """
+        params = SamplingParams(**options)
         answer = _Answer(self, prompt, params, speculate)
         try:
             while not answer.complete:
@@ -138,23 +122,10 @@ class Engine:
             answer.cancel()
 
     def stream_sync(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        speculate: bool = True,
+        self, prompt: Prompt, *, speculate: bool = True, **options: Unpack[SamplingOptions]
     ) -> Iterator[Piece]:
         """`stream` for code without an event loop."""
-        params = SamplingParams(
-            max_tokens, temperature, top_p, top_k, min_p, seed, tuple(stop_token_ids), ignore_eos
-        )
+        params = SamplingParams(**options)
         answer = _Answer(self, prompt, params, speculate)
         try:
             while not answer.complete:
@@ -176,12 +147,19 @@ class Engine:
 
         `sink` is called with each of the request's results, from within the step that made it.
         """
+        self._refuse_unknown_tokens(params)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.target.chat.turn_end_ids
         seed = random.getrandbits(63) if params.seed is None else params.seed
         return self._core.submit(
-            prompt_ids, params, seed=seed, stop_ids=stop_ids, speculate=speculate, sink=sink
+            prompt_ids,
+            params,
+            seed=seed,
+            stop_ids=stop_ids,
+            speculate=speculate,
+            sink=sink,
+            watch=StopWatch(self.target.tokenizer, params.stop) if params.stop else None,
         )
 
     def step(self) -> list[StepResult]:
@@ -210,6 +188,14 @@ class Engine:
         """Counters and times since the engine started."""
         return self._core.stats()
 
+    def _refuse_unknown_tokens(self, params: SamplingParams) -> None:
+        vocabulary = self.target.decoder.config.vocab_size
+        unknown = [token for token in params.logit_bias if token >= vocabulary]
+        if unknown:
+            raise EngineError(
+                f"logit_bias names token {unknown[0]}, but the target's ids are 0..{vocabulary - 1}; use one of those"
+            )
+
 
 class _Answer:
     """A streamed request: its results as they come, as pieces."""
@@ -227,8 +213,13 @@ class _Answer:
         while not self._results.empty():
             result = self._results.get()
             self.complete = result.completion is not None
-            text = self._detokenizer.add(result.token_ids, last=self.complete)
-            yield Piece(text, result.token_ids, result.origins, result.completion)
+            text = self._text(result) if result.text is None else result.text
+            yield Piece(text, result.token_ids, result.origins, result.completion, result.logprobs)
+
+    def _text(self, result: StepResult) -> str:
+        stopped = result.completion is not None and result.completion.finish_reason == "stop"
+        tokens = result.token_ids[:-1] if stopped else result.token_ids  # the stop token is no text
+        return self._detokenizer.add(tokens, last=self.complete)
 
     def advance(self) -> None:
         """Step the engine, unless someone else's step has brought something meanwhile."""

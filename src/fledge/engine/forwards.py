@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from fledge.draft.runner import DraftOutput, HeadRunner
+from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Behind, Carried
 from fledge.engine.layout import Layouts, RowLayout
-from fledge.engine.sampling import RowSampling, Sampler, choose
+from fledge.engine.penalties import edited
+from fledge.engine.rows import Selection
+from fledge.engine.sampling import Sampler, choose
 from fledge.errors import EngineError
-from fledge.target.batch import Decoder, ForwardBatch
+from fledge.target.batch import Decoder, ForwardBatch, LogitsMode
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class TargetRows(NamedTuple):
 
     chosen: Tensor  # [R] int64, the token after each row
     features: Tensor | None  # [R, 3 * Ht]
+    logits: Tensor | None = None  # [R, V] float32, unprocessed; kept if some request wants log probabilities
 
 
 def run_target(
@@ -46,10 +50,14 @@ def run_target(
     positions: Tensor,
     *,
     mask: Tensor | None,
-    sampling: RowSampling | None,
+    selection: Selection | None,
     features: bool,
+    tree: DraftTree | None = None,
 ) -> TargetRows:
-    """The target over window rows [R]; each row chooses its next token. `mask` None: causal."""
+    """The target over window rows [R]; each row chooses its next token. `mask` None: causal.
+
+    `tree`: what the rows are, if they are drafts.
+    """
     rows = ForwardBatch(
         token_ids=token_ids.to(torch.int32),
         positions=positions.clamp(max=models.last_position),
@@ -59,18 +67,31 @@ def run_target(
         page_table=now.page_table,
         window_mask=mask,
     )
-    return choose_tokens(models, rows, positions + 1, sampling=sampling, features=features)
+    return choose_tokens(models, rows, positions + 1, selection=selection, features=features, tree=tree)
 
 
 def choose_tokens(
-    models: Models, rows: ForwardBatch, position: Tensor, *, sampling: RowSampling | None, features: bool
+    models: Models,
+    rows: ForwardBatch,
+    position: Tensor,
+    *,
+    selection: Selection | None,
+    features: bool,
+    tree: DraftTree | None = None,
 ) -> TargetRows:
-    """A target forward and the token each wanted row yields; `position` [M] is where that token stands."""
-    out = models.decoder.forward(
-        rows, models.kv, logits="argmax" if sampling is None else "logits", features=features
-    )
-    if sampling is not None and out.logits is not None:
-        return TargetRows(choose(out.logits, sampling, position, models.sampler), out.features)
+    """A target forward and the token each wanted row yields; `position` [M] is where that token stands.
+
+    `selection` None: every row takes its most likely token, found inside the forward; no logits are copied.
+    """
+    wanted: LogitsMode = "argmax" if selection is None else "logits"
+    out = models.decoder.forward(rows, models.kv, logits=wanted, features=features)
+    if selection is not None and out.logits is not None:
+        keep = selection.logprobs is not None
+        logits = out.logits
+        if selection.edits is not None:
+            logits = edited(logits, selection.edits, tree, keep=keep)
+        chosen = choose(logits, selection.sampling, position, models.sampler)
+        return TargetRows(chosen, out.features, out.logits if keep else None)
     if out.argmax is None:
         raise EngineError(
             "the decoder returned neither logits nor argmax; report this as a bug of its backend"

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fledge.draft.runner import DraftOutput
-from fledge.engine.carried import request_sampling
 from fledge.engine.forwards import Models, choose_tokens
+from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
+from fledge.engine.rows import request_selection
 from fledge.errors import EngineError
 from fledge.target.batch import ForwardBatch
 
@@ -37,6 +38,7 @@ class Prefilled(NamedTuple):
     rows: ForwardBatch
     features: Tensor | None  # [R, 3 * Ht]
     chosen: Tensor | None  # [F] int64, first tokens; None if no chunk finishes
+    logprobs: PathLogprobs | None = None  # of the F first tokens
 
 
 def prefill_target(models: Models, chunks: Sequence[PrefillChunk], *, features: bool) -> Prefilled:
@@ -49,10 +51,14 @@ def prefill_target(models: Models, chunks: Sequence[PrefillChunk], *, features: 
     finishing = [chunks[number] for number in last]
     device = models.decoder.device
     wanted = rows._replace(logit_rows=(rows.row_start[1:] - 1)[torch.tensor(last, device=device)])
-    sampling = request_sampling([chunk.request for chunk in finishing], device)
+    requests = [chunk.request for chunk in finishing]
+    selection = request_selection(requests, models.decoder.config.vocab_size, device)
     position = torch.tensor([chunk.stop for chunk in finishing], device=device)
-    target = choose_tokens(models, wanted, position, sampling=sampling, features=features)
-    return Prefilled(rows, target.features, target.chosen)
+    target = choose_tokens(models, wanted, position, selection=selection, features=features)
+    logprobs = None
+    if selection is not None and selection.logprobs is not None and target.logits is not None:
+        logprobs = path_logprobs(target.logits, selection.logprobs, None, target.chosen[:, None])
+    return Prefilled(rows, target.features, target.chosen, logprobs)
 
 
 def prefill_head(models: Models, chunks: Sequence[PrefillChunk], done: Prefilled) -> DraftOutput:

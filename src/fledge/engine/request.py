@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from fledge.engine.logprobs import TokenLogprob
+from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseSeconds
-from fledge.engine.sampling import SamplingParams, seed_key
+from fledge.engine.sampling import seed_key
+from fledge.engine.stops import StopWatch
 
 FinishReason = Literal["stop", "length"]
 
@@ -32,13 +35,17 @@ class CompletionStats:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. `token_ids` holds the stop token, `text` doesn't."""
+    """A finished answer. `token_ids` holds the stop token, or the tokens of the stop string; `text` doesn't."""
 
     text: str
     token_ids: list[int]
     prompt_token_ids: list[int]
     finish_reason: FinishReason
     stats: CompletionStats
+    stop_reason: str | int | None = (
+        None  # the stop string or the one of stop_token_ids; None: turn end, or length
+    )
+    logprobs: list[TokenLogprob] | None = None  # per token, if asked for
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,19 @@ class StepResult:
     token_ids: list[int]
     origins: list[int]  # as in CompletionStats.token_origins
     completion: Completion | None  # set with the last tokens
+    logprobs: list[TokenLogprob] | None = None  # per token, if asked for
+    text: str | None = (
+        None  # what became certain of a text with stop strings; None: no such, decode the tokens
+    )
+
+
+class Emitted(NamedTuple):
+    """What a request took of the tokens it was offered."""
+
+    token_ids: list[int]
+    origins: list[int]
+    logprobs: list[TokenLogprob] | None
+    text: str | None  # as in StepResult
 
 
 @dataclass(eq=False)
@@ -62,10 +82,13 @@ class Request:
     stop_ids: frozenset[int]
     speculate: bool
     sink: Callable[[StepResult], None] | None
+    watch: StopWatch | None = None  # set if there are stop strings
     submitted: float = field(default_factory=time.perf_counter)
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
     pages: list[int] = field(default_factory=list)
     prefilled: int = 0  # tokens of `context` whose KV is written
     prefill_length: int = 0  # len(context) when prefill started
@@ -109,25 +132,51 @@ class Request:
         self.prefill_length = self.length
         self.preemptions += 1
 
-    def emit(self, token_ids: Sequence[int], origins: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Take tokens up to the first stop token or max_tokens; nothing after it is kept. Returns what was taken."""
+    def emit(
+        self,
+        token_ids: Sequence[int],
+        origins: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> Emitted:
+        """Take tokens up to the first stop or max_tokens; nothing after it is kept."""
         room = self.params.max_tokens - len(self.output_ids)
         taken = list(token_ids[:room])
         for index, token in enumerate(taken):
-            if token in self.stop_ids:
+            if self._stops_at(token):
                 taken = taken[: index + 1]
-                self.finish_reason = "stop"
                 break
         else:
             if len(taken) == room:
                 self.finish_reason = "length"
+        if self.finish_reason and self.watch is not None and self.watch.finish():
+            self.finish_reason, self.stop_reason = "stop", self.watch.matched
         sources = list(origins[: len(taken)])
+        told = None
+        if self.params.logprobs is not None and logprobs is not None:
+            top = self.params.logprobs
+            told = [entry._replace(top=entry.top[:top]) for entry in logprobs[: len(taken)]]
+            self.logprobs += told
         if not self.output_ids:
             self.first_token_at = time.perf_counter()
         self.output_ids += taken
         self.origins += sources
         self.last_token_at = time.perf_counter()
-        return taken, sources
+        return Emitted(taken, sources, told, None if self.watch is None else self.watch.take())
+
+    def _stops_at(self, token: int) -> bool:
+        """True if this token ends the answer. A stop token's own text is no part of the answer."""
+        if token in self.stop_ids:
+            self.finish_reason = "stop"
+            self.stop_reason = token if token in self.params.stop_token_ids else None
+        elif self.watch is not None and self.watch.add(token):
+            self.finish_reason, self.stop_reason = "stop", self.watch.matched
+        return self.finish_reason is not None
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The answer's tokens without the stop token."""
+        stopped = self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+        return self.output_ids[:-1] if stopped else self.output_ids
 
     def count_round(self, taken: Sequence[int], drafted: bool) -> None:
         """Record a round that emitted tokens of these origins (see `emit`)."""
@@ -165,4 +214,6 @@ class Request:
             prompt_token_ids=list(self.prompt_ids),
             finish_reason=self.finish_reason or "length",
             stats=stats,
+            stop_reason=self.stop_reason,
+            logprobs=None if self.params.logprobs is None else list(self.logprobs),
         )

@@ -26,8 +26,10 @@ from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import TreeLayout, TreeShape
+from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import RoundPlan
+from fledge.engine.rows import Selection
 
 
 class Round(NamedTuple):
@@ -52,9 +54,17 @@ class Outcome(NamedTuple):
     """What a speculative round did."""
 
     emitted: Tensor  # [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens
+    logprobs: PathLogprobs | None  # of those requests that want them
     tree: DraftTree
     shape: TreeShape  # as verified
     levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
+
+
+class PlainOutcome(NamedTuple):
+    """What a plain round did."""
+
+    emitted: Tensor  # [B, 2] int64: 1, then the token
+    logprobs: PathLogprobs | None
 
 
 def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
@@ -65,26 +75,35 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
     verified = verify(this, tree)
     clock.lap("verify")
     accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
+    path_rows = accepted.path + this.layout.node_rows.first_row_column
+    selection = batch.selection.selection(shape.nodes)
+    logprobs = _logprobs(selection, verified, path_rows, accepted.emitted)
+    batch.selection.count(accepted.emitted, accepted.emits)
     clock.lap("accept")
     extend(this, accepted, verified.features)
     clock.lap("extend")
-    return Outcome(torch.cat((accepted.emits[:, None], accepted.emitted), 1), tree, shape, levels)
+    emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
+    return Outcome(emitted, logprobs, tree, shape, levels)
 
 
-def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Tensor:
-    """One token per request, from the target alone. Returns [B, 2] int64: 1, then the token."""
+def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
+    """One token per request, from the target alone."""
     follow = models.head is not None and batch.speculating()[0]  # the head has to be able to catch up
     now, layout = batch.view(), models.layouts.rows(batch.size, 1)
+    selection = batch.selection.selection(1)
     rows = run_target(
-        models, now, layout, now.bonus, now.length, mask=None, sampling=batch.sampling(1), features=follow
+        models, now, layout, now.bonus, now.length, mask=None, selection=selection, features=follow
     )
+    chosen = rows.chosen[:, None]
+    logprobs = _logprobs(selection, rows, None, chosen)
+    batch.selection.count(chosen, None)
     clock.lap("verify")
     if rows.features is not None:
         batch.fall_behind(rows.chosen, rows.features)
     now.length.add_(1)
     now.bonus.copy_(rows.chosen)
     clock.lap("extend")
-    return torch.stack((layout.ones, rows.chosen), 1)
+    return PlainOutcome(torch.cat((layout.ones[:, None], chosen), 1), logprobs)
 
 
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> tuple[DraftTree, TreeShape, list[Tensor]]:
@@ -113,17 +132,18 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> tuple[DraftTr
 def verify(this: Round, tree: DraftTree) -> TargetRows:
     """One target forward over all B * N nodes; chosen [B, N], features [B * N, 3 * Ht] kept for extend."""
     models, batch, now, shape, layout = this
-    chosen, features = run_target(
+    rows = run_target(
         models,
         now,
         layout.node_rows,
         tree.token_ids.view(-1),
         (now.length[:, None] + tree.depths).view(-1),
         mask=None if shape.chain else tree.window_mask.view(-1),
-        sampling=batch.sampling(shape.nodes),
+        selection=batch.selection.selection(shape.nodes),
         features=True,
+        tree=tree,
     )
-    return TargetRows(chosen.view(-1, shape.nodes), features)
+    return rows._replace(chosen=rows.chosen.view(-1, shape.nodes))
 
 
 def accept(tree: DraftTree, chosen: Tensor, layout: TreeLayout, speculates: Tensor | None = None) -> Accepted:
@@ -178,6 +198,15 @@ def catch_up(models: Models, batch: RunningBatch) -> None:
     batch.set_first(
         behind.rows, out.token_ids, out.log_probs, out.hidden.index_select(0, last.to(torch.int64))
     )
+
+
+def _logprobs(
+    selection: Selection | None, rows: TargetRows, path_rows: Tensor | None, emitted: Tensor
+) -> PathLogprobs | None:
+    """Log probabilities of the path's tokens [B, W], for the requests that want them."""
+    if selection is None or selection.logprobs is None or rows.logits is None:
+        return None
+    return path_logprobs(rows.logits, selection.logprobs, path_rows, emitted)
 
 
 def _move_path(this: Round, path: Tensor) -> None:

@@ -9,46 +9,16 @@ plain decode's by construction.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fledge.errors import EngineError
-
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How one request is decoded. Filters apply in this order: temperature, top-k, top-p, min-p."""
-
-    max_tokens: int = 128
-    temperature: float = 0.0  # 0: greedy
-    top_p: float = 1.0  # smallest set of tokens holding this much probability; 1: all
-    top_k: int = 0  # the k most probable tokens; 0: all
-    min_p: float = 0.0  # tokens at least this probable, relative to the most probable one
-    seed: int | None = None  # None: a fresh one per request
-    stop_token_ids: tuple[int, ...] = ()  # besides the template's turn end
-    ignore_eos: bool = False  # True: only max_tokens and stop_token_ids end the answer
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise EngineError(f"max_tokens is {self.max_tokens}; ask for at least one token")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise EngineError(f"temperature is {self.temperature}; use 0 (greedy) or a positive number")
-        if not 0 < self.top_p <= 1:
-            raise EngineError(f"top_p is {self.top_p}; use a number above 0 and at most 1")
-        if self.top_k < 0:
-            raise EngineError(f"top_k is {self.top_k}; use 0 (all tokens) or a positive number")
-        if not 0 <= self.min_p <= 1:
-            raise EngineError(f"min_p is {self.min_p}; use a number from 0 to 1")
 
 
 class RowSampling(NamedTuple):
@@ -86,8 +56,15 @@ def uniform(key: Tensor, position: Tensor) -> Tensor:
     return _shift_right(z, 40).to(torch.float32) * 2.0**-24
 
 
-def choose(logits: Tensor, rows: RowSampling, position: Tensor, sampler: Sampler | None = None) -> Tensor:
-    """The token each row yields, [M] int64. `position` [M]: logical position of the token being chosen."""
+def choose(
+    logits: Tensor, rows: RowSampling | None, position: Tensor, sampler: Sampler | None = None
+) -> Tensor:
+    """The token each row yields, [M] int64; `rows` None: all are greedy.
+
+    `position` [M]: logical position of the token being chosen.
+    """
+    if rows is None:
+        return logits.argmax(-1)
     coins = uniform(rows.seed_key, position)
     if sampler is not None:
         return sampler(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, coins)

@@ -1,0 +1,180 @@
+"""How each row of logits chooses its token: the running requests' sampling parameters, one row per request.
+
+The host keeps the numbers; what a round needs is put on the device once and reused until the batch changes. The tables
+of tokens seen are as large as the vocabulary, so they are only made when the first request with a penalty comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fledge.engine.logprobs import LogprobRows
+from fledge.engine.penalties import LogitEdits, TokenCounts
+from fledge.engine.request import Request
+from fledge.engine.sampling import RowSampling
+
+
+class Selection(NamedTuple):
+    """What is done with the logits of a forward's rows, N rows to each of B requests."""
+
+    sampling: RowSampling | None  # of all B * N rows; None: all are greedy
+    edits: LogitEdits | None
+    logprobs: LogprobRows | None
+
+
+class SelectionRows:
+    """The running requests' parameters; rows move together with those of `RunningBatch`."""
+
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._capacity, self._vocabulary, self._device = rows, vocabulary, device
+        self._requests: list[Request] = []
+        self._counts: TokenCounts | None = None
+        self._penalized: Tensor | None = None  # [m] int64, requests with penalties, until the batch changes
+        self._selections: dict[int, Selection | None] = {}  # by rows per request, until the batch changes
+
+    def append(self, request: Request) -> None:
+        """A row for a request; its answer so far is counted."""
+        row = len(self._requests)
+        self._requests.append(request)
+        if request.params.penalizes:
+            if self._counts is None:
+                self._counts = _no_counts(self._capacity, self._vocabulary, self._device)
+            _count(self._counts, row, request)
+        self._changed()
+
+    def remove(self, row: int) -> None:
+        """Take a row out; the last row moves into its place."""
+        moved = self._requests.pop()
+        last = len(self._requests)
+        if row != last:
+            self._requests[row] = moved
+            if self._counts is not None and moved.params.penalizes:
+                for table in self._counts:
+                    table[row] = table[last]
+        self._changed()
+
+    def selection(self, nodes: int) -> Selection | None:
+        """How B * nodes rows of logits choose; None if all of them just take the most likely token."""
+        if nodes not in self._selections:
+            self._selections[nodes] = _selection(self._requests, nodes, self._counts, self._device)
+        return self._selections[nodes]
+
+    def count(self, tokens: Tensor, emits: Tensor | None) -> None:
+        """Count what a round emitted: the first `emits` [B] (None: all) of `tokens` [B, W]."""
+        if self._counts is None:
+            return
+        if self._penalized is None:
+            found = [row for row, request in enumerate(self._requests) if request.params.penalizes]
+            self._penalized = torch.tensor(found, dtype=torch.int64, device=self._device)
+        rows = self._penalized
+        tokens = tokens.index_select(0, rows)
+        step = torch.arange(tokens.shape[1], device=tokens.device)
+        if emits is None:
+            times = torch.ones_like(tokens, dtype=torch.int32)
+        else:
+            times = (step < emits.index_select(0, rows)[:, None]).to(torch.int32)
+        self._counts.generated.index_put_((rows[:, None].expand_as(tokens), tokens), times, accumulate=True)
+
+    def _changed(self) -> None:
+        self._selections.clear()
+        self._penalized = None
+
+
+def request_selection(requests: Sequence[Request], vocabulary: int, device: torch.device) -> Selection | None:
+    """How one row of logits per request chooses, outside of the running batch; None if all are plainly greedy."""
+    counts = None
+    if any(request.params.penalizes for request in requests):
+        counts = _no_counts(len(requests), vocabulary, device)
+        for row, request in enumerate(requests):
+            if request.params.penalizes:
+                _count(counts, row, request)
+    return _selection(requests, 1, counts, device)
+
+
+def _no_counts(rows: int, vocabulary: int, device: torch.device) -> TokenCounts:
+    return TokenCounts(
+        generated=torch.zeros(rows, vocabulary, dtype=torch.int32, device=device),
+        in_prompt=torch.zeros(rows, vocabulary, dtype=torch.bool, device=device),
+    )
+
+
+def _count(counts: TokenCounts, row: int, request: Request) -> None:
+    vocabulary, device = counts.generated.shape[1], counts.generated.device
+    generated = np.bincount(np.array(request.output_ids, dtype=np.int64), minlength=vocabulary)
+    counts.generated[row] = torch.from_numpy(generated.astype(np.int32)).to(device)
+    counts.in_prompt[row] = False
+    counts.in_prompt[row, torch.tensor(request.prompt_ids, device=device)] = True
+
+
+def _selection(
+    requests: Sequence[Request], nodes: int, counts: TokenCounts | None, device: torch.device
+) -> Selection | None:
+    sampling = _row_sampling(requests, nodes, device)
+    edits, logprobs = _edits(requests, counts, device), _logprobs(requests, device)
+    if sampling is None and edits is None and logprobs is None:
+        return None
+    return Selection(sampling, edits, logprobs)
+
+
+def _row_sampling(requests: Sequence[Request], nodes: int, device: torch.device) -> RowSampling | None:
+    params = [request.params for request in requests]
+    if not any(p.temperature for p in params):
+        return None
+    numbers = np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32)
+    numbers = numbers.repeat(nodes, axis=0)  # [B * N, 4]
+    keys = np.array([request.key for request in requests], np.int64).repeat(nodes)
+    sampled = np.flatnonzero(numbers[:, 0])
+    columns = torch.from_numpy(np.ascontiguousarray(numbers.T)).to(device)
+    return RowSampling(
+        temperature=columns[0],
+        top_k=columns[1].to(torch.int64),
+        top_p=columns[2],
+        min_p=columns[3],
+        seed_key=torch.from_numpy(keys).to(device),
+        sampled=None if len(sampled) == len(numbers) else torch.from_numpy(sampled).to(device),
+        truncates=bool(((numbers[:, 1] > 0) | (numbers[:, 2] < 1)).any()),
+    )
+
+
+def _edits(
+    requests: Sequence[Request], counts: TokenCounts | None, device: torch.device
+) -> LogitEdits | None:
+    chosen = [(row, r.params) for row, r in enumerate(requests) if r.params.penalizes or r.params.logit_bias]
+    if not chosen:
+        return None
+    params = [p for _, p in chosen]
+    longest = max(len(p.logit_bias) for p in params)
+    bias_ids, bias = np.zeros((len(params), longest), np.int64), np.zeros((len(params), longest), np.float32)
+    for row, p in enumerate(params):
+        bias_ids[row, : len(p.logit_bias)] = list(p.logit_bias)
+        bias[row, : len(p.logit_bias)] = list(p.logit_bias.values())
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+    return LogitEdits(
+        requests=torch.tensor([row for row, _ in chosen], device=device),
+        counts=counts if any(p.penalizes for p in params) else None,
+        repetition=column([p.repetition_penalty for p in params]),
+        presence=column([p.presence_penalty for p in params]),
+        frequency=column([p.frequency_penalty for p in params]),
+        bias_ids=torch.from_numpy(bias_ids).to(device)[:, None],
+        bias=torch.from_numpy(bias).to(device)[:, None],
+    )
+
+
+def _logprobs(requests: Sequence[Request], device: torch.device) -> LogprobRows | None:
+    wanted = [(row, request.params.logprobs) for row, request in enumerate(requests)]
+    numbers = [row for row, count in wanted if count is not None]
+    if not numbers:
+        return None
+    return LogprobRows(
+        requests=torch.tensor(numbers, device=device),
+        numbers=numbers,
+        top=max(count for _, count in wanted if count is not None),
+    )
