@@ -10,14 +10,12 @@ from torch import Tensor
 
 from fledge.engine.sampling import (
     RowSampling,
-    SamplingParams,
     choose,
     processed_weights,
     sample,
     seed_key,
     uniform,
 )
-from fledge.errors import EngineError
 
 WORD = (1 << 64) - 1
 
@@ -175,20 +173,3 @@ def test_a_decoders_own_sampler_gets_the_same_coins() -> None:
     choose(torch.randn(4, 9), setting, position, sampler)
     assert seen[0].tolist() == uniform(setting.seed_key, position).tolist()
     assert seen[0].dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"max_tokens": 0},
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_p": 0.0},
-        {"top_p": 1.5},
-        {"top_k": -1},
-        {"min_p": 2.0},
-    ],
-)
-def test_parameters_out_of_range_are_refused_with_what_to_use(bad: dict[str, float]) -> None:
-    with pytest.raises(EngineError, match=r"use|ask"):
-        SamplingParams(**bad)  # type: ignore[arg-type]

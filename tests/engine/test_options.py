@@ -1,0 +1,123 @@
+"""Penalties, bias and log probabilities: the same with and without speculation, in any batch."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from fledge.engine import Completion, Engine, SamplingParams, TokenLogprob, TreeShape
+from fledge.target.target import Target
+from tests.engine.conftest import scripted_head
+from tests.engine.exact import raw_logits
+
+OPTIONS: list[dict[str, object]] = [
+    {"repetition_penalty": 1.5},
+    {"repetition_penalty": 0.9, "temperature": 0.7},
+    {"presence_penalty": 1.2, "frequency_penalty": 0.8, "temperature": 1.0},
+    {"frequency_penalty": -1.5},
+    {"logit_bias": {40: 7.0, 41: 6.0, 42: 6.5}, "frequency_penalty": 0.6, "temperature": 0.9},
+    {"logit_bias": {40: 9.0, 41: 9.0}, "temperature": 0.8, "top_p": 0.9, "logprobs": 0},
+    {"logprobs": 5},
+    {"logprobs": 2, "repetition_penalty": 1.3, "temperature": 1.0, "top_k": 30, "min_p": 0.02},
+    {},
+]
+SHAPES = [TreeShape(3, 1, 4), TreeShape(5, 4, 16)]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_output_equals_plain_output_for_the_same_seed(
+    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, options: dict[str, object]
+) -> None:
+    wanted = {"max_tokens": 24, "seed": 7, "ignore_eos": True, **options}
+    expected = plain.generate(prompts[:8], **wanted)  # type: ignore[arg-type]
+    engine = Engine(target, scripted_head(target, expected, 0.8), max_batch=5, tree=shape)
+    answers = engine.generate(prompts[:8], **wanted)  # type: ignore[arg-type]
+    for answer, plainly in zip(answers, expected, strict=True):
+        assert answer.token_ids == plainly.token_ids
+        assert answer.text == plainly.text
+        same_logprobs(answer.logprobs, plainly.logprobs)
+    assert sum(answer.stats.tau for answer in answers) / len(answers) > 1.4
+
+
+def test_penalties_do_what_they_are_for(plain: Engine, prompts: list[list[int]]) -> None:
+    biased = {"max_tokens": 20, "ignore_eos": True, "logit_bias": {40: 12.0, 41: 11.5}}
+    stuck = plain.generate(prompts[:3], **biased)  # type: ignore[arg-type]
+    assert all(set(answer.token_ids) <= {40, 41} for answer in stuck)
+    for penalty in ({"repetition_penalty": 3.0}, {"presence_penalty": 2.0, "frequency_penalty": 2.0}):
+        freed = plain.generate(prompts[:3], **biased, **penalty)  # type: ignore[arg-type]
+        assert all(len(set(answer.token_ids)) > 3 for answer in freed)
+
+
+def test_mixed_options_share_batches_and_survive_preemption(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    rng = random.Random(4)
+    wanted = [
+        SamplingParams(max_tokens=rng.randrange(5, 40), seed=n, ignore_eos=True, **OPTIONS[n % len(OPTIONS)])  # type: ignore[arg-type]
+        for n in range(len(prompts))
+    ]
+    alone = [serve(plain, [prompt], [params])[0] for prompt, params in zip(prompts, wanted, strict=True)]
+    head = scripted_head(target, alone, 0.7)
+    head.strict = False
+    engine = Engine(target, head, max_batch=6, tree=TreeShape(4, 3, 12), kv_tokens=160, max_context=100)
+    answers = serve(engine, prompts, wanted)
+    assert engine.stats().preemptions > 0
+    for answer, expected, params in zip(answers, alone, wanted, strict=True):
+        assert answer.token_ids == expected.token_ids
+        assert (answer.logprobs is None) == (params.logprobs is None)
+        same_logprobs(answer.logprobs, expected.logprobs)
+
+
+def test_logprobs_are_the_targets_own_whatever_is_done_to_the_logits(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    options = {"temperature": 1.0, "repetition_penalty": 1.5, "top_k": 5, "logit_bias": {9: 5.0}, "seed": 1}
+    plainly = plain.generate(prompts[:2], max_tokens=12, ignore_eos=True, **options)  # type: ignore[arg-type]
+    engine = Engine(target, scripted_head(target, plainly, 0.9), tree=TreeShape(3, 3, 8))
+    answers = engine.generate(prompts[:2], max_tokens=12, ignore_eos=True, logprobs=3, **options)  # type: ignore[arg-type]
+    for answer in answers:
+        assert answer.logprobs is not None
+        assert len(answer.logprobs) == len(answer.token_ids)
+        for position, entry in enumerate(answer.logprobs):
+            logits = raw_logits(target, [*answer.prompt_token_ids, *answer.token_ids[:position]])
+            total = math.log(sum(math.exp(value) for value in logits))
+            best = sorted(range(len(logits)), key=lambda token: -logits[token])[:3]
+            assert entry.token_id == answer.token_ids[position]
+            assert entry.logprob == pytest.approx(logits[entry.token_id] - total, abs=1e-4)
+            assert [token for token, _ in entry.top] == best
+            assert [value for _, value in entry.top] == pytest.approx(
+                [logits[token] - total for token in best], abs=1e-4
+            )
+
+
+def test_pieces_hold_their_own_logprobs(target: Target, plain: Engine, prompts: list[list[int]]) -> None:
+    expected = plain.generate(prompts[:1], max_tokens=15, ignore_eos=True, logprobs=1)
+    engine = Engine(target, scripted_head(target, expected, 0.9), tree=TreeShape(3, 2, 6))
+    stop = engine.target.tokenizer.decode(expected[0].token_ids[6:8])
+    for stops in ((), (stop,)):
+        pieces = list(engine.stream_sync(prompts[0], max_tokens=15, ignore_eos=True, logprobs=1, stop=stops))
+        entries = [entry for piece in pieces for entry in piece.logprobs or []]
+        last = pieces[-1].completion
+        assert last is not None
+        assert entries == last.logprobs
+        assert [entry.token_id for entry in entries] == last.token_ids
+        assert all(len(piece.logprobs or []) == len(piece.token_ids) for piece in pieces)
+
+
+def same_logprobs(some: list[TokenLogprob] | None, other: list[TokenLogprob] | None) -> None:
+    assert (some is None) == (other is None)
+    for one, two in zip(some or [], other or [], strict=True):
+        assert one.token_id == two.token_id
+        assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
+        assert [value for _, value in one.top] == pytest.approx([value for _, value in two.top], abs=1e-4)
+
+
+def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]) -> list[Completion]:
+    requests = [engine.submit(prompt, params) for prompt, params in zip(prompts, wanted, strict=True)]
+    done: dict[int, Completion] = {}
+    while engine.busy:
+        done.update({r.request_id: r.completion for r in engine.step() if r.completion})
+    return [done[request] for request in requests]

@@ -1,0 +1,68 @@
+"""What a caller may ask for is typed once, checked, and kept as given."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_type_hints
+
+import pytest
+
+from fledge.engine import Engine, SamplingOptions, SamplingParams
+from fledge.errors import EngineError
+
+
+def test_the_keywords_are_the_fields() -> None:
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(SamplingOptions.__annotations__) == fields
+    assert get_type_hints(SamplingOptions) == get_type_hints(SamplingParams)
+
+
+def test_lists_texts_and_mappings_are_taken_as_they_come() -> None:
+    bias = {3: 1.5}
+    params = SamplingParams(stop="END", stop_token_ids=[4, 5], logit_bias=bias)
+    bias[3] = 99.0
+    assert params.stop == ("END",)
+    assert params.stop_token_ids == (4, 5)
+    assert params.logit_bias == {3: 1.5}
+    assert params == SamplingParams(stop=["END"], stop_token_ids=(4, 5), logit_bias={3: 1.5})
+    assert len({params, SamplingParams(), SamplingParams()}) == 2
+
+
+def test_options_that_do_not_exist_are_refused(plain: Engine) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        plain.generate([[9, 9]], temprature=1.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"min_p": 2.0},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": float("nan")},
+        {"logit_bias": {1: 101.0}},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {"the": 1.0}},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"stop": ["ok", ""]},
+        {"stop": [7]},
+    ],
+    ids=str,
+)
+def test_parameters_out_of_range_are_refused_with_what_to_use(bad: dict[str, object]) -> None:
+    with pytest.raises(EngineError, match=r"use|ask"):
+        SamplingParams(**bad)  # type: ignore[arg-type]
+
+
+def test_a_bias_on_a_token_the_target_does_not_have_is_refused(plain: Engine) -> None:
+    with pytest.raises(EngineError, match=r"token 512.*0\.\.511"):
+        plain.generate([[9, 9]], logit_bias={512: 1.0})
+    assert not plain.busy

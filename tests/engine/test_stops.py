@@ -1,0 +1,150 @@
+"""An answer ends before its stop string, wherever token, piece and run borders fall, and nothing behind it leaks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fledge.engine import Completion, Engine, StopMatcher, TreeShape
+from fledge.engine.stops import StopWatch
+from fledge.target.target import Target
+from tests.engine.conftest import scripted_head
+
+SHAPE = TreeShape(4, 2, 9)
+
+
+@given(
+    text=st.text("ab", max_size=30),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_pieces_of_any_size_give_the_text_before_the_stop(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    matcher, shown, rest = StopMatcher(stops), "", text
+    while rest and matcher.matched is None:
+        size = data.draw(st.integers(1, len(rest)))
+        fed = text[: len(text) - len(rest) + size]
+        shown += matcher.add(rest[:size])
+        rest = rest[size:]
+        found = [fed.find(stop) for stop in stops if stop in fed]
+        assert bool(found) == (matcher.matched is not None)
+        if found:
+            assert shown == fed[: min(found)]
+        else:
+            assert fed.startswith(shown)
+            held = fed[len(shown) :]
+            assert not held or any(stop.startswith(held) for stop in stops)
+    if matcher.matched is None:
+        assert shown + matcher.add("", last=True) == text
+    else:
+        assert matcher.add("more", last=True) == ""
+
+
+def test_the_stop_that_begins_first_counts_and_then_the_one_given_first() -> None:
+    matcher = StopMatcher(["cd", "bcd", "bc"])
+    assert matcher.add("abcd") == "a"
+    assert matcher.matched == "bcd"
+
+
+def answers_with_stops(engine: Engine, whole: Completion, stop: str, **options: object) -> Completion:
+    return engine.generate(
+        [whole.prompt_token_ids],
+        max_tokens=24,
+        ignore_eos=True,
+        stop=stop,
+        **options,  # type: ignore[arg-type]
+    )[0]
+
+
+def test_a_stop_string_inside_an_accepted_run_ends_the_answer_at_its_last_token(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    full = plain.generate(prompts, max_tokens=24, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, full, 1.0, best_first=True), tree=SHAPE)
+    rng, drafted, across = random.Random(0), 0, 0
+    for whole in full:
+        stop = "�"
+        while "�" in stop:  # it stands for bytes that may yet become a character
+            start = rng.randrange(3, len(whole.text) - 6)
+            stop = whole.text[start : start + rng.randrange(1, 6)]
+        got = answers_with_stops(engine, whole, stop)
+        assert got == _without_stats(answers_with_stops(plain, whole, stop), got)
+        assert got.text == whole.text[: whole.text.find(stop)]
+        assert (got.finish_reason, got.stop_reason) == ("stop", stop)
+        count = len(got.token_ids)
+        assert got.token_ids == whole.token_ids[:count]
+        assert stop in _text(target, got.token_ids)
+        assert stop not in _text(target, got.token_ids[:-1])
+        assert got.stats.tokens == len(got.stats.token_origins) == count
+        drafted += got.stats.token_origins[-1] > 0
+        across += len(_text(target, got.token_ids[-1:])) < len(stop)
+    assert drafted > len(full) // 2  # the stop came with an accepted draft, with more accepted behind it
+    assert across  # some stops began in an earlier token
+
+
+def test_streams_hold_back_what_may_become_a_stop(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    full = plain.generate(prompts[:8], max_tokens=24, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, full, 0.7), tree=SHAPE)
+    for whole in full:
+        stop = whole.text[8:12]
+        for stops in ([stop, "never there"], [whole.text[2:9] + "never"]):
+            pieces = list(
+                engine.stream_sync(whole.prompt_token_ids, max_tokens=24, ignore_eos=True, stop=stops)
+            )
+            last = pieces[-1].completion
+            assert last is not None
+            assert "".join(piece.text for piece in pieces) == last.text
+            assert [token for piece in pieces for token in piece.token_ids] == last.token_ids
+            if stops[0] == stop:
+                assert last.text == whole.text[: whole.text.find(stop)]
+            else:
+                assert (last.text, last.finish_reason, last.stop_reason) == (whole.text, "length", None)
+
+
+def test_a_stop_token_comes_first_if_it_comes_earlier_and_its_text_is_left_out(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    whole = plain.generate(prompts[:1], max_tokens=24, ignore_eos=True)[0]
+    token = next(t for n, t in enumerate(whole.token_ids) if n > 4 and t not in whole.token_ids[:n])
+    end = whole.token_ids.index(token) + 1
+    got = plain.generate(
+        prompts[:1], max_tokens=24, ignore_eos=True, stop_token_ids=[token], stop=["never there"]
+    )[0]
+    assert got.token_ids == whole.token_ids[:end]
+    assert got.text == _text(target, whole.token_ids[: end - 1])
+    assert (got.finish_reason, got.stop_reason) == ("stop", token)
+    plainly = plain.generate(prompts[:1], max_tokens=24, ignore_eos=True, stop_token_ids=[token])[0]
+    assert plainly.text == got.text
+    pieces = plain.stream_sync(prompts[0], max_tokens=24, ignore_eos=True, stop_token_ids=[token])
+    assert "".join(piece.text for piece in pieces) == got.text
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_length_cap_gives_out_what_was_held_back(
+    target: Target, plain: Engine, prompts: list[list[int]], count: int
+) -> None:
+    whole = plain.generate(prompts[3:4], max_tokens=count, ignore_eos=True)[0]
+    got = plain.generate(prompts[3:4], max_tokens=count, ignore_eos=True, stop=whole.text + "!")[0]
+    assert (got.text, got.finish_reason) == (whole.text, "length")
+
+
+def test_a_watch_reads_characters_split_over_tokens(target: Target) -> None:
+    ids = target.tokenizer.encode("the bird é flew", add_special_tokens=False)
+    watch = StopWatch(target.tokenizer, ["é f"])
+    read = [watch.add(token) for token in ids]
+    assert read.index(True) < len(ids)
+    assert watch.text == "the bird "
+
+
+def _text(target: Target, ids: list[int]) -> str:
+    return target.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _without_stats(answer: Completion, other: Completion) -> Completion:
+    return Completion(**{**answer.__dict__, "stats": other.stats})
