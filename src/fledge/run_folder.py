@@ -91,7 +91,7 @@ class Run:
     def prompt_options(self) -> PromptOptions:
         """The recipe's, with everything the benchmark measures on kept out of training."""
         options = self.recipe.prompts
-        own = sorted(str(path) for path in (Path(bench.__file__).parent / "prompts").glob("*.jsonl"))
+        own = sorted(str(path) for path in (Path(bench.__file__).parent / "prompts").rglob("*.jsonl"))
         files = dict.fromkeys((*options.evaluation_files, *self.recipe.bench.prompts, *own))
         return options.model_copy(update={"evaluation_files": tuple(files)})
 

@@ -16,6 +16,7 @@ from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_band
 from fledge.bench.measure import Limits, Measured, Progress, measure_answers
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, BenchResult, Costs, LevelRow, PlainDecode, Subject
+from fledge.bench.sets import find_workload
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
@@ -51,7 +52,7 @@ def run_bench(
             f'a head can\'t be called "{PLAIN}", which names the baseline; give it another name'
         )
     begin = time.perf_counter()
-    workloads = load_workloads(options.own_prompts, options.prompts, options.prompts_limit)
+    workloads = chosen_workloads(options)
     steps = _Steps(progress, _plan(workloads, options, len(heads)))
     bytes_read = weight_bytes(target)
     bandwidths = _bandwidth(options, bytes_read)
@@ -105,11 +106,17 @@ def run_bench(
 
 def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> float:
     """About how long a benchmark takes where a plain step takes `ms_per_token`: for the estimate before a run."""
-    workloads = load_workloads(options.own_prompts, options.prompts, options.prompts_limit)
+    workloads = chosen_workloads(options)
     parts = _plan(workloads, options, heads)
     return 15.0 + ms_per_token / 1e3 * (
         parts.answers * options.max_tokens + parts.sweep * options.sweep_tokens
     )
+
+
+def chosen_workloads(options: BenchOptions) -> list[Workload]:
+    """What the options name, the own mixed set first."""
+    sets = [find_workload(name) for name in options.sets]
+    return load_workloads(options.own_prompts, options.prompts, options.prompts_limit, sets)
 
 
 class _Parts(NamedTuple):
