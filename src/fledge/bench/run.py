@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from fledge.bench.concurrency import sweep
+from fledge.bench.concurrency import shape_rounds, sweep
 from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
 from fledge.bench.measure import Limits, Measured, Progress, measure_answers
@@ -62,6 +62,7 @@ def run_bench(
     found = Measured([], [], [])
     if heads:
         found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
+    shapes = {name: shape_rounds(engine) for name, engine in engines.items() if name != PLAIN}
     del engines
 
     costs = _costs(target, heads, options)
@@ -101,6 +102,7 @@ def run_bench(
         options=options,
         seconds=time.perf_counter() - begin,
         notes=found.notes,
+        shapes={name: rounds for name, rounds in shapes.items() if any(rounds.values())},
     )
 
 
