@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from importlib import resources
 
+from fledge.bench.report.charts import HEIGHT, WIDTH
 from fledge.bench.report.facts import ReportFacts
 from fledge.bench.report.formats import number, percent, times
 from fledge.bench.report.page import Page, make_page
@@ -14,6 +16,7 @@ from fledge.storage import join, write_atomic
 
 _SCALE = 3  # pixels for each unit of a drawing
 _FONT = "DejaVu Sans"
+_LEGEND_LEFT = 44
 
 
 def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list[str]:
@@ -26,7 +29,7 @@ def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list
     if "png" in kinds:
         for name, drawing in charts(page).items():
             written.append(join(folder, "charts", f"{name}.png"))
-            write_atomic(written[-1], png(drawing))
+            write_atomic(written[-1], png(drawing, _legend(page, drawing)))
     return written
 
 
@@ -49,16 +52,24 @@ def charts(page: Page) -> dict[str, str]:
     return {name: drawing for name, drawing in found.items() if drawing}
 
 
-def png(drawing: str) -> bytes:
-    """A chart on a white ground, in the colours of the light page."""
+def _legend(page: Page, drawing: str) -> list[tuple[str, str]]:
+    """(style, name) of the engines that a drawing shows."""
+    known = [(page.naming.styles[name], page.naming.labels[name]) for name in page.engines]
+    if page.served is not None and any(chart.svg == drawing for chart in page.served.charts):
+        known = page.served.legend
+    return [(style, name) for style, name in known if f'"line {style}"' in drawing or f'"column {style}"' in drawing]
+
+
+def png(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
+    """A chart on a white ground, in the colours of the light page, its legend below."""
     try:
         from resvg_py import svg_to_bytes
     except ImportError as error:
         raise StorageError("PNG files need resvg-py; run `pip install resvg-py`") from error
-    return bytes(svg_to_bytes(svg_string=standalone(drawing), zoom=_SCALE, background="white"))
+    return bytes(svg_to_bytes(svg_string=standalone(drawing, legend), zoom=_SCALE, background="white"))
 
 
-def standalone(drawing: str) -> str:
+def standalone(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> str:
     """A drawing that carries its own style: the page's rules with their variables filled in."""
     css = (resources.files("fledge.bench.report") / "templates" / "report.css").read_text(encoding="utf-8")
     variables = dict(re.findall(r"(--[\w-]+): ([^;]+);", css.partition("@media")[0]))
@@ -72,6 +83,15 @@ def standalone(drawing: str) -> str:
         ".dot{stroke:#fff;stroke-width:1.6}",
     ]
     head, _, rest = drawing.partition(">")
+    if len(legend) > 1:
+        marks, x = "", _LEGEND_LEFT
+        for style, name in legend:
+            marks += f'<rect class="column {style}" x="{x}" y="{HEIGHT + 8:.0f}" width="10" height="10" rx="2"/>'
+            marks += f'<text class="name" x="{x + 15}" y="{HEIGHT + 17:.0f}">{escape(name)}</text>'
+            x += 30 + 6 * len(name)
+        rules.append(".name{text-anchor:start}")
+        head = head.replace(f"{WIDTH:.0f} {HEIGHT:.0f}", f"{WIDTH:.0f} {HEIGHT + 26:.0f}")
+        rest = rest.replace("</svg>", f"{marks}</svg>")
     head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return f"{head}><style>{''.join(rules)}</style>{rest}"
 

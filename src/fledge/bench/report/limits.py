@@ -59,7 +59,7 @@ def _limit_view(bench: BenchResult, head: str, step: float, naming: Naming) -> L
         "drafting for nothing": (tau, whole - drafting),
         "a verify at the price of a plain step": (tau, whole - max(ms["verify"] - step, 0.0)),
         "accept and host hidden": (tau, whole - ms["accept"] - ms["host"]),
-        f"{percent(_BETTER)} points more acceptance at every depth": (
+        f"{100 * _BETTER:.0f} points more acceptance at every depth": (
             better_tau(acceptance_by_depth(rows), tau),
             whole,
         ),
