@@ -24,6 +24,7 @@ ORDER = [
     ("ask", "closing", "estimate"),
     ("stages",),
     ("pipeline",),
+    ("bench_cli",),
     ("cli",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

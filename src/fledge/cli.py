@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fledge import __version__
+from fledge.bench_cli import bench_app, plan, tune
 from fledge.errors import FledgeError
 
 if TYPE_CHECKING:
@@ -104,7 +105,12 @@ def evaluate(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> No
     _stage("evaluate", _run(settings, run_dir))
 
 
-@app.command()
+app.add_typer(bench_app, name="bench")
+app.command()(plan)
+app.command()(tune)
+
+
+@bench_app.command("engine")
 def bench(
     settings: Settings = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -125,9 +131,24 @@ def bench(
 
 
 @app.command()
-def report(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Write report.html and summary.json from what the run folder holds."""
-    _stage("report", _run(settings, run_dir))
+def report(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    export: Annotated[list[str] | None, typer.Option(help="also as md or png; repeatable")] = None,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(help="two run folders to compare instead", metavar="RUN RUN")
+    ] = None,
+    output: Annotated[str, typer.Option(help="where --compare writes its page")] = "compare.html",
+) -> None:
+    """Write report.html and summary.json from what the run folder holds, or compare two runs."""
+    from fledge.closing import compare_run_folders, export_report
+
+    if compare is not None:
+        compare_run_folders(*compare, output)
+        return
+    measured = _run(settings, run_dir)
+    _stage("report", measured)
+    export_report(measured, export or [])
 
 
 @app.command()

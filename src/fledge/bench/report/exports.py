@@ -57,7 +57,11 @@ def _legend(page: Page, drawing: str) -> list[tuple[str, str]]:
     known = [(page.naming.styles[name], page.naming.labels[name]) for name in page.engines]
     if page.served is not None and any(chart.svg == drawing for chart in page.served.charts):
         known = page.served.legend
-    return [(style, name) for style, name in known if f'"line {style}"' in drawing or f'"column {style}"' in drawing]
+    return [
+        (style, name)
+        for style, name in known
+        if f'"line {style}"' in drawing or f'"column {style}"' in drawing
+    ]
 
 
 def png(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
@@ -86,7 +90,9 @@ def standalone(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> str:
     if len(legend) > 1:
         marks, x = "", _LEGEND_LEFT
         for style, name in legend:
-            marks += f'<rect class="column {style}" x="{x}" y="{HEIGHT + 8:.0f}" width="10" height="10" rx="2"/>'
+            marks += (
+                f'<rect class="column {style}" x="{x}" y="{HEIGHT + 8:.0f}" width="10" height="10" rx="2"/>'
+            )
             marks += f'<text class="name" x="{x + 15}" y="{HEIGHT + 17:.0f}">{escape(name)}</text>'
             x += 30 + 6 * len(name)
         rules.append(".name{text-anchor:start}")
