@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -24,7 +24,7 @@ _Number = TypeVar("_Number", int, float)
 class DefaultCommand(TyperGroup):
     """A group whose first command may be left out."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help" not in args[:1] and (not args or args[0] not in self.commands):
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
