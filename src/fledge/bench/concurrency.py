@@ -65,8 +65,8 @@ def run_level(
 
 
 def shape_rounds(engine: Engine) -> dict[str, int]:
-    """Rounds of each tree shape so far; nothing for an engine without a choice."""
-    return {shape_name(planned.shape): planned.rounds for planned in engine.stats().plan}
+    """Rounds of each tree shape so far."""
+    return {shape_name(record.shape): record.rounds for record in engine.stats().shapes}
 
 
 def shape_name(shape: TreeShape) -> str:

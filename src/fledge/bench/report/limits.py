@@ -14,6 +14,7 @@ from fledge.bench.results import BenchResult
 from fledge.bench.summary import acceptance_by_depth
 
 _BETTER = 0.1  # points of acceptance at every depth
+_SHAPES_SHOWN = 8  # the planner may use dozens
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,10 @@ def shape_views(bench: BenchResult | None, naming: Naming) -> list[ShapeView]:
 def _shares(shapes: dict[str, int]) -> list[Bar]:
     total = sum(shapes.values())
     ordered = sorted(shapes.items(), key=lambda item: -item[1])
+    others = sum(rounds for _, rounds in ordered[_SHAPES_SHOWN:])
+    ordered = ordered[:_SHAPES_SHOWN] + (
+        [(f"{len(ordered) - _SHAPES_SHOWN} others", others)] if others else []
+    )
     return [
         Bar(name, "s-stage", percent(rounds / total), 100 * rounds / total)
         for name, rounds in ordered
