@@ -179,4 +179,5 @@ def test_curves_are_thinned_and_smoothed_without_losing_their_end() -> None:
 def test_figures_are_written_as_people_write_them() -> None:
     assert [clock(2.25), clock(75), clock(3700), clock(42)] == ["2.2 s", "1 min 15 s", "1 h 01 min", "42 s"]
     assert [human_bytes(269e6), human_bytes(2.26e7), human_bytes(12)] == ["269 MB", "22.6 MB", "12 B"]
-    assert [human_count(1234), human_count(1_234_567), number(None)] == ["1,234", "1.23 M", "–"]
+    assert [human_count(1234), human_count(1_234_567), human_count(7.06e10)] == ["1,234", "1.23 M", "70.6 B"]
+    assert number(None) == "–"

@@ -106,9 +106,10 @@ def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
     if options.price_per_hour is not None:
         columns += ["plain cost/M", "cost/M"]
     size = human_bytes(model.weights * device.weight_bytes)
+    name = model.name.removesuffix(".json")
     share = head.weights + head.fc
     return Plan(
-        title=f"{model.name}: {human_count(model.weights)} weights, {size}; head {share / model.weights:.1%} of it",
+        title=f"{name}: {human_count(model.weights)} weights, {size}; head {share / model.weights:.1%} of it",
         speeds=speeds,
         speed_columns=columns,
         speed_rows=[_speed_cells(row, options) for row in speeds],
