@@ -106,7 +106,9 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
             "stage": "bench",
             "format": _FORMAT,
             "target": run.target_parts() | {"backend": run.recipe.target.backend},
-            "bench": options.model_dump(mode="json", exclude={"price_per_hour"}),  # no figure measured depends on it
+            "bench": options.model_dump(
+                mode="json", exclude={"price_per_hour"}
+            ),  # no figure measured depends on it
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
         }
