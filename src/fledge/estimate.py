@@ -119,7 +119,7 @@ class Calibration:
     @cached_property
     def prefill(self) -> float:
         """Tokens per second of a prefill."""
-        engine = Engine(self._target, max_batch=_SAMPLES, max_context=self._length)
+        engine = Engine(self._target, max_batch=_SAMPLES, max_context=self._length, prefix_cache=False)
         prompts = [self._token_ids(self._length - 1)] * _SAMPLES
         return self._length * _SAMPLES / _timed(lambda: engine.generate(prompts, max_tokens=1))
 
@@ -153,7 +153,7 @@ class Calibration:
         return min(self._recipe.train.draft_vocab_size, self._target.config.vocab_size)
 
     def _decode_seconds(self, batch: int) -> float:
-        engine = Engine(self._target, max_batch=batch, max_context=self._length)
+        engine = Engine(self._target, max_batch=batch, max_context=self._length, prefix_cache=False)
         prompts = [self._token_ids(self._length - _DECODE_STEPS - 1)] * batch
         first = _timed(lambda: engine.generate(prompts, max_tokens=1))
         return _timed(lambda: engine.generate(prompts, max_tokens=1 + _DECODE_STEPS, ignore_eos=True)) - first

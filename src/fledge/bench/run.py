@@ -172,9 +172,12 @@ def _engines(
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
     longest = max(len(ids) for fitting in prompts for ids in fitting)
     context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
-    engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context)}
+    # Prompts are asked again and again: a prefix cache would hide what their prefill costs.
+    engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context, prefix_cache=False)}
     for name, head in heads.items():
-        engines[name] = Engine(target, head, max_batch=max_batch, max_context=context, tree=tree)
+        engines[name] = Engine(
+            target, head, max_batch=max_batch, max_context=context, tree=tree, prefix_cache=False
+        )
     return engines
 
 

@@ -35,6 +35,11 @@ class EngineStats:
     round_tokens: int  # emitted by rounds, over all requests
     prompt_tokens: int  # prefilled, again after a preemption
     preemptions: int
+    hit_tokens: int  # neither prefilled nor counted in prompt_tokens: the prefix cache had them
+    evictions: int  # pages of the prefix cache given to others
+    pages: int  # the KV pool's
+    pages_in_use: int  # by requests
+    pages_cached: int  # by no request, kept for the prefix cache
     phases: PhaseSeconds
     shapes: list[PlannedShape]  # the trees that were verified and what came of them, most used first
 
@@ -119,6 +124,11 @@ class EngineCore:
             self._clock.lap("host")
             return results
 
+    def check(self) -> None:
+        """Raise EngineError unless every page of the KV pool is accounted for."""
+        with self._lock, self._queue_lock:
+            self._scheduler.check()
+
     def stats(self) -> EngineStats:
         """Counters and times since the engine started."""
         return EngineStats(
@@ -127,13 +137,18 @@ class EngineCore:
             round_tokens=self._round_tokens,
             prompt_tokens=self._prompt_tokens,
             preemptions=self._scheduler.preemptions,
+            hit_tokens=self._scheduler.hit_tokens,
+            evictions=self._pool.evictions,
+            pages=self._pool.pages - 1,
+            pages_in_use=self._pool.pages - 1 - self._pool.free_pages,
+            pages_cached=self._pool.idle_pages,
             phases=self._clock.read(),
             shapes=self._planner.explain(),
         )
 
     def _prefill(self, chunks: list[PrefillChunk], results: list[StepResult]) -> None:
         for chunk in chunks:
-            if chunk.start == 0 and not chunk.request.output_ids:
+            if chunk.start == chunk.request.prefix_tokens and not chunk.request.output_ids:
                 chunk.request.phases_at_start = self._clock.read()
         # The head sees prompts only if it will be used.
         follow = any(chunk.request.speculate for chunk in chunks)
@@ -153,6 +168,9 @@ class EngineCore:
         company = len(self._scheduler.running) + len(finishing)
         behind = follow and len(finishing) == len(chunks) and not self._planner.pays(company)
         proposed = prefill_head(self._models, chunks, done) if follow and not behind else None
+        for chunk in chunks:
+            if chunk.request.pages:  # a sink may have cancelled it
+                self._scheduler.offer_prefix(chunk, head=proposed is not None)
         joining = [number for number, c in enumerate(chunks) if c.finishes and c.request.id in self._requests]
         for number in joining:
             self._scheduler.start_running(chunks[number].request)
