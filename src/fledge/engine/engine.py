@@ -142,10 +142,12 @@ class Engine:
         *,
         speculate: bool = True,
         sink: Sink | None = None,
+        trace: bool = False,
     ) -> int:
         """Queue a request of token ids and return its id; `step` serves it.
 
-        `sink` is called with each of the request's results, from within the step that made it.
+        `sink` is called with each of the request's results, from within the step that made it. `trace`: results
+        carry the draft tree of their round.
         """
         self._refuse_unknown_tokens(params)
         stop_ids = frozenset(params.stop_token_ids)
@@ -160,6 +162,7 @@ class Engine:
             speculate=speculate,
             sink=sink,
             watch=StopWatch(self.target.tokenizer, params.stop) if params.stop else None,
+            trace=trace,
         )
 
     def step(self) -> list[StepResult]:
@@ -173,6 +176,10 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Drop a request and free all it holds; nothing happens if it is done already."""
         self._core.cancel(request_id)
+
+    def reset(self) -> None:
+        """Drop every request, whatever state a failed step left it in; the engine serves new ones as if just built."""
+        self._core.reset()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """A prompt as token ids: questions and conversations through the target's chat template."""

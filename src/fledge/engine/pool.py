@@ -25,8 +25,12 @@ class PagePool:
             raise EngineError(f"a KV pool of {pages} pages holds nothing; give the engine more kv_tokens")
         self.pages = pages
         self.page_size = page_size
-        self._free = list(range(pages - 1, PADDING_PAGE, -1))  # used as a stack: warm pages go out first
-        self._out = bytearray(pages)
+        self.reset()
+
+    def reset(self) -> None:
+        """All pages free, as at the start; owners' lists mean nothing afterwards."""
+        self._free = list(range(self.pages - 1, PADDING_PAGE, -1))  # used as a stack: warm pages go out first
+        self._out = bytearray(self.pages)
         self._out[PADDING_PAGE] = 1
 
     @property

@@ -88,6 +88,14 @@ class Scheduler:
             self.waiting.remove(request)
         self.pool.release(request.pages)
 
+    def reset(self) -> None:
+        """Forget all requests and free all pages, without trusting what is recorded of either."""
+        self.waiting.clear()
+        self.prefilling.clear()
+        self.running.clear()
+        self.batch.clear()
+        self.pool.reset()
+
     def check(self) -> None:
         """Raise EngineError unless every page is accounted for."""
         self.pool.check(request.pages for request in (*self.prefilling, *self.running))
