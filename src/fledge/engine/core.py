@@ -70,6 +70,11 @@ class EngineCore:
         self._accepted_by_depth: list[int] = []
 
     @property
+    def speculative(self) -> bool:
+        """True with a draft head."""
+        return self._models.head is not None
+
+    @property
     def busy(self) -> bool:
         """True while some request isn't done."""
         return self._scheduler.busy

@@ -72,6 +72,11 @@ class Engine:
         self._core = EngineCore(parts, partial(decode, target.tokenizer))
 
     @property
+    def speculative(self) -> bool:
+        """True with a draft head."""
+        return self._core.speculative
+
+    @property
     def busy(self) -> bool:
         """True while some submitted request isn't done."""
         return self._core.busy
