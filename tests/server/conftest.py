@@ -22,6 +22,9 @@ from tests.engine.context_head import ContextHead
 from tests.tiny import TinyShape, save_tiny_target
 
 MODEL = "tiny"
+HTTP = httpx.Client(
+    timeout=120, trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=4)
+)
 OPTIONS = ServerOptions(port=0, model_names=(MODEL, "other-name"))
 
 
@@ -41,10 +44,10 @@ class Running:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def post(self, path: str, body: object = None, **more: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **more)  # type: ignore[arg-type]
+        return HTTP.post(self.url + path, json=body, **more)  # type: ignore[arg-type]
 
     def get(self, path: str, **more: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **more)  # type: ignore[arg-type]
+        return HTTP.get(self.url + path, **more)  # type: ignore[arg-type]
 
     @property
     def free_pages(self) -> int:

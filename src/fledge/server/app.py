@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from importlib.resources import files
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,7 +17,7 @@ from starlette.responses import Response
 
 from fledge import __version__
 from fledge.engine import Engine
-from fledge.server import errors
+from fledge.server import errors, playground
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Generator
@@ -34,13 +33,6 @@ from fledge.server.protocol import (
 from fledge.server.render import Json
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
-
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
 
 
 class ErrorDetail(BaseModel):
@@ -226,11 +218,11 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             "internal_states": [{"avg_spec_accept_length": stats.tau}],
         }
 
-    page = files("fledge.server").joinpath("playground.html")
+    page, headers = playground.page(), playground.headers()
 
     @app.get("/", include_in_schema=False)
-    async def playground() -> Response:
-        return Response(page.read_bytes(), media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+    async def playground_page() -> Response:
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
 
 def _add_errors(app: FastAPI) -> None:

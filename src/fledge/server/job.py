@@ -25,7 +25,9 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[tuple[str, int]] = field(default_factory=list)  # traced: (text, origin) of each token
-    trees: list[TreeTrace] = field(default_factory=list)  # traced: one per round that drafted
+    trees: list[tuple[TreeTrace, int | None]] = field(
+        default_factory=list
+    )  # traced: each with its bonus token
     completion: Completion | None = None  # in the last delta
 
     def __bool__(self) -> bool:
@@ -80,7 +82,8 @@ class Job:
             pending.logprobs += result.logprobs
             self.logprobs += result.logprobs
         if result.tree is not None:
-            pending.trees.append(result.tree)
+            bonus = result.token_ids[-1] if result.origins and result.origins[-1] == 0 else None
+            pending.trees.append((result.tree, bonus))
         self._news.set()
 
     def _text(self, result: StepResult) -> str:

@@ -113,6 +113,8 @@ class Metrics:
         self.http = Counter("fledge:http_responses", "HTTP answers", ("route", "status"), registry=self._own)
         self.disconnects = Counter("fledge:disconnects", "clients that left early", registry=self._own)
         self.faults = Counter("fledge:engine_faults", "steps of the engine that failed", registry=self._own)
+        for reason in ("overloaded", "draining"):
+            self.rejected.labels(reason)  # zero is a value, too
         self.recent_e2e = 1.0  # seconds, moving average
         self._rate = _TokenRate()
         self._last: dict[int, float] = {}  # by id(job): when its newest token came

@@ -59,7 +59,10 @@ class Renderer:
             if first:
                 choice["prompt_token_ids"] = job.prompt_ids
         if job.trace:
-            choice["trace"] = {"pieces": delta.pieces, "trees": [self._tree(tree) for tree in delta.trees]}
+            choice["trace"] = {
+                "pieces": delta.pieces,
+                "trees": [self._tree(tree, bonus) for tree, bonus in delta.trees],
+            }
         return {**self._head(chunk=True), "choices": [choice]}
 
     def usage_chunk(self, jobs: Sequence[Job]) -> Json:
@@ -106,12 +109,13 @@ class Renderer:
         text, raw = self.tokens.token(token_id)
         return {"token": text, "logprob": _number(logprob), "bytes": list(raw)}
 
-    def _tree(self, tree: TreeTrace) -> Json:
+    def _tree(self, tree: TreeTrace, bonus: int | None) -> Json:
         return {
             "tokens": self.tokens.names(tree.token_ids),
             "parents": tree.parents,
             "probs": [round(math.exp(min(value, 0.0)), 4) for value in tree.log_probs],
             "path": tree.path,
+            "bonus": None if bonus is None else self.tokens.token(bonus)[0],
         }
 
 
