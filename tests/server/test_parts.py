@@ -105,7 +105,7 @@ def test_a_taken_port_is_noticed_before_anything_is_loaded() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ServerError, match=f"{port} is in use; choose another --port"):
             bind(ServerOptions(port=port))
-    with pytest.raises(ServerError, match="can't listen on 203.0.113.1"):
+    with pytest.raises(ServerError, match="can't listen on 203"):
         bind(ServerOptions(host="203.0.113.1", port=0))
 
 

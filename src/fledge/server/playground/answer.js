@@ -29,13 +29,15 @@ class Answer {
 
   show(pieces) {
     for (const [text, origin] of pieces) {
-      const token = document.createElement("span");
-      token.textContent = text;
+      const space = text.match(/^\s*/)[0], token = document.createElement("span");
+      this.text += text;
+      this.box.append(space);
+      if (space === text) continue;
+      token.textContent = text.slice(space.length);
       token.style.background = originColour(origin);
       token.title = origin ? `accepted draft of depth ${origin}` : "the target's own token";
       token.dataset.origin = origin;
       this.box.append(token);
-      this.text += text;
     }
   }
 
@@ -54,11 +56,13 @@ class Answer {
 
 function showCounters(answer) {
   const put = (id, value, digits) => { byId(id).textContent = value === null ? "–" : value.toFixed(digits); };
-  const known = server.plainMs !== null && answer.tpot;
+  // An estimate above tau is impossible: the planner doesn't know the machine's present pace yet.
+  const ratio = server.plainMs !== null && answer.tpot ? server.plainMs / answer.tpot : null;
+  const known = ratio !== null && (server.measured || ratio <= answer.tau);
   put("tpot", answer.tpot, 1);
   put("tau", answer.tau, 2);
-  put("speedup", known ? server.plainMs / answer.tpot : null, 2);
-  byId("baseline").textContent = known ? (server.measured ? "× measured" : "× estimated") : "race to measure";
+  put("speedup", known ? ratio : null, 2);
+  byId("baseline").textContent = known ? (server.measured ? "× measured" : "× estimated") : "race measures it";
   byId("count").textContent = answer.count;
   const rows = [...answer.origins.entries()].sort((a, b) => a[0] - b[0]);
   byId("legend").replaceChildren(...rows.map(([origin, count]) => {

@@ -61,6 +61,7 @@ const chat = {
     } finally {
       this.running = null;
       byId("send").disabled = false; byId("stop").disabled = true;
+      if (!server.measured) await connect(); // what the planner believes of plain decode by now
       if (answer.count) showCounters(answer);
       log.scrollTop = log.scrollHeight;
     }

@@ -38,8 +38,7 @@ byId("race-stop").onclick = () => race.stop();
 byId("new").onclick = () => chat.clear();
 byId("round").oninput = (event) => rounds.show(Number(event.target.value));
 byId("theme").onclick = () => setTheme(THEMES[(THEMES.indexOf(byId("theme-name").textContent) + 1) % THEMES.length]);
-byId("key-save").onclick = () => { server.key = byId("key").value.trim(); sessionStorage.setItem("fledge-key", server.key); connect(); };
-byId("key").onkeydown = (event) => sendOnEnter(event, () => byId("key-save").click());
+byId("key-bar").onsubmit = (event) => { event.preventDefault(); server.key = byId("key").value.trim(); sessionStorage.setItem("fledge-key", server.key); connect(); };
 for (const name of ["chat", "race"]) {
   byId("tab-" + name).onclick = () => select(name);
   byId("tab-" + name).onkeydown = (event) => {
@@ -48,9 +47,8 @@ for (const name of ["chat", "race"]) {
 }
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") { chat.stop(); race.stop(); }
-  if (event.altKey && event.code === "Digit1") select("chat");
-  if (event.altKey && event.code === "Digit2") select("race");
-  if (event.altKey && event.code === "KeyN") chat.clear();
+  const shortcut = { Digit1: () => select("chat"), Digit2: () => select("race"), KeyN: () => { select("chat"); chat.clear(); } }[event.code];
+  if (event.altKey && shortcut) { event.preventDefault(); shortcut(); }
 });
 addEventListener("resize", () => rounds.refresh());
 

@@ -7,7 +7,7 @@ const originColour = (depth) => `var(--o${Math.min(depth, ORIGINS)})`;
 
 function shown(text) {
   const visible = text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "→") || "∅";
-  return visible.length > 9 ? visible.slice(0, 8) + "…" : visible;
+  return visible.length > 12 ? visible.slice(0, 11) + "…" : visible;
 }
 
 function element(name, attributes, parent) {
@@ -45,8 +45,8 @@ function placeNodes(tree) {
 function drawTree(box, tree) {
   const { nodes, columns, rows } = placeNodes(tree);
   const width = Math.max(box.clientWidth, 300), height = Math.max(box.clientHeight, 160), top = 18;
-  const dx = width / columns, dy = Math.min((height - top) / rows, 34);
-  const w = Math.min(dx - 12, 78), h = Math.min(dy - 3, 22);
+  const dx = width / columns, dy = Math.min((height - top) / rows, 42);
+  const w = Math.min(dx - 14, 92), h = Math.min(dy - 3, 26);
   const offset = top + ((height - top) - dy * rows) / 2;
   const x = (node) => dx * (node.depth + 0.5), y = (node) => offset + dy * (node.row + 0.5);
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}` });
@@ -58,13 +58,13 @@ function drawTree(box, tree) {
     if (node.parent >= 0) {
       const parent = nodes[node.parent], from = x(parent) + w / 2, to = x(node) - w / 2, middle = (from + to) / 2;
       const d = `M${from} ${y(parent)} C${middle} ${y(parent)} ${middle} ${y(node)} ${to} ${y(node)}`;
-      element("path", { class: node.on ? "edge on" : "edge", d, opacity: node.on ? 1 : 0.35 + 0.65 * node.prob }, edges);
+      element("path", { class: node.on ? "edge on" : "edge", d, opacity: node.on ? 1 : 0.5 + 0.5 * node.prob }, edges);
     }
-    const group = element("g", { class: node.on ? "node on" : "node", opacity: node.on ? 1 : 0.45 + 0.55 * node.prob }, svg);
+    const group = element("g", { class: node.on ? "node on" : "node", opacity: node.on ? 1 : 0.6 + 0.4 * node.prob }, svg);
     const box = element("rect", { x: x(node) - w / 2, y: y(node) - h / 2, width: w, height: h, rx: 6 }, group);
     if (node.on) box.style.fill = node.bonus || node.depth === 0 ? originColour(0) : originColour(node.depth);
-    const letters = Math.max(1, Math.floor((w - 6) / 6.7)), text = shown(node.text);
-    element("text", { x: x(node), y: y(node) }, group).textContent = text.length > letters ? text.slice(0, letters) : text;
+    const letters = Math.max(1, Math.floor((w - 6) / 7.3)), text = shown(node.text);
+    element("text", { x: x(node), y: y(node) }, group).textContent = text.length > letters ? text.slice(0, letters - 1) + "…" : text;
     const what = node.bonus ? "bonus token, the target's own" : node.depth ? `draft of depth ${node.depth}, probability ${node.prob.toFixed(3)}` : "the token before the round";
     element("title", {}, group).textContent = `${JSON.stringify(node.text)}: ${what}${node.on ? "" : ", not taken"}`;
   }
