@@ -1,4 +1,4 @@
-"""The playground in headless Chromium: chat, race and tree work, nothing leaves the machine, the console stays empty."""
+"""The playground in headless Chromium: chat, race and tree work, nothing leaves the machine, no console error."""
 
 from __future__ import annotations
 

@@ -235,13 +235,6 @@ class _Everything(Collector):
             stats.tau, "tokens per round and request", "fledge:tau", "sglang:spec_accept_length"
         )
         yield from self._gauge(rate, "share of drafted tokens that were accepted", "sglang:spec_accept_rate")
-        plan = GaugeMetricFamily(
-            "fledge:plan_tokens_per_second", "what the planner expects", labels=("tree",)
-        )
-        for row in stats.plan:
-            shape = row.shape
-            plan.add_metric((f"{shape.depth}x{shape.topk}x{shape.nodes}",), row.tokens_per_second)
-        yield plan
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         accepted = stats.accepted_by_depth
@@ -257,6 +250,15 @@ class _Everything(Collector):
         yield positions
         yield self._counter("fledge:rounds", "rounds of the engine", stats.rounds)
         yield self._counter("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens)
+        rounds = CounterMetricFamily(
+            "fledge:tree_rounds", "rounds by tree: depth x children x nodes", labels=("tree",)
+        )
+        seconds = CounterMetricFamily("fledge:tree_seconds", "their time", labels=("tree",))
+        for row in stats.shapes:
+            name = f"{row.shape.depth}x{row.shape.topk}x{row.shape.nodes}"
+            rounds.add_metric((name,), row.rounds)
+            seconds.add_metric((name,), row.seconds)
+        yield from (rounds, seconds)
         phases = CounterMetricFamily("fledge:phase_seconds", "where the time goes", labels=("phase",))
         for phase in fields(stats.phases):
             phases.add_metric((phase.name,), getattr(stats.phases, phase.name))

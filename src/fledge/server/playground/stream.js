@@ -50,8 +50,8 @@ async function connect() {
     const info = await response.json();
     server.model = info.served_model_name;
     server.speculative = info.speculative;
-    const plain = info.engine.plan.find((row) => row.shape.depth === 0);
-    if (plain && !server.measured) server.plainMs = plain.milliseconds;
+    const plain = info.engine.shapes.find((row) => row.shape.depth === 0);
+    if (plain && plain.requests === plain.rounds && !server.measured) server.plainMs = (1e3 * plain.seconds) / plain.rounds;
     byId("key-bar").hidden = true;
     byId("model").textContent = info.served_model_name + (info.speculative ? "" : " · no draft head: plain decode");
     byId("model").classList.remove("error");
