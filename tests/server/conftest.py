@@ -101,7 +101,7 @@ def make_engine(target: Target, plain: Engine) -> Callable[..., Engine]:
         head = ContextHead(target.decoder.page_size, 512, 0.8)
         head.strict = False
         head.learn([*answer.prompt_token_ids, *answer.token_ids] for answer in answers)
-        return Engine(target, head, tree=TreeShape(3, 3, 8), **{"max_batch": 8, **limits})
+        return Engine(target, head, tree=TreeShape(3, 3, 8), **{"max_batch": 8, "prefill_rows": 96, **limits})
 
     return make
 

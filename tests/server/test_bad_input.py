@@ -188,7 +188,7 @@ def test_keys_guard_everything_but_probes(
             assert server.get(path).status_code == 401
         for path in ("/", "/health", "/ready", "/metrics"):
             assert server.get(path).status_code == 200
-        for header in ("Bearer wrong-key-3", "Basic first-key-1", "first-key-1", "Bearer ", "Bearer é"):
+        for header in ("Bearer wrong-key-3", "Basic first-key-1", "first-key-1", "Bearer", "Bearer é"):
             response = server.get("/v1/models", headers={"authorization": header.encode()})
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"

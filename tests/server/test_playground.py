@@ -58,7 +58,7 @@ def requested(browser: webdriver.Chrome) -> set[str]:
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
             found.add(message["params"]["request"]["url"])
-    return {url for url in found if not url.startswith("data:")}
+    return {url for url in found if url.startswith(("http", "ws", "ftp"))}
 
 
 @needs_chromium

@@ -50,6 +50,11 @@ class Generator:
         jobs, renderer = await self._prepare(body, request)
         return await self._whole(jobs, renderer, deadline)
 
+    @property
+    def most_answers(self) -> int:
+        """Of one request: more than the queue holds could never be taken."""
+        return min(self.options.max_answers, self.options.max_queue)
+
     def check_model(self, name: str | None) -> str:
         """The model's name as the client will see it; an ApiError if it is none of ours."""
         if name is not None and name not in self.model_names:
@@ -65,9 +70,9 @@ class Generator:
         model, chat = self.check_model(body.model), isinstance(body, ChatRequest)
         prompts = await self._prompts(body)
         copies = body.n or 1
-        if len(prompts) * copies > self.options.max_answers:
+        if len(prompts) * copies > self.most_answers:
             raise errors.invalid(
-                f"prompts times n is more than the {self.options.max_answers} this server allows", "n"
+                f"prompts times n is more than the {self.most_answers} this server allows", "n"
             )
         visit = request.state.visit
         if body.user is not None:
@@ -100,8 +105,8 @@ class Generator:
         if isinstance(body, ChatRequest):
             return [await self.tokens.chat(body.messages)]
         special = body.add_special_tokens is not False
-        if len(body.prompts) > self.options.max_answers:
-            raise errors.invalid(f"more than {self.options.max_answers} prompts; send fewer", "prompt")
+        if len(body.prompts) > self.most_answers:
+            raise errors.invalid(f"more than {self.most_answers} prompts; send fewer", "prompt")
         return [
             await self.tokens.text(prompt, special=special) if isinstance(prompt, str) else prompt
             for prompt in body.prompts
