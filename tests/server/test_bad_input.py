@@ -107,7 +107,10 @@ def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:
     [
         ({"temperature": "0.5"}, "temperature"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 5e-324}, "temperature"),
         ({"top_p": 0}, "top_p"),
+        ({"top_p": 5e-324}, "top_p"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"n": 0}, "n"),

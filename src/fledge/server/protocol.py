@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 _INT64 = 1 << 63
+_COLDEST = 0.001
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -71,7 +72,7 @@ class Generation(_Body):
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(
         None, description="default 1; 0 is greedy"
     )
-    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Finite, Field(ge=1e-6, le=1)] | None = None
     top_k: int | None = Field(None, ge=-1, lt=1 << 31, description="0 or -1: all tokens")
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
@@ -84,7 +85,7 @@ class Generation(_Body):
     ignore_eos: bool | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = Field(None, max_length=4096)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -92,6 +93,13 @@ class Generation(_Body):
     return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
     speculate: bool | None = Field(None, description="false: plain decode for this request")
     user: str | None = Field(None, max_length=512, description="written to the log with the request's line")
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_almost_greedy(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < _COLDEST:  # dividing by it would overflow
+            raise ValueError(f"use 0, which is greedy, or at least {_COLDEST}")
+        return value
 
     @field_validator("logit_bias")
     @classmethod
