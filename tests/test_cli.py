@@ -16,7 +16,18 @@ from fledge import __version__
 from fledge.cli import app, main
 from tests.tiny import save_tiny_target
 
-COMMANDS = {"run", "prompts", "respond", "features", "train", "evaluate", "bench", "report", "generate", "serve"}
+COMMANDS = {
+    "run",
+    "prompts",
+    "respond",
+    "features",
+    "train",
+    "evaluate",
+    "bench",
+    "report",
+    "generate",
+    "serve",
+}
 
 
 class Fledge:

@@ -54,7 +54,10 @@ def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
 @pytest.mark.slow
 def test_sigterm_under_load_finishes_every_answer(tiny_target_folder: Path) -> None:
     body = {"prompt": [40, 50, 60], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
-    with serving(tiny_target_folder, "--max-batch", "4", "--log-format", "json") as (process, url):
+    with serving(tiny_target_folder, "--max-batch", "4", "--dtype", "float32", "--log-format", "json") as (
+        process,
+        url,
+    ):
         expected = HTTP.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"]
         answers: list[str | int] = []
 
