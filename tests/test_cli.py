@@ -25,6 +25,7 @@ COMMANDS = {
     "evaluate",
     "report",
     "generate",
+    "serve",
     "plan",
     "tune",
 }

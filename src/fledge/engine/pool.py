@@ -33,9 +33,13 @@ class PagePool:
         self.page_size = page_size
         self.evictions = 0
         self.on_evict: Callable[[int], None] | None = None  # told the page whose contents are about to go
-        self._free = list(range(pages - 1, PADDING_PAGE, -1))  # used as a stack: warm pages go out first
-        self._users = [0] * pages
-        self._kept = bytearray(pages)  # 1: worth keeping once nobody uses it
+        self.reset()
+
+    def reset(self) -> None:
+        """All pages free and empty, as at the start; owners' lists mean nothing afterwards."""
+        self._free = list(range(self.pages - 1, PADDING_PAGE, -1))  # used as a stack: warm pages go out first
+        self._users = [0] * self.pages
+        self._kept = bytearray(self.pages)  # 1: worth keeping once nobody uses it
         self._idle: OrderedDict[int, None] = OrderedDict()  # kept, used by nobody; the one to evict first
 
     @property

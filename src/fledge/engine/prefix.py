@@ -82,6 +82,11 @@ class PrefixCache:
             self._pool.keep(page)
         request.shared_pages = max(request.shared_pages, len(keys))
 
+    def clear(self) -> None:
+        """Forget everything; the pool has been reset."""
+        self._entries.clear()
+        self._key_of.clear()
+
     def check(self) -> None:
         """Raise EngineError unless pages and keys belong to each other one to one."""
         if {entry.page: key for key, entry in self._entries.items()} != self._key_of:

@@ -50,6 +50,16 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class TreeTrace:
+    """A round's draft tree as one request saw it: N nodes, parents first; node 0 is the token before the round."""
+
+    token_ids: list[int]
+    parents: list[int]  # -1 for the root
+    log_probs: list[float]  # the head's, cumulative from the root
+    path: list[int]  # the accepted nodes, the root first
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one engine step added to one request."""
 
@@ -61,6 +71,7 @@ class StepResult:
     text: str | None = (
         None  # what became certain of a text with stop strings; None: no such, decode the tokens
     )
+    tree: TreeTrace | None = None  # for requests submitted with `trace`, in rounds that drafted
 
 
 class Emitted(NamedTuple):
@@ -84,6 +95,7 @@ class Request:
     speculate: bool
     sink: Callable[[StepResult], None] | None
     watch: StopWatch | None = None  # set if there are stop strings
+    trace: bool = False  # results carry the round's draft tree
     submitted: float = field(default_factory=time.perf_counter)
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)

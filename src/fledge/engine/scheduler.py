@@ -112,6 +112,16 @@ class Scheduler:
             self.waiting.remove(request)
         self.pool.release(request.pages)
 
+    def reset(self) -> None:
+        """Forget all requests and free all pages, without trusting what is recorded of either."""
+        self.waiting.clear()
+        self.prefilling.clear()
+        self.running.clear()
+        self.batch.clear()
+        self.pool.reset()
+        if self.prefix is not None:
+            self.prefix.clear()
+
     def check(self) -> None:
         """Raise EngineError unless every page is accounted for."""
         self.pool.check(request.pages for request in (*self.prefilling, *self.running))
