@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from functools import cached_property
@@ -87,7 +88,9 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         "prompts": lambda: written / speeds.decode,
         "respond": lambda: answers / speeds.decode,
         "features": lambda: tokens / speeds.prefill,
-        "train": lambda: (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train,
+        "train": lambda: min(
+            (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train, 60 * (recipe.train.minutes or math.inf)
+        ),
         "evaluate": lambda: judged / _TRAIN_OVER_MEASURE / speeds.train,
         "bench": lambda: estimate_seconds(recipe.bench, 2, speeds.plain_ms),
     }

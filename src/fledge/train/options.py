@@ -23,6 +23,11 @@ class TrainOptions(BaseModel):
     )
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
     epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")
+    minutes: float | None = Field(
+        None,
+        gt=0.0,
+        description="time budget: fewer passes than `epochs` where they would take longer on this machine; null: none",
+    )
     batch_tokens: int = Field(2048, ge=16, description="tokens of a batch, prompts included")
     optimizer: Literal["muon", "adamw"] = Field(
         "muon", description="what moves the layer's matrices; lm_head and norms always move by AdamW"

@@ -13,7 +13,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +28,7 @@ from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_b
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.batches import epoch_batches, heldout_batches, read_batch
+from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.evaluate import measure
 from fledge.train.learner import BatchMeasures, Learner
@@ -122,7 +123,7 @@ class Trainer:
         self._training = store.split("train")
         self._schedule = _schedule(self._training, options)
         self._heldout = heldout_batches(store, options.batch_tokens, options.evaluate_tokens)
-        self.total = len(self._schedule)
+        self.total = self._planned = len(self._schedule)
         if not self.total:
             raise DataError(f"no training conversations in {store.url}; respond to more prompts")
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
@@ -135,9 +136,12 @@ class Trainer:
 
     def run(self, progress: Progress) -> None:
         """Train from the last checkpoint, if there is one, to the end."""
-        self._resume()
+        resumed = self._resume()
         clock = _Clock(self.seconds)
         saved = time.monotonic()
+        if self._options.minutes is not None and not resumed:
+            self._fit_into(60 * self._options.minutes)
+            self._save(clock)  # the decision holds from now on, whatever happens
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
         with freed_memory_is_kept(), _interruptible() as stop:
@@ -161,7 +165,7 @@ class Trainer:
         last = next((row for row in reversed(self._metrics) if row["tau"] is not None), None)
         return {
             "steps": self.total,
-            "epochs": self._options.epochs,
+            "epochs": round(self._epochs(self.total), 4),
             "ttt_steps": self._options.ttt_steps,
             "conversations": len(self._training),
             "tokens": sum(info.tokens for info in self._training),
@@ -173,6 +177,38 @@ class Trainer:
     def weights(self) -> Any:
         """The finished head's weights."""
         return self._learner.trained_head(self._optimizer.average)
+
+    def _epochs(self, step: int) -> float:
+        """Passes over the training conversations after so many steps."""
+        return step / self._planned * self._options.epochs
+
+    def _fit_into(self, budget: float) -> None:
+        """Shorten the run to what fits into `budget` seconds here, calibration included."""
+        start = time.perf_counter()
+        with self._optimizer.undone(), freed_memory_is_kept():
+            each = seconds_per_token(self._schedule, self._try_out, budget)
+        measuring = 0.0
+        if self._heldout:
+            before = time.perf_counter()
+            self._measure_tau()
+            measuring = time.perf_counter() - before
+        left = budget - (time.perf_counter() - start) - measuring  # of step 0
+        self.total = steps_within(self._schedule, each, measuring, self._options.evaluate_every, left)
+        self._optimizer.total_steps = self.total
+        if self.total < self._planned:
+            logger.info(
+                "%d of %d steps (%.2f epochs) fit into %g minutes",
+                self.total,
+                self._planned,
+                self._epochs(self.total),
+                budget / 60,
+            )
+
+    def _try_out(self, infos: Sequence[SampleInfo]) -> None:
+        """One step for the clock."""
+        batch = read_batch(self._store, infos, self._learner.dtype, self._learner.device)
+        self._learner.learn(batch, self._step_weights, measure=False)
+        self._optimizer.update(0)
 
     def _advance(self, clock: _Clock, *, measure_it: bool) -> tuple[BatchMeasures | None, float]:
         """One batch, one update."""
@@ -194,7 +230,7 @@ class Trainer:
             found = self._measure_tau()
         row = {
             "step": self._step,
-            "epoch": round(self._step / self.total * self._options.epochs, 4),
+            "epoch": round(self._epochs(self._step), 4),
             "loss": measures.loss if measures else None,
             "loss_by_step": measures.losses if measures else None,
             "accuracy": measures.accuracy if measures else None,
@@ -224,16 +260,20 @@ class Trainer:
         return Acceptance.of((r for r, _ in found), depth)
 
     def _save(self, clock: _Clock) -> None:
-        Checkpoint(self._step, clock.seconds(), self._metrics, self._optimizer.state()).save(self._url)
+        Checkpoint(self._step, self.total, clock.seconds(), self._metrics, self._optimizer.state()).save(
+            self._url
+        )
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
         checkpoint = Checkpoint.load(self._url)
         if checkpoint is None:
-            return
+            return False
         self._optimizer.load_state(checkpoint.tensors)
         self._step, self.seconds = checkpoint.step, checkpoint.seconds
+        self.total = self._optimizer.total_steps = checkpoint.total
         self._metrics = [row for row in checkpoint.metrics if row["step"] <= checkpoint.step]
         logger.info("training goes on at step %d of %d", self._step, self.total)
+        return True
 
 
 class _Clock:
