@@ -9,7 +9,7 @@ SOURCE = Path(fledge.__file__).parent
 
 # Lowest first. A room imports from the ones before it, never from one after it.
 ORDER = [
-    ("errors", "storage"),
+    ("errors", "retry", "storage"),
     ("native",),
     ("attention",),
     ("target",),
@@ -22,6 +22,7 @@ ORDER = [
     ("console", "recipe", "released"),
     ("run_folder",),
     ("ask", "closing", "estimate"),
+    ("feature_report",),
     ("stages",),
     ("pipeline",),
     ("bench_cli",),

@@ -88,9 +88,22 @@ def respond(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> Non
 
 
 @app.command()
-def features(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Extract the target's hidden states over the conversations."""
-    _stage("features", _run(settings, run_dir))
+def features(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="only show bytes, time and money, then end")
+    ] = False,
+) -> None:
+    """Extract the target's hidden states over the conversations; `features verify` checks a store."""
+    from fledge.feature_report import print_feature_estimate, verify_features
+
+    if settings and settings[0] == "verify":
+        verify_features(_run(settings[1:], run_dir).url("features"))
+    elif estimate:
+        print_feature_estimate(_run(settings, run_dir))
+    else:
+        _stage("features", _run(settings, run_dir))
 
 
 @app.command()

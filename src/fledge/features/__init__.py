@@ -8,7 +8,9 @@ from fledge.features.extract import (
     features_fingerprint,
 )
 from fledge.features.options import FeatureOptions
-from fledge.features.store import FeatureSample, FeatureStore, SampleInfo, write_shard
+from fledge.features.shard import FeatureSample, SampleInfo
+from fledge.features.store import FeatureStore, write_shard
+from fledge.features.verify import StoreCheck, verify_store
 
 __all__ = [
     "FeatureExtractor",
@@ -17,8 +19,10 @@ __all__ = [
     "FeatureStore",
     "FeatureSummary",
     "SampleInfo",
+    "StoreCheck",
     "bytes_per_token",
     "extract_features",
     "features_fingerprint",
+    "verify_store",
     "write_shard",
 ]

@@ -18,13 +18,16 @@ from torch import Tensor
 from fledge.data import Conversation, Progress, read_conversations
 from fledge.data.options import silent
 from fledge.errors import DataError
+from fledge.features.codec import Codec
+from fledge.features.codec import bytes_per_token as codec_bytes
 from fledge.features.options import FeatureOptions
-from fledge.features.store import FeatureSample, write_shard
+from fledge.features.shard import FeatureSample
+from fledge.features.store import write_shard
 from fledge.storage import Fingerprint, Manifest, make_fingerprint, sha256
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ class FeatureSummary:
     shards: int
 
 
-def bytes_per_token(target: Target) -> int:
-    """Bytes a token takes in the store: four hidden states in bf16, ids and mask."""
-    return 4 * target.config.hidden_size * 2 + 4 + 4 + 1
+def bytes_per_token(target: Target, codec: Codec = "bf16") -> int:
+    """Bytes a token of this target takes in the store."""
+    return codec_bytes(target.config.hidden_size, codec)
 
 
 def extract_features(
@@ -54,7 +57,7 @@ def extract_features(
     total = Manifest.load(conversations_url).tokens
     manifest = Manifest.load(output_url)
     extractor = FeatureExtractor(target, options.batch_tokens)
-    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(target))
+    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(target, options.codec))
     rest = islice(read_conversations(conversations_url), manifest.records, None)
     done, start = manifest.tokens, time.perf_counter()
     first = done
@@ -65,7 +68,7 @@ def extract_features(
             samples += extractor.extract(batch)
             done += sum(len(c.token_ids) for c in batch)
             progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
-        manifest = write_shard(manifest, samples)
+        manifest = write_shard(manifest, samples, options.codec)
     return FeatureSummary(manifest.records, manifest.tokens, manifest.size, len(manifest.shards))
 
 
@@ -79,7 +82,7 @@ def features_fingerprint(target: Target, conversations_url: str, options: Featur
             "stage": "features",
             "format": FORMAT,
             "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash},
-            "features": options.model_dump(mode="json", exclude={"batch_tokens"}),
+            "features": options.model_dump(mode="json", exclude={"batch_tokens", "price_per_gb"}),
             "conversations": sha256("".join(shard.sha256 for shard in conversations.shards).encode()),
         }
     )
@@ -135,6 +138,11 @@ class FeatureExtractor:
         if out.argmax is not None:
             argmax[rows] = out.argmax.to("cpu", torch.int32)
         features, hidden = (_stored(t) for t in (out.features, out.hidden))
+        if not bool(torch.isfinite(features).all() and torch.isfinite(hidden).all()):
+            raise DataError(
+                "the target's hidden states hold infinities or NaN; run it in another type (target.dtype) or with "
+                "target.backend=torch"
+            )
         parts = [t.split(lengths) for t in (token_ids, mask, argmax, features, hidden)]
         return [
             FeatureSample(c.conversation_id, c.category, c.split, c.temperature, *tensors)

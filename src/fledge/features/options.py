@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fledge.features.codec import Codec
+
 
 class FeatureOptions(BaseModel):
     """The target's hidden states over the conversations: what the head reads and learns from."""
@@ -13,4 +15,10 @@ class FeatureOptions(BaseModel):
     batch_tokens: int = Field(
         4096, ge=16, description="rows of one prefill of the target, conversations packed"
     )
+    codec: Codec = Field(
+        "bf16", description="how hidden states are kept: bf16, or fp8 with a scale per row at half the bytes"
+    )
     shard_mib: int = Field(256, ge=1, description="size of a shard in MiB: what a kill can lose")
+    price_per_gb: float = Field(
+        0.02, ge=0.0, description="what a GB (10^9 bytes) in the store's place costs per month, for estimates"
+    )
