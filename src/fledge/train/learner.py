@@ -13,6 +13,7 @@ from torch import Tensor
 from fledge.draft import Head, HeadWeights
 from fledge.target.weights import DecoderWeights
 from fledge.train.batches import TrainBatch
+from fledge.train.elementwise import LossMix
 from fledge.train.loss import step_loss, teacher_probabilities
 from fledge.train.unroll import UnrolledHead
 
@@ -22,7 +23,8 @@ class BatchMeasures:
     """What one batch tells, by TTT step."""
 
     loss: float  # weighted over the steps, as it is minimised
-    losses: list[float]  # mean cross-entropy of each step
+    losses: list[float]  # of each step
+    overlap: list[float]  # of each step, acceptance at temperature 1
     accuracy: list[
         float
     ]  # share of valid rows whose proposal is the conversation's own token, misses counted
@@ -31,11 +33,19 @@ class BatchMeasures:
 class Learner:
     """A head in training beside what it learns from: the target's lm_head rows of the draft vocabulary."""
 
-    def __init__(self, head: Head, target: DecoderWeights, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        head: Head,
+        target: DecoderWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        mix: LossMix = LossMix(),  # noqa: B008 - immutable
+    ) -> None:
         embedding = target.embedding if head.weights.embedding is None else head.weights.embedding
         self.head = head
         self.unrolled = UnrolledHead(head.config, head.weights, embedding, dtype, device)
         self.dtype, self.device = dtype, device
+        self._mix = mix
         vocabulary = head.vocabulary
         self._teacher = target.lm_head[vocabulary.token_ids].to(device, dtype).t().contiguous()  # [Ht, Vd]
         self._draft_ids = vocabulary.draft_ids.to(device)  # [V]
@@ -44,13 +54,13 @@ class Learner:
         """Add the batch's gradients to the weights' buffers. `step_weights` sum to 1, one per TTT step."""
         workspace = self.unrolled.workspace
         lm_head = self.unrolled.weights["lm_head"]
-        outputs, slopes, losses, accuracy = [], [], [], []
+        outputs, slopes, losses, overlap, accuracy = [], [], [], [], []
         with bf16_products(self.dtype):
             teacher = teacher_probabilities(batch.teacher_hidden, self._teacher)  # [S, Vd]
-            labels, has_teacher = self._draft_ids[batch.labels], self._draft_ids[batch.argmax] >= 0
+            labels, best = self._draft_ids[batch.labels], self._draft_ids[batch.argmax]
             for step, hidden in enumerate(self.unrolled.unroll(batch, len(step_weights))):
                 valid = batch.valid(step)
-                counted = valid & has_teacher[step:]
+                counted = valid & (best[step:] >= 0)
                 count = int(counted.sum())
                 if not count:
                     continue
@@ -58,7 +68,9 @@ class Learner:
                     hidden.detach()[: len(valid)],
                     lm_head,
                     teacher[step:],
+                    best[step:],
                     counted,
+                    self._mix,
                     step_weights[step] / count,
                     labels[step:],
                     workspace,
@@ -66,8 +78,9 @@ class Learner:
                 )
                 outputs.append(hidden[: len(valid)])
                 slopes.append(result.d_hidden)
-                if result.loss is not None and result.hits is not None:
+                if result.loss is not None and result.overlap is not None and result.hits is not None:
                     losses.append(float(result.loss))
+                    overlap.append(float(result.overlap))
                     accuracy.append(float(result.hits[valid].float().mean()))
             del teacher
             if outputs:
@@ -75,7 +88,7 @@ class Learner:
         if not losses:
             return None
         total = sum(w * loss for w, loss in zip(step_weights, losses, strict=False))
-        return BatchMeasures(total, losses, accuracy)
+        return BatchMeasures(total, losses, overlap, accuracy)
 
     @torch.no_grad()
     def hits(self, batch: TrainBatch, steps: int) -> Tensor:

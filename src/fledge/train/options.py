@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from fledge.train.elementwise import LossMix
+
+LossName = Literal["kl", "hard", "tv", "lk"]
 
 
 class TrainOptions(BaseModel):
@@ -20,6 +24,10 @@ class TrainOptions(BaseModel):
     norm_output: bool = Field(False, description="EAGLE-3.1: hand on the output after the final norm")
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
+    )
+    loss: dict[LossName, float] = Field(
+        {"kl": 1.0},
+        description="shares of the loss: kl, hard (the target's argmax), tv and lk (acceptance), such as {kl: 1, lk: 1}",
     )
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
     epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")
@@ -53,6 +61,20 @@ class TrainOptions(BaseModel):
     checkpoint_seconds: float = Field(
         60.0, gt=0.0, description="time between two checkpoints: what a kill can lose"
     )
+
+
+    @field_validator("loss")
+    @classmethod
+    def _some_loss(cls, shares: dict[LossName, float]) -> dict[LossName, float]:
+        if any(share < 0 for share in shares.values()) or not sum(shares.values()) > 0:
+            raise ValueError("give at least one loss a share above 0, and none a negative one")
+        return shares
+
+    @property
+    def loss_mix(self) -> LossMix:
+        """The shares, together 1."""
+        total = sum(self.loss.values())
+        return LossMix(*(self.loss.get(name, 0.0) / total for name in ("kl", "hard", "tv", "lk")))
 
 
 class EvaluateOptions(BaseModel):

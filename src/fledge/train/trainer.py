@@ -119,7 +119,8 @@ class Trainer:
         self._store = store
         self._options = options
         self._url = train_url
-        self._learner = Learner(head, target.weights, getattr(torch, options.dtype), target.device)
+        dtype = getattr(torch, options.dtype)
+        self._learner = Learner(head, target.weights, dtype, target.device, options.loss_mix)
         self._training = store.split("train")
         self._schedule = _schedule(self._training, options)
         self._heldout = heldout_batches(store, options.batch_tokens, options.evaluate_tokens)
@@ -234,6 +235,7 @@ class Trainer:
             "loss": measures.loss if measures else None,
             "loss_by_step": measures.losses if measures else None,
             "accuracy": measures.accuracy if measures else None,
+            "overlap": measures.overlap if measures else None,
             "tau": round(found.tau, 4) if found else None,
             "acceptance": [round(share, 4) for share in found.by_depth] if found else None,
             "lr": rate,
