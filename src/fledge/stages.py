@@ -94,9 +94,13 @@ def _evaluate_fingerprint(run: Run) -> Fingerprint:
 
 def _evaluate(run: Run, progress: Progress) -> Outcome:
     head = Head.load(run.url("head"))
-    found = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress).overall
+    made = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress)
+    found = made.overall
     depths = " ".join(f"{share:.2f}" for share in found.by_depth)
-    return Outcome(f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}", {"tau": found.tau})
+    trees = "".join(f", tree {name} {part.tau:.2f}" for name, part in made.serving.items())
+    return Outcome(
+        f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}{trees}", {"tau": found.tau}
+    )
 
 
 def _bench_fingerprint(run: Run) -> Fingerprint:

@@ -86,9 +86,7 @@ def step_loss(
         logits = workspace.take("logits", shape, hidden.dtype, hidden.device)
         matrix = lm_head.compute if lm_head.transposed else lm_head.compute.t()
         torch.mm(hidden[chunk], matrix, out=logits)
-        found = loss_gradient_(
-            logits, teacher[chunk], best[chunk], counted[chunk], mix, measure=measure
-        )
+        found = loss_gradient_(logits, teacher[chunk], best[chunk], counted[chunk], mix, measure=measure)
         if found is not None and values is not None and hits is not None:
             values[0, chunk], values[1, chunk] = found.loss, found.overlap
             hits[chunk] = found.best == labels[chunk]

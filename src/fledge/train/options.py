@@ -62,7 +62,6 @@ class TrainOptions(BaseModel):
         60.0, gt=0.0, description="time between two checkpoints: what a kill can lose"
     )
 
-
     @field_validator("loss")
     @classmethod
     def _some_loss(cls, shares: dict[LossName, float]) -> dict[LossName, float]:
@@ -83,5 +82,12 @@ class EvaluateOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     depth: int = Field(6, ge=1, le=16, description="tokens drafted in a row")
+    shapes: tuple[tuple[int, int, int], ...] = Field(
+        ((4, 1, 5), (4, 4, 16)),
+        description="draft trees whose tau in serving is predicted: (depth, topk, nodes); topk 1 is a chain",
+    )
+    shape_tokens: int = Field(
+        20_000, ge=0, description="held-out tokens of greedy answers used for each of them at most; 0: none"
+    )
     max_tokens: int = Field(200_000, ge=1, description="held-out tokens used at most")
     batch_tokens: int = Field(8192, ge=16, description="tokens of a batch")
