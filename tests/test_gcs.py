@@ -76,9 +76,9 @@ def test_damage_in_a_bucket_is_named(gcs: Proxy, tmp_path: Path):
     data = bytearray(storage.read_bytes(url))
     data[-1] ^= 1
     storage.write_atomic(url, bytes(data))
+    store = FeatureStore(FOLDER)
     with pytest.raises(StorageError, match=r"features-00000\.safetensors is damaged: wrong checksum"):
-        store = FeatureStore(FOLDER)
-        [store.read(info) for info in store.samples]
+        store.read_many(store.samples)
     storage.write_atomic(url, bytes(data[:-100]))
     with pytest.raises(StorageError, match="truncated"):
         FeatureStore(FOLDER)

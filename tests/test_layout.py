@@ -27,6 +27,7 @@ ORDER = [
     ("pipeline",),
     ("bench_cli",),
     ("cli",),
+    ("__main__",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 # What the layers share without being a room: the forward batch is the contract between attention and target.

@@ -7,6 +7,7 @@ from fledge.features.extract import (
     extract_features,
     features_fingerprint,
 )
+from fledge.features.online import OnlineFeatures
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample, SampleInfo
 from fledge.features.store import FeatureStore, write_shard
@@ -18,6 +19,7 @@ __all__ = [
     "FeatureSample",
     "FeatureStore",
     "FeatureSummary",
+    "OnlineFeatures",
     "SampleInfo",
     "StoreCheck",
     "bytes_per_token",

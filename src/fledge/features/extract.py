@@ -58,7 +58,10 @@ def extract_features(
     manifest = Manifest.load(output_url)
     extractor = FeatureExtractor(target, options.batch_tokens)
     shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(target, options.codec))
-    rest = islice(read_conversations(conversations_url), manifest.records, None)
+    wanted = (
+        c for c in read_conversations(conversations_url) if options.feed == "offline" or c.split == "heldout"
+    )
+    rest = islice(wanted, manifest.records, None)
     done, start = manifest.tokens, time.perf_counter()
     first = done
     progress(done, total, "")

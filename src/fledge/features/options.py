@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from fledge.features.codec import Codec
@@ -14,6 +16,11 @@ class FeatureOptions(BaseModel):
 
     batch_tokens: int = Field(
         4096, ge=16, description="rows of one prefill of the target, conversations packed"
+    )
+    feed: Literal["offline", "online", "hybrid"] = Field(
+        "offline",
+        description="what training reads: offline a store, online the target at work, hybrid the target at work in "
+        "the first pass and what was kept of it later; held-out features are always stored",
     )
     codec: Codec = Field(
         "bf16", description="how hidden states are kept: bf16, or fp8 with a scale per row at half the bytes"

@@ -34,6 +34,8 @@ def write_shard(manifest: Manifest, samples: Sequence[FeatureSample], codec: Cod
 class FeatureStore:
     """Reads a folder of feature shards. Threads may share it."""
 
+    ahead = 2  # batches worth reading ahead
+
     def __init__(self, url: str) -> None:
         self.url = str(url)
         self.manifest = Manifest.load(self.url)
@@ -63,6 +65,10 @@ class FeatureStore:
     def read(self, info: SampleInfo) -> FeatureSample:
         """One conversation with its hidden states."""
         return self._used(info.shard).read(info.index)
+
+    def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
+        """Several of them."""
+        return [self.read(info) for info in infos]
 
     def tokens(self, info: SampleInfo) -> tuple[Tensor, Tensor]:
         """Its token ids and loss mask alone."""

@@ -19,9 +19,15 @@ _WARM, _FEWEST, _MOST = 1, 3, 24  # steps: not timed, timed at least, timed at m
 
 
 def seconds_per_token(
-    schedule: Sequence[Sequence[SampleInfo]], step: Callable[[Sequence[SampleInfo]], object], budget: float
+    schedule: Sequence[Sequence[SampleInfo]],
+    step: Callable[[Sequence[SampleInfo]], object],
+    budget: float,
+    agreed: Callable[[bool], bool] = bool,
 ) -> float:
-    """Time `step` on batches spread evenly over the schedule, for a small share of `budget` seconds."""
+    """Time `step` on batches spread evenly over the schedule, for a small share of `budget` seconds.
+
+    `agreed` is asked before stopping: processes that step together stop together.
+    """
     count = min(len(schedule), _WARM + _MOST)
     picked = [schedule[i * len(schedule) // count] for i in range(count)]
     tokens, timed, seconds = 0, 0, 0.0
@@ -33,7 +39,7 @@ def seconds_per_token(
         seconds += time.perf_counter() - start
         tokens += _tokens(batch)
         timed += 1
-        if timed >= _FEWEST and seconds > _SHARE * budget:
+        if agreed(timed >= _FEWEST and seconds > _SHARE * budget):
             break
     return seconds / max(1, tokens)
 

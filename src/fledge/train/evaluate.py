@@ -20,7 +20,8 @@ from fledge.features import FeatureStore, SampleInfo
 from fledge.storage import join, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, DraftRound, replay
-from fledge.train.batches import heldout_batches, is_trainable, read_batch
+from fledge.train.batches import heldout_batches, is_trainable
+from fledge.train.feed import read_batch
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
 from fledge.train.serving import ServingReplay
@@ -111,6 +112,8 @@ def measure(
     done, outside = 0, ~learner.head.vocabulary.t2d
     for infos in batches:
         batch = read_batch(store, infos, learner.dtype, learner.device)
+        if batch is None:
+            continue
         hits = learner.hits(batch, depth)
         found += [(r, infos[r.sample]) for r in replay(hits, batch, outside)]
         done += batch.tokens

@@ -15,7 +15,10 @@ from fledge.target.weights import DecoderWeights
 from fledge.train.batches import TrainBatch
 from fledge.train.elementwise import LossMix
 from fledge.train.loss import step_loss, teacher_probabilities
+from fledge.train.parallel import Team
 from fledge.train.unroll import UnrolledHead
+
+ALONE = Team()
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,55 @@ class Learner:
         self._teacher = target.lm_head[vocabulary.token_ids].to(device, dtype).t().contiguous()  # [Ht, Vd]
         self._draft_ids = vocabulary.draft_ids.to(device)  # [V]
 
-    def learn(self, batch: TrainBatch, step_weights: list[float], *, measure: bool) -> BatchMeasures | None:
-        """Add the batch's gradients to the weights' buffers. `step_weights` sum to 1, one per TTT step."""
+    def learn(
+        self, batch: TrainBatch | None, step_weights: list[float], *, measure: bool, team: Team = ALONE
+    ) -> BatchMeasures | None:
+        """Add the gradients of this process' share of a batch to the weights' buffers; None: no share.
+
+        `step_weights` sum to 1, one per TTT step. A step's loss is a mean over the supervised rows of all shares.
+        """
+        steps = len(step_weights)
+        sums = torch.zeros(4, steps, dtype=torch.float64)  # loss, overlap, hits, valid rows
+        best = None if batch is None else self._draft_ids[batch.argmax]
+        counts = team.sum_(torch.tensor([self._counted(batch, best, step) for step in range(steps)]))
+        if batch is not None and best is not None:
+            self._learn_share(batch, best, step_weights, counts.tolist(), sums if measure else None)
+        if not measure:
+            return None
+        loss, overlap, hits, valid = team.sum_(sums)
+        seen = int((counts > 0).sum())  # a step without rows is followed by none that has some
+        if not seen:
+            return None
+        losses, overlaps = (part[:seen] / counts[:seen] for part in (loss, overlap))
+        total = sum(w * value for w, value in zip(step_weights, losses.tolist(), strict=False))
+        return BatchMeasures(total, losses.tolist(), overlaps.tolist(), (hits / valid)[:seen].tolist())
+
+    def _counted(self, batch: TrainBatch | None, best: Tensor | None, step: int) -> int:
+        """Rows of this share in a step's loss."""
+        if batch is None or best is None:
+            return 0
+        return int((batch.valid(step) & (best[step:] >= 0)).sum())
+
+    def _learn_share(
+        self,
+        batch: TrainBatch,
+        best: Tensor,
+        step_weights: list[float],
+        counts: list[int],
+        sums: Tensor | None,
+    ) -> None:
+        """Forward, loss and backward of one share; `counts` are of all shares, `sums` [4, steps] are added to."""
         workspace = self.unrolled.workspace
         lm_head = self.unrolled.weights["lm_head"]
-        outputs, slopes, losses, overlap, accuracy = [], [], [], [], []
+        outputs, slopes = [], []
         with bf16_products(self.dtype):
             teacher = teacher_probabilities(batch.teacher_hidden, self._teacher)  # [S, Vd]
-            labels, best = self._draft_ids[batch.labels], self._draft_ids[batch.argmax]
+            labels = self._draft_ids[batch.labels]
             for step, hidden in enumerate(self.unrolled.unroll(batch, len(step_weights))):
                 valid = batch.valid(step)
                 counted = valid & (best[step:] >= 0)
-                count = int(counted.sum())
-                if not count:
+                rows = int(counted.sum())
+                if not rows:
                     continue
                 result = step_loss(
                     hidden.detach()[: len(valid)],
@@ -71,24 +110,20 @@ class Learner:
                     best[step:],
                     counted,
                     self._mix,
-                    step_weights[step] / count,
+                    step_weights[step] / counts[step],
                     labels[step:],
                     workspace,
-                    measure=measure,
+                    measure=sums is not None,
                 )
                 outputs.append(hidden[: len(valid)])
                 slopes.append(result.d_hidden)
-                if result.loss is not None and result.overlap is not None and result.hits is not None:
-                    losses.append(float(result.loss))
-                    overlap.append(float(result.overlap))
-                    accuracy.append(float(result.hits[valid].float().mean()))
+                if sums is None or result.loss is None or result.overlap is None or result.hits is None:
+                    continue
+                found = [float(result.loss) * rows, float(result.overlap) * rows]
+                sums[:, step] = torch.tensor([*found, float(result.hits[valid].sum()), float(valid.sum())])
             del teacher
             if outputs:
                 torch.autograd.backward(outputs, slopes)
-        if not losses:
-            return None
-        total = sum(w * loss for w, loss in zip(step_weights, losses, strict=False))
-        return BatchMeasures(total, losses, overlap, accuracy)
 
     @torch.no_grad()
     def hits(self, batch: TrainBatch, steps: int) -> Tensor:

@@ -27,7 +27,7 @@ class TrainOptions(BaseModel):
     )
     loss: dict[LossName, float] = Field(
         {"kl": 1.0},
-        description="shares of the loss: kl, hard (the target's argmax), tv and lk (acceptance), such as {kl: 1, lk: 1}",
+        description="shares of the loss: kl, hard (target's argmax), tv and lk (acceptance); e.g. {kl: 1, lk: 1}",
     )
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
     epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,17 +20,20 @@ import torch
 from fledge.data.options import Progress, silent
 from fledge.draft import DraftVocabulary, Head, count_generated
 from fledge.errors import DataError
-from fledge.features import FeatureStore, SampleInfo
+from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
 from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
-from fledge.train.batches import epoch_batches, heldout_batches, read_batch
+from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.evaluate import measure
+from fledge.train.feed import FeatureSource, read_ahead, read_batch
+from fledge.train.interrupt import interruptible
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
+from fledge.train.parallel import Team
 from fledge.train.workspace import freed_memory_is_kept
 
 logger = logging.getLogger("fledge")
@@ -63,19 +63,33 @@ def train(
     head_url: str,
     train_url: str,
     progress: Progress = silent,
+    online: OnlineFeatures | None = None,
 ) -> TrainSummary:
     """Train a head into `head_url`, keeping checkpoint and metrics in `train_url`; go on where an earlier call stopped.
 
-    SIGTERM saves a checkpoint and ends the process with status 143.
+    Features come from the store at `features_url`; with `online` only the held-out ones. Under torchrun all processes
+    call this. SIGTERM saves a checkpoint and ends the process with status 143.
     """
-    train_fingerprint(target, features_url, options).claim(train_url)
-    store = FeatureStore(features_url)
-    head, coverage = _initial_head(target, store, options)
-    trainer = Trainer(target, store, head, options, train_url)
-    trainer.run(progress)
+    team = Team.from_environment(target.device)
+    fingerprint = train_fingerprint(target, features_url, options, online.url if online else None)
+    if team.leads:
+        fingerprint.claim(train_url)
+    store = FeatureStore(features_url) if online is None or Manifest.load(features_url).shards else None
+    if store is not None and store.hidden_size != target.config.hidden_size:
+        raise DataError(
+            f"{features_url} holds hidden states of size {store.hidden_size}, {target.name} has "
+            f"{target.config.hidden_size}; run `fledge features` with this target"
+        )
+    source: FeatureSource | None = online or store
+    assert source is not None
+    head, coverage = _initial_head(target, source, options)
+    trainer = Trainer(target, source, store, head, options, train_url, team)
+    trainer.run(progress if team.leads else silent)
     facts = trainer.facts() | {"coverage": round(coverage, 6)}
     metadata = replace(head.metadata, training=facts)
-    Head(head.config, trainer.weights(), metadata).save(head_url)
+    if team.leads:
+        Head(head.config, trainer.weights(), metadata).save(head_url)
+    team.wait()
     return TrainSummary(
         steps=trainer.total,
         conversations=facts["conversations"],
@@ -89,9 +103,12 @@ def train(
     )
 
 
-def train_fingerprint(target: Target, features_url: str, options: TrainOptions) -> Fingerprint:
-    """What the head depends on; how often things are logged or saved is not part of it."""
-    shards = "".join(shard.sha256 for shard in Manifest.load(features_url).shards)
+def train_fingerprint(
+    target: Target, features_url: str, options: TrainOptions, conversations_url: str | None = None
+) -> Fingerprint:
+    """What the head depends on; how often things are logged or saved is not part of it, nor is how features come."""
+    folders = [features_url] + ([] if conversations_url is None else [conversations_url])
+    shards = "".join(shard.sha256 for folder in folders for shard in Manifest.load(folder).shards)
     started = None
     if options.init_head is not None:
         files = (read_bytes(join(options.init_head, n)) for n in ("config.json", "model.safetensors"))
@@ -114,19 +131,27 @@ class Trainer:
     """The training loop and its state."""
 
     def __init__(
-        self, target: Target, store: FeatureStore, head: Head, options: TrainOptions, train_url: str
+        self,
+        target: Target,
+        source: FeatureSource,
+        heldout: FeatureStore | None,
+        head: Head,
+        options: TrainOptions,
+        train_url: str,
+        team: Team,
     ) -> None:
-        self._store = store
+        self._source, self._heldout_store, self._team = source, heldout, team
         self._options = options
         self._url = train_url
         dtype = getattr(torch, options.dtype)
         self._learner = Learner(head, target.weights, dtype, target.device, options.loss_mix)
-        self._training = store.split("train")
+        self._training = source.split("train")
         self._schedule = _schedule(self._training, options)
-        self._heldout = heldout_batches(store, options.batch_tokens, options.evaluate_tokens)
+        measured = options.batch_tokens, options.evaluate_tokens
+        self._heldout = heldout_batches(heldout, *measured) if heldout else []
         self.total = self._planned = len(self._schedule)
         if not self.total:
-            raise DataError(f"no training conversations in {store.url}; respond to more prompts")
+            raise DataError(f"no training conversations in {source.url}; respond to more prompts")
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
         self._step_weights = [weight / sum(weights) for weight in weights]
@@ -145,19 +170,22 @@ class Trainer:
             self._save(clock)  # the decision holds from now on, whatever happens
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
-        with freed_memory_is_kept(), _interruptible() as stop:
-            while self._step < self.total:
+        rest = self._schedule[self._step : self.total]
+        with freed_memory_is_kept(), interruptible() as stop:
+            for batch in read_ahead(rest, self._read, self._source.ahead):
                 logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
-                measures, norm = self._advance(clock, measure_it=logs)
+                measures, norm = self._advance(batch, clock, measure_it=logs)
                 if logs:
                     self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
                 else:
                     progress(self._step, self.total, clock.note())
                 due = time.monotonic() - saved >= self._options.checkpoint_seconds
-                if due or stop.is_set() or self._step == self.total:
+                stopping = self._team.any(stop.is_set())
+                if due or stopping or self._step == self.total:
                     self._save(clock)
                     saved = time.monotonic()
-                if stop.is_set():
+                if stopping:
+                    self._team.wait()  # for the checkpoint
                     raise SystemExit(143)
         self.seconds = clock.seconds()
 
@@ -187,14 +215,15 @@ class Trainer:
         """Shorten the run to what fits into `budget` seconds here, calibration included."""
         start = time.perf_counter()
         with self._optimizer.undone(), freed_memory_is_kept():
-            each = seconds_per_token(self._schedule, self._try_out, budget)
+            each = seconds_per_token(self._schedule, self._try_out, budget, self._team.any)
         measuring = 0.0
         if self._heldout:
             before = time.perf_counter()
             self._measure_tau()
             measuring = time.perf_counter() - before
         left = budget - (time.perf_counter() - start) - measuring  # of step 0
-        self.total = steps_within(self._schedule, each, measuring, self._options.evaluate_every, left)
+        fits = steps_within(self._schedule, each, measuring, self._options.evaluate_every, left)
+        self.total = min(self._team.gather(fits))
         self._optimizer.total_steps = self.total
         if self.total < self._planned:
             logger.info(
@@ -207,17 +236,24 @@ class Trainer:
 
     def _try_out(self, infos: Sequence[SampleInfo]) -> None:
         """One step for the clock."""
-        batch = read_batch(self._store, infos, self._learner.dtype, self._learner.device)
-        self._learner.learn(batch, self._step_weights, measure=False)
+        self._learner.learn(self._read(infos), self._step_weights, measure=False, team=self._team)
+        self._team.sum_(self._learner.unrolled.weights.grad)
         self._optimizer.update(0)
 
-    def _advance(self, clock: _Clock, *, measure_it: bool) -> tuple[BatchMeasures | None, float]:
+    def _read(self, infos: Sequence[SampleInfo]) -> TrainBatch | None:
+        """This process' share of a batch."""
+        mine = self._team.share(infos)
+        return read_batch(self._source, mine, self._learner.dtype, self._learner.device)
+
+    def _advance(
+        self, batch: TrainBatch | None, clock: _Clock, *, measure_it: bool
+    ) -> tuple[BatchMeasures | None, float]:
         """One batch, one update."""
-        batch = read_batch(self._store, self._schedule[self._step], self._learner.dtype, self._learner.device)
-        measures = self._learner.learn(batch, self._step_weights, measure=measure_it)
+        measures = self._learner.learn(batch, self._step_weights, measure=measure_it, team=self._team)
+        self._team.sum_(self._learner.unrolled.weights.grad)
         norm = self._optimizer.update(self._step)
+        clock.add(sum(info.tokens for info in self._schedule[self._step]))
         self._step += 1
-        clock.add(batch.tokens)
         return measures, norm
 
     def _log(
@@ -257,11 +293,15 @@ class Trainer:
         weights, depth = self._learner.unrolled.weights, self._options.ttt_steps
         if self._optimizer.average is not None:
             weights.compute.copy_(self._optimizer.average)
-        found = measure(self._learner, self._store, self._heldout, depth)
+        assert self._heldout_store is not None
+        mine = self._heldout[self._team.rank :: self._team.size]
+        found = [r for r, _ in measure(self._learner, self._heldout_store, mine, depth)]
         weights.refresh()
-        return Acceptance.of((r for r, _ in found), depth)
+        return Acceptance.of((r for part in self._team.gather(found) for r in part), depth)
 
     def _save(self, clock: _Clock) -> None:
+        if not self._team.leads:
+            return
         Checkpoint(self._step, self.total, clock.seconds(), self._metrics, self._optimizer.state()).save(
             self._url
         )
@@ -299,10 +339,10 @@ class _Clock:
         return f"{self.rate():,.0f} tokens/s"
 
 
-def _initial_head(target: Target, store: FeatureStore, options: TrainOptions) -> tuple[Head, float]:
+def _initial_head(target: Target, source: FeatureSource, options: TrainOptions) -> tuple[Head, float]:
     """The head training starts from, and how much of the generated tokens its vocabulary covers."""
-    training = store.split("train")
-    counts = count_generated((store.tokens(info) for info in training), target.config.vocab_size)
+    training = source.split("train")
+    counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
         head = Head.load(options.init_head)
         head.check_target(target)
@@ -328,17 +368,3 @@ def _schedule(infos: list[SampleInfo], options: TrainOptions) -> list[list[Sampl
         share = min(1.0, options.epochs - epoch)
         batches += found[: math.ceil(share * len(found))]
     return batches
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets instead of ending the process, where signals can be caught at all."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, before)
