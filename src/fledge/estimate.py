@@ -79,7 +79,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     sizes = {
         "prompts": (written, count * _PROMPT_TOKENS * _PARQUET_BYTES),
         "respond": (answers, tokens * _PARQUET_BYTES),
-        "features": (tokens, tokens * bytes_per_token(run.target, recipe.features.codec)),
+        "features": (tokens, tokens * bytes_per_token(run.target.config.hidden_size, recipe.features.codec)),
         "train": (trained, speeds.head_size * _CHECKPOINT_BYTES),
         "evaluate": (judged, 0.0),
     }

@@ -22,11 +22,11 @@ def print_feature_estimate(run: Run) -> None:
     speed = Calibration(run).prefill
     rows = []
     for codec in _CODECS:
-        size = tokens * bytes_per_token(run.target, codec)
+        size = tokens * bytes_per_token(run.target.config.hidden_size, codec)
         money = f"{size / 1e9 * recipe.features.price_per_gb:,.2f}"
         rows.append((f"stored, {codec}", human_bytes(size), clock(tokens / speed), money))
     heldout = tokens * recipe.respond.heldout
-    size = heldout * bytes_per_token(run.target, recipe.features.codec)
+    size = heldout * bytes_per_token(run.target.config.hidden_size, recipe.features.codec)
     passes = heldout + (tokens - heldout) * recipe.train.epochs
     rows.append(
         (

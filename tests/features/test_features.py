@@ -59,7 +59,7 @@ def target(tiny_target_folder: Path) -> Target:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of about 200 tokens."""
-    monkeypatch.setattr(extract_module, "bytes_per_token", lambda target, codec: 2**20 // 200)
+    monkeypatch.setattr(extract_module, "bytes_per_token", lambda size, codec: 2**20 // 200)
 
 
 def test_packed_extraction_equals_one_conversation_at_a_time(target: Target, tmp_path: Path):
@@ -162,4 +162,6 @@ def test_missing_input_and_too_long_conversations_are_explained(target: Target, 
 def test_bytes_per_token_matches_the_files(target: Target, tmp_path: Path):
     url = write_conversations(tmp_path / "conversations", make_conversations(60))
     summary = extract_features(target, url, OPTIONS, str(tmp_path / "features"))
-    assert summary.bytes == pytest.approx(summary.tokens * bytes_per_token(target), rel=0.08)
+    assert summary.bytes == pytest.approx(
+        summary.tokens * bytes_per_token(target.config.hidden_size, "bf16"), rel=0.08
+    )

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from fledge.errors import FingerprintError
 from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, OnlineFeatures, extract_features
@@ -17,7 +16,7 @@ from fledge.train import train
 from fledge.train.feed import read_ahead
 from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
-from tests.train.test_trainer import OPTIONS, files
+from tests.train.test_trainer import OPTIONS
 
 SMALL = OPTIONS.model_copy(update={"epochs": 2.0, "ttt_steps": 2, "dtype": "float32"})
 
@@ -96,7 +95,7 @@ def test_hybrid_asks_the_target_once_for_each_conversation_and_keeps_a_sound_sto
 
     with pytest.raises(KeyboardInterrupt):  # after the last step, before the head is written
         train_online(target, conversations, tmp_path, "hybrid", kill)
-    trainable = {c for c in asked}
+    trainable = set(asked)
     assert len(asked) == len(trainable)
     train_online(target, conversations, tmp_path, "hybrid")
     assert_same_head(tmp_path, stored)
@@ -141,4 +140,3 @@ def test_an_error_while_reading_ahead_arrives_where_the_batch_is_used_and_no_thr
     with pytest.raises(ValueError, match="damaged"):
         got.extend(batches)
     assert threading.active_count() == before
-    assert files and torch.is_grad_enabled()
