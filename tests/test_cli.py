@@ -23,12 +23,20 @@ COMMANDS = {
     "features",
     "train",
     "evaluate",
+<<<<<<< HEAD
     "report",
     "generate",
     "plan",
     "tune",
 }
 GROUPS = {"bench": {"engine", "server", "peers"}}
+=======
+    "bench",
+    "report",
+    "generate",
+    "compare",
+}
+>>>>>>> 49321ce (fledge compare, fledge evaluate --head, TensorBoard curves)
 
 
 class Fledge:

@@ -22,7 +22,7 @@ ORDER = [
     ("console", "recipe", "released"),
     ("run_folder",),
     ("ask", "closing", "estimate"),
-    ("feature_report",),
+    ("feature_report", "judge"),
     ("stages",),
     ("pipeline",),
     ("bench_cli",),

@@ -113,9 +113,33 @@ def train(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_hea
 
 
 @app.command()
-def evaluate(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Measure tau of the trained head on the held-out conversations."""
-    _stage("evaluate", _run(settings, run_dir))
+def evaluate(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    head: Annotated[
+        str | None, typer.Option(help="a head to judge instead of the run's own: a folder, or released")
+    ] = None,
+) -> None:
+    """Measure tau of the trained head on the held-out conversations, or print what another head would do."""
+    if head is None:
+        _stage("evaluate", _run(settings, run_dir))
+    else:
+        from fledge.judge import print_evaluation
+
+        print_evaluation(_run(settings, run_dir), head)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="a head's folder, or released")],
+    b: Annotated[str, typer.Argument(help="another")],
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+) -> None:
+    """Compare two heads on a run's held-out conversations."""
+    from fledge.judge import print_comparison
+
+    print_comparison(_run(settings, run_dir), (a, b))
 
 
 app.add_typer(bench_app, name="bench")

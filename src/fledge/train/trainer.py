@@ -27,6 +27,7 @@ from fledge.train.acceptance import Acceptance
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
+from fledge.train.curves import write_curves
 from fledge.train.evaluate import measure
 from fledge.train.feed import FeatureSource, read_ahead, read_batch
 from fledge.train.interrupt import interruptible
@@ -305,6 +306,7 @@ class Trainer:
         Checkpoint(self._step, self.total, clock.seconds(), self._metrics, self._optimizer.state()).save(
             self._url
         )
+        write_curves(self._url, self._metrics, time.time() - clock.seconds())
 
     def _resume(self) -> bool:
         checkpoint = Checkpoint.load(self._url)
