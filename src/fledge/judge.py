@@ -9,7 +9,6 @@ from fledge.draft import Head, head_runner
 from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
 from fledge.engine.cost import measure_cost
-from fledge.engine.layout import PLAIN
 from fledge.released import head_url
 from fledge.run_folder import Run
 from fledge.train import Acceptance, evaluate
@@ -98,5 +97,5 @@ def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dic
         prefill_rows=_COST_CONTEXT,
     )
     cost = measure_cost(parts.models, largest.nodes)
-    plain = max(cost.round_seconds(1, PLAIN), 1e-9)
+    plain = max(cost.plain_seconds(1), 1e-9)
     return {name: cost.round_seconds(1, shape) / plain for name, shape in shapes.items()}

@@ -20,7 +20,8 @@ from fledge.draft import Head, head_runner
 from fledge.engine.carried import Carried, CarriedSizes, RunningBatch
 from fledge.engine.forwards import Models, run_head
 from fledge.engine.layout import Layouts, RowLayout, TreeShape
-from fledge.engine.round import Round, accept, draft
+from fledge.engine.planner import RoundPlan
+from fledge.engine.round import accept, draft
 from fledge.features import FeatureSample
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
@@ -61,14 +62,13 @@ class ServingReplay:
         """The rounds of up to _ANSWERS answers. One that is done is drafted on, and not counted."""
         shape, size = self._shape, len(answers)
         models, pages = self._models(answers)
-        layout = self._layouts.tree(size, shape)
-        now = self._prefilled(models, answers, pages)
-        sizes = CarriedSizes(1, 1, shape.topk, 1, 1, self._target.dtype, 0)
-        this = Round(models, RunningBatch(sizes, self._target.device), now, shape, layout)
+        layout, plan = self._layouts.tree(size, shape), RoundPlan(shape)
+        batch = self._prefilled(models, answers, pages)
+        now = batch.view()
         found: list[DraftRound] = []
         lengths = [a.start for a in answers]
         while any(length < a.end - 1 for length, a in zip(lengths, answers, strict=True)):
-            tree = draft(this)
+            tree, _, _ = draft(models, batch, plan)
             truth = self._ahead(answers, lengths)  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the answer
             accepted = accept(tree, truth.gather(1, tree.depths), layout)
             emits = accepted.emits.tolist()
@@ -107,7 +107,7 @@ class ServingReplay:
         )
         return models, pages
 
-    def _prefilled(self, models: Models, answers: list[Answer], pages: Tensor) -> Carried:
+    def _prefilled(self, models: Models, answers: list[Answer], pages: Tensor) -> RunningBatch:
         """The head over every prompt: positions 0 .. start - 1, each with the token after it."""
         device, lengths = self._target.device, [a.start for a in answers]
         length = torch.tensor(lengths, dtype=torch.int32, device=device)
@@ -125,16 +125,27 @@ class ServingReplay:
         assert models.head is not None
         assert models.head_kv is not None
         out = models.head.forward(rows, models.head_kv, features=features, hidden=None, k=models.topk)
-        return Carried(
-            length=length,
-            bonus=torch.tensor([int(a.sample.token_ids[a.start]) for a in answers], device=device),
-            page_table=pages,
-            first_token_ids=out.token_ids,
-            first_log_probs=out.log_probs,
-            hidden=out.hidden.index_select(0, ends.long() - 1),
-            pending_tokens=torch.empty(0),
-            pending_features=torch.empty(0),
+        c = self._runner.config
+        sizes = CarriedSizes(
+            rows=len(answers),
+            pages=pages.shape[1],
+            topk=models.topk,
+            hidden=c.hidden_size,
+            features=1,
+            dtype=out.hidden.dtype,
+            pending=0,
         )
+        batch = RunningBatch(sizes, self._runner.page_size, device)
+        batch.size = len(answers)
+        now = batch.view()
+        now.length.copy_(length)
+        now.bonus.copy_(torch.tensor([int(a.sample.token_ids[a.start]) for a in answers]))
+        now.page_table.copy_(pages)
+        now.head_pages.copy_(pages)
+        now.first_token_ids.copy_(out.token_ids)
+        now.first_log_probs.copy_(out.log_probs)
+        now.hidden.copy_(out.hidden.index_select(0, ends.long() - 1))
+        return batch
 
     def _ahead(self, answers: list[Answer], lengths: list[int]) -> Tensor:
         """The tokens the target chose after each answer's bonus token, [B, D + 1] int64, -1 beyond its end."""
