@@ -116,3 +116,17 @@ def test_only_greedy_answers_predict_a_greedy_engine(
     extract_features(target, url, FeatureOptions(), str(tmp_path / "features"))
     assert FeatureStore(str(tmp_path / "features")).split("heldout")
     assert evaluate(target, head, str(tmp_path / "features"), EvaluateOptions(), None).serving == {}
+
+
+def test_features_in_eight_bits_predict_the_same_tau(
+    target: Target, conversations: list[Conversation], features: str, head: Head, tmp_path: Path
+):
+    url = write_conversations(tmp_path / "conversations", conversations)
+    extract_features(target, url, FeatureOptions(codec="fp8"), str(tmp_path / "features"))
+    options = EvaluateOptions(depth=4, shape_tokens=0)
+    full, half = (
+        evaluate(target, head, place, options, None).overall
+        for place in (features, str(tmp_path / "features"))
+    )
+    assert full.tau > 1.3
+    assert half.tau == pytest.approx(full.tau, rel=0.02)

@@ -157,6 +157,7 @@ class Trainer:
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
         self._step_weights = [weight / sum(weights) for weight in weights]
         self._metrics: list[dict[str, Any]] = []
+        self._drawn = 0  # rows that are in the TensorBoard curves
         self._step = 0
         self._acceptance: Acceptance | None = None
         self.seconds = 0.0
@@ -306,7 +307,9 @@ class Trainer:
         Checkpoint(self._step, self.total, clock.seconds(), self._metrics, self._optimizer.state()).save(
             self._url
         )
-        write_curves(self._url, self._metrics, time.time() - clock.seconds())
+        if len(self._metrics) > self._drawn:
+            write_curves(self._url, self._metrics, time.time() - clock.seconds())
+            self._drawn = len(self._metrics)
 
     def _resume(self) -> bool:
         checkpoint = Checkpoint.load(self._url)
