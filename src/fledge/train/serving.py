@@ -132,6 +132,7 @@ class ServingReplay:
             topk=models.topk,
             hidden=c.hidden_size,
             features=1,
+            vocabulary=self._target.config.vocab_size,
             dtype=out.hidden.dtype,
             pending=0,
         )
