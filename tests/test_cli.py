@@ -23,20 +23,13 @@ COMMANDS = {
     "features",
     "train",
     "evaluate",
-<<<<<<< HEAD
     "report",
     "generate",
     "plan",
     "tune",
-}
-GROUPS = {"bench": {"engine", "server", "peers"}}
-=======
-    "bench",
-    "report",
-    "generate",
     "compare",
 }
->>>>>>> 49321ce (fledge compare, fledge evaluate --head, TensorBoard curves)
+GROUPS = {"bench": {"engine", "server", "peers"}}
 
 
 class Fledge:
