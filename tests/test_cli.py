@@ -28,6 +28,7 @@ COMMANDS = {
     "serve",
     "plan",
     "tune",
+    "compare",
 }
 GROUPS = {"bench": {"engine", "server", "peers"}}
 

@@ -9,7 +9,7 @@ SOURCE = Path(fledge.__file__).parent
 
 # Lowest first. A room imports from the ones before it, never from one after it.
 ORDER = [
-    ("errors", "storage"),
+    ("errors", "retry", "storage"),
     ("native",),
     ("attention",),
     ("target",),
@@ -22,10 +22,12 @@ ORDER = [
     ("console", "recipe", "released"),
     ("run_folder",),
     ("ask", "closing", "estimate", "server"),
+    ("feature_report", "judge"),
     ("stages",),
     ("pipeline",),
     ("bench_cli",),
     ("cli",),
+    ("__main__",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 # What the layers share without being a room: the forward batch is the contract between attention and target.

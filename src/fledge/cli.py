@@ -90,9 +90,22 @@ def respond(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> Non
 
 
 @app.command()
-def features(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Extract the target's hidden states over the conversations."""
-    _stage("features", _run(settings, run_dir))
+def features(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="only show bytes, time and money, then end")
+    ] = False,
+) -> None:
+    """Extract the target's hidden states over the conversations; `features verify` checks a store."""
+    from fledge.feature_report import print_feature_estimate, verify_features
+
+    if settings and settings[0] == "verify":
+        verify_features(_run(settings[1:], run_dir).url("features"))
+    elif estimate:
+        print_feature_estimate(_run(settings, run_dir))
+    else:
+        _stage("features", _run(settings, run_dir))
 
 
 @app.command()
@@ -102,9 +115,33 @@ def train(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_hea
 
 
 @app.command()
-def evaluate(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Measure tau of the trained head on the held-out conversations."""
-    _stage("evaluate", _run(settings, run_dir))
+def evaluate(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    head: Annotated[
+        str | None, typer.Option(help="a head to judge instead of the run's own: a folder, or released")
+    ] = None,
+) -> None:
+    """Measure tau of the trained head on the held-out conversations, or print what another head would do."""
+    if head is None:
+        _stage("evaluate", _run(settings, run_dir))
+    else:
+        from fledge.judge import print_evaluation
+
+        print_evaluation(_run(settings, run_dir), head)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="a head's folder, or released")],
+    b: Annotated[str, typer.Argument(help="another")],
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+) -> None:
+    """Compare two heads on a run's held-out conversations."""
+    from fledge.judge import print_comparison
+
+    print_comparison(_run(settings, run_dir), (a, b))
 
 
 app.add_typer(bench_app, name="bench")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from functools import cached_property
@@ -70,8 +71,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     count, heldout = recipe.prompts.count, recipe.respond.heldout
     written = count * _ATTEMPT_TOKENS / _KEPT
     answers = count * _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
-    found = Manifest.load(run.url("conversations")).tokens if "respond" not in pending else 0
-    tokens = found or answers + count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
+    tokens = conversation_tokens(run, known="respond" not in pending)
     trained = tokens * (1 - heldout) * recipe.train.epochs
     pauses = trained / recipe.train.batch_tokens / recipe.train.evaluate_every  # to measure tau
     measured = pauses * min(tokens * heldout, recipe.train.evaluate_tokens)
@@ -79,7 +79,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     sizes = {
         "prompts": (written, count * _PROMPT_TOKENS * _PARQUET_BYTES),
         "respond": (answers, tokens * _PARQUET_BYTES),
-        "features": (tokens, tokens * bytes_per_token(run.target)),
+        "features": (tokens, tokens * bytes_per_token(run.target.config.hidden_size, recipe.features.codec)),
         "train": (trained, speeds.head_size * _CHECKPOINT_BYTES),
         "evaluate": (judged, 0.0),
     }
@@ -87,7 +87,9 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         "prompts": lambda: written / speeds.decode,
         "respond": lambda: answers / speeds.decode,
         "features": lambda: tokens / speeds.prefill,
-        "train": lambda: (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train,
+        "train": lambda: min(
+            (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train, 60 * (recipe.train.minutes or math.inf)
+        ),
         "evaluate": lambda: judged / _TRAIN_OVER_MEASURE / speeds.train,
         "bench": lambda: estimate_seconds(recipe.bench, 2, speeds.plain_ms),
     }
@@ -96,6 +98,14 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         for name, time_of in seconds.items()
         if name in pending
     ]
+
+
+def conversation_tokens(run: Run, *, known: bool) -> float:
+    """Tokens of all conversations: those on disk if they are `known` to be all, else from typical lengths."""
+    recipe = run.recipe
+    found = Manifest.load(run.url("conversations")).tokens if known else 0
+    answered = _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
+    return found or recipe.prompts.count * (answered + _PROMPT_TOKENS + _TEMPLATE_TOKENS)
 
 
 class Calibration:

@@ -23,7 +23,7 @@ from fledge.closing import REPORT_NAME, write_closing
 from fledge.data import Progress, make_prompts, prompts_fingerprint, respond, respond_fingerprint
 from fledge.draft import Head
 from fledge.engine import Engine
-from fledge.features import extract_features, features_fingerprint
+from fledge.features import OnlineFeatures, extract_features, features_fingerprint
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.storage import Fingerprint, Manifest, make_fingerprint
 from fledge.train import evaluate, train, train_fingerprint
@@ -71,11 +71,26 @@ def _features(run: Run, progress: Progress) -> Outcome:
 
 def _train(run: Run, progress: Progress) -> Outcome:
     places = run.url("head"), run.url("train")
-    made = train(run.target, run.url("features"), run.train_options, *places, progress)
+    made = train(run.target, run.url("features"), run.train_options, *places, progress, _online(run))
     tau = f"held-out chain tau {made.tau:.2f}, " if made.tau is not None else ""
     vocabulary = f"draft vocabulary {made.draft_vocab_size:,} covers {made.coverage:.1%}"
     figures = {"coverage": made.coverage, "tokens": made.tokens, "supervised_tokens": made.supervised_tokens}
     return Outcome(f"{made.steps:,} steps, {tau}{vocabulary}", figures)
+
+
+def _train_fingerprint(run: Run) -> Fingerprint:
+    online = run.recipe.features.feed != "offline"
+    conversations = run.url("conversations") if online else None
+    return train_fingerprint(run.target, run.url("features"), run.train_options, conversations)
+
+
+def _online(run: Run) -> OnlineFeatures | None:
+    """The target at work as training's source of features, if the recipe says so."""
+    options = run.recipe.features
+    if options.feed == "offline":
+        return None
+    keep = run.url("train", "features") if options.feed == "hybrid" else None
+    return OnlineFeatures(run.target, run.url("conversations"), options, keep)
 
 
 def _evaluate_fingerprint(run: Run) -> Fingerprint:
@@ -94,9 +109,13 @@ def _evaluate_fingerprint(run: Run) -> Fingerprint:
 
 def _evaluate(run: Run, progress: Progress) -> Outcome:
     head = Head.load(run.url("head"))
-    found = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress).overall
+    made = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress)
+    found = made.overall
     depths = " ".join(f"{share:.2f}" for share in found.by_depth)
-    return Outcome(f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}", {"tau": found.tau})
+    trees = "".join(f", tree {name} {part.tau:.2f}" for name, part in made.serving.items())
+    return Outcome(
+        f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}{trees}", {"tau": found.tau}
+    )
 
 
 def _bench_fingerprint(run: Run) -> Fingerprint:
@@ -162,7 +181,7 @@ STAGES = (
     Stage(
         "train",
         "train",
-        lambda run: train_fingerprint(run.target, run.url("features"), run.train_options),
+        _train_fingerprint,
         _train,
         needs=("features",),
         product="head/config.json",
