@@ -29,6 +29,8 @@ COMMANDS = {
     "tune",
 }
 GROUPS = {"bench": {"engine", "server", "peers"}}
+COMMANDS = {"run", "prompts", "respond", "features", "train", "evaluate", "bench", "report", "generate"}
+COMMANDS |= {"export", "import"}
 
 
 class Fledge:

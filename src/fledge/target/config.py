@@ -49,10 +49,7 @@ class DecoderConfig:
         Below 7 layers these would not be three different layers in order, and first, middle and last are taken.
         """
         n = self.num_layers
-        low, middle, high = 1, n // 2 - 1, n - 4
-        if low < middle < high:
-            return low, middle, high
-        return 0, (n - 1) // 2, n - 1
+        return default_feature_layers(n) or (0, (n - 1) // 2, n - 1)
 
     @property
     def qkv_size(self) -> int:
@@ -104,6 +101,12 @@ class DecoderConfig:
             qkv_bias=architecture == "Qwen2ForCausalLM",
             qk_norm=architecture == "Qwen3ForCausalLM",
         )
+
+
+def default_feature_layers(num_layers: int) -> tuple[int, int, int] | None:
+    """The layers every engine takes when a head names none, counted by output; None for targets too small for them."""
+    low, middle, high = 1, num_layers // 2 - 1, num_layers - 4
+    return (low, middle, high) if low < middle < high else None
 
 
 def _supported_architecture(raw: Mapping[str, Any]) -> str:
