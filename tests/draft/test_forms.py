@@ -193,7 +193,7 @@ def test_export_refuses_what_would_lose_values(head: Head, tmp_path: Path) -> No
 _WITH_SPECULATORS = """
 import sys, torch, safetensors.torch
 from speculators.models.eagle3 import Eagle3DraftModel
-model = Eagle3DraftModel.from_pretrained(sys.argv[1], dtype=torch.float32, attn_implementation="eager")
+model = Eagle3DraftModel.from_pretrained(sys.argv[1], dtype=torch.float32)
 given = safetensors.torch.load_file(sys.argv[1] + "/model.safetensors")
 state = model.state_dict()
 for name, tensor in given.items():
@@ -205,7 +205,7 @@ with torch.no_grad():
                      if model.fc_norm is not None else inputs["features"])
     ids, rows = inputs["ids"][None], len(inputs["ids"])
     both = torch.cat([model.embed_tokens(ids), fused[None]], -1)
-    mask = torch.full((rows, rows), float("-inf")).triu(1)[None, None]
+    mask = model._build_attn_mask(torch.zeros(rows, dtype=torch.long), rows, "cpu")
     positions = torch.arange(rows)[None]
     out = model.layers[0](both, attention_mask=mask, position_ids=positions,
                           position_embeddings=model.rotary_emb(both, positions))
