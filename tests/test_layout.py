@@ -15,6 +15,7 @@ ORDER = [
     ("target",),
     ("draft",),
     ("engine",),
+    ("doctor",),
     ("data",),
     ("features",),
     ("train",),

@@ -183,7 +183,9 @@ def export(
     head: Annotated[str, typer.Argument(help="a head in any known form: folder, URL, hub id, or released")],
     destination: Annotated[str, typer.Argument(help="folder or fsspec URL to write")],
     form: Annotated[str, typer.Option(help="sglang, specforge, vllm, speculators or eagle")] = "sglang",
-    target: Annotated[str | None, typer.Option(help="the head's target, to check it and take facts from")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="the head's target, to check it and take facts from")
+    ] = None,
     embedding: Annotated[
         bool | None, typer.Option(help="include the target's embedding; left out: where the form needs it")
     ] = None,
@@ -202,13 +204,33 @@ def import_(
     destination: Annotated[str, typer.Argument(help="folder or fsspec URL to write")],
     target: Annotated[str | None, typer.Option(help="the head's target, to check it against")] = None,
     layers: Annotated[
-        str | None, typer.Option(help="layers whose outputs it was trained on, if its config is wrong: 1,14,26")
+        str | None,
+        typer.Option(help="layers whose outputs it was trained on, if its config is wrong: 1,14,26"),
     ] = None,
 ) -> None:
     """Take a head trained elsewhere."""
     from fledge.exchange import import_head, parse_layers
 
     import_head(source, destination, target=target, layers=parse_layers(layers))
+
+
+@app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
+    engine: Annotated[
+        str | None, typer.Option(help="vllm or sglang: its traps; a URL: compare with that server")
+    ] = None,
+    reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
+    depth: Annotated[int, typer.Option(help="tokens drafted in a row, as the server is set")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="length of the answers it measures on")] = 48,
+) -> None:
+    """Say why acceptance is low. Exit code 1 if something is wrong."""
+    from fledge.exchange import examine
+
+    raise typer.Exit(
+        examine(target, head, engine=engine, reference=reference, depth=depth, max_tokens=max_tokens)
+    )
 
 
 def _stage(name: str, run: Run) -> None:

@@ -1,4 +1,5 @@
-"""Handing a head over: `fledge export` writes it as an engine loads it, `fledge import` takes one trained elsewhere."""
+"""Handing a head over: `fledge export` writes it as an engine loads it, `fledge import` takes one trained elsewhere,
+`fledge doctor` says why one accepts little."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from fledge.console import console
+from fledge.doctor import diagnose
 from fledge.draft import Head
 from fledge.draft.card import model_card
 from fledge.draft.checkpoint import read_head, write_head
@@ -56,12 +58,16 @@ def export_head(
         head = _with_embedding(head, loaded)
     elif embedding is False and head.weights.embedding is not None:
         if head.config.hidden_size != head.config.target_hidden_size:
-            raise HeadError("this head needs its own embedding, its size isn't the target's: leave --no-embedding out")
+            raise HeadError(
+                "this head needs its own embedding, its size isn't the target's: leave --no-embedding out"
+            )
         head = Head(head.config, replace(head.weights, embedding=None), head.metadata)
     if wanted == torch.float16:
         _check_float16(head)
     write_head(head, destination, chosen, dtype=wanted)
-    write_atomic(join(destination, "README.md"), model_card(head, chosen, push or _name(destination)).encode())
+    write_atomic(
+        join(destination, "README.md"), model_card(head, chosen, push or _name(destination)).encode()
+    )
     _compare(head, read_head(destination), wanted, destination)
     console.print(f"head: {destination} ({chosen} form, every tensor read back and compared)")
     if push is not None:
@@ -91,6 +97,31 @@ def import_head(
     if target is None:
         console.print("not checked against its target; run: fledge doctor TARGET " + destination, style="dim")
     return head
+
+
+def examine(
+    target: str, head: str, *, engine: str | None, reference: str | None, depth: int, max_tokens: int
+) -> int:
+    """Print what the doctor finds; the exit code."""
+    loaded = Target.load(target)
+    found = diagnose(
+        loaded,
+        head_url(loaded, head),
+        engine=engine,
+        reference=reference,
+        depth=depth,
+        max_tokens=max_tokens,
+    )
+    for row in found.measured:
+        console.print(f"{row.name}: {row.value}", style="dim", soft_wrap=True)
+    for finding in found.findings:
+        likely = "" if finding.certain else " (likely)"
+        console.print(
+            f"{finding.fault}{likely}: {finding.what}. {finding.remedy}.", soft_wrap=True, markup=False
+        )
+    if not found.findings:
+        console.print("no fault found")
+    return 1 if found.findings else 0
 
 
 def parse_layers(text: str | None) -> list[int] | None:
@@ -139,9 +170,13 @@ def _with_embedding(head: Head, target: Target | None) -> Head:
 
 def _compare(head: Head, written: Head, dtype: torch.dtype | None, destination: str) -> None:
     expected = head if dtype is None else Head(head.config, head.weights.to(dtype), head.metadata)
-    name = first_difference(expected, written) or (None if expected.config == written.config else "config.json")
+    name = first_difference(expected, written) or (
+        None if expected.config == written.config else "config.json"
+    )
     if name is not None:
-        raise HeadError(f"{destination} reads back with another {name}: don't use it, and report this as a bug")
+        raise HeadError(
+            f"{destination} reads back with another {name}: don't use it, and report this as a bug"
+        )
 
 
 def _check_float16(head: Head) -> None:

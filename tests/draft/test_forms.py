@@ -164,7 +164,9 @@ def test_export_and_import_end_where_they_began(head: Head, target: Target, tmp_
     assert back.weights.embedding is not None
     assert first_difference(Head(back.config, replace(back.weights, embedding=None)), head) is None
     export_head(str(tmp_path / "back"), str(tmp_path / "bare"), form="sglang", embedding=False)
-    assert (tmp_path / "bare" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (tmp_path / "bare" / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
 
 
 def test_the_card_tells_what_the_head_is(head: Head, tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def model_card(head: Head, form: Form, name: str) -> str:
         *_training(dict(m.training)),
         "## Use",
         "```",
-        _SERVE["vllm" if form in ("vllm", "speculators") else "eagle" if form == "eagle" else "sglang"].format(
-            target=target, head=name
-        ),
+        _SERVE[
+            "vllm" if form in ("vllm", "speculators") else "eagle" if form == "eagle" else "sglang"
+        ].format(target=target, head=name),
         "```",
         "`fledge doctor TARGET HEAD` says why, if acceptance is low.",
     ]
@@ -73,5 +73,8 @@ def model_card(head: Head, form: Form, name: str) -> str:
 def _training(facts: dict[str, object]) -> list[str]:
     if not facts:
         return []
-    rows = [f"| {key} | {value if isinstance(value, str) else json.dumps(value)} |" for key, value in facts.items()]
+    rows = [
+        f"| {key} | {value if isinstance(value, str) else json.dumps(value)} |"
+        for key, value in facts.items()
+    ]
     return ["## Training", "| fact | value |", "|---|---|", *rows, ""]

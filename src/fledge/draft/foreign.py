@@ -72,7 +72,9 @@ def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str)
     norms = [named[name] for name in FC_NORMS if name in named]
     if flat.get("fc_norm") and len(norms) != len(FC_NORMS):
         missing = next(name for name in FC_NORMS if name not in named)
-        raise HeadError(f"the head in {url} has no tensor {missing}, though its config has fc_norm: export it again")
+        raise HeadError(
+            f"the head in {url} has no tensor {missing}, though its config has fc_norm: export it again"
+        )
     if norms and not flat.get("fc_norm"):
         raise HeadError(
             f"the head in {url} has fc_norm tensors, but its config doesn't switch them on: "
