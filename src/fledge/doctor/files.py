@@ -180,7 +180,7 @@ def _values(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Fi
         elif half_tensor and float(tensor.abs().max()) > _FLOAT16_MAX:
             yield Finding(
                 "float16",
-                f"{name} has values up to {float(tensor.abs().max()):.3g}; the config says float16, which ends at 65504",
+                f"{name} has values up to {float(tensor.abs().max()):.3g}; float16, as the config says, ends at 65504",
                 'write "torch_dtype": "bfloat16" into config.json and serve in bfloat16',
             )
 

@@ -89,7 +89,7 @@ class Probe:
                 way = "later" if shift > 0 else "earlier"
                 yield Finding(
                     "layers",
-                    f"with features one layer {way} {gain:.0%} of first proposals are right instead of {found.hits:.0%}",
+                    f"with features one layer {way} {gain:.0%} of first proposals are right, not {found.hits:.0%}",
                     "train on the target's own feature layers, or export with the layers it was trained on",
                 )
         yield from self._rows(head)

@@ -71,6 +71,6 @@ def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Fin
         wanted = ", ".join(map(str, target.config.feature_layers))
         yield Finding(
             "layers",
-            f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are those of {wanted}",
+            f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are {wanted}",
             _EXPORT.format(engine) + " --target TARGET",
         )

@@ -3,7 +3,7 @@
 form          layer's prefix   config.json                                      layer ids, if not the default layers
 sglang        midlayer.        flat, LlamaForCausalLMEagle3                     nested, layers whose output is read
 specforge     the same file: what SpecForge writes is what SGLang loads
-eagle         midlayer.        flat, with the embedding where it is known       fixed in EAGLE's code: default layers only
+eagle         midlayer.        flat, with the embedding where it is known       default layers only
 vllm          layers.0.        flat, Eagle3LlamaForCausalLM                     top level, layers whose input is read
 speculators   layers.0.        nested transformer_layer_config, eagle3          top level, layers whose input is read
 
