@@ -30,7 +30,7 @@ COMMANDS = {
 }
 GROUPS = {"bench": {"engine", "server", "peers"}}
 COMMANDS = {"run", "prompts", "respond", "features", "train", "evaluate", "bench", "report", "generate"}
-COMMANDS |= {"export", "import", "doctor"}
+COMMANDS |= {"export", "import", "doctor", "launch"}
 
 
 class Fledge:

@@ -23,6 +23,7 @@ ORDER = [
     ("console", "recipe", "released"),
     ("run_folder",),
     ("ask", "closing", "estimate", "exchange"),
+    ("deploy",),
     ("stages",),
     ("pipeline",),
     ("bench_cli",),

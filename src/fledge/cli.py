@@ -233,6 +233,32 @@ def doctor(
     )
 
 
+@app.command()
+def launch(
+    engine: Annotated[str, typer.Argument(help="sglang or vllm")],
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on")] = 8000,
+    steps: Annotated[int, typer.Option(help="tokens drafted in a row")] = 3,
+    topk: Annotated[int, typer.Option(help="children per node; 1 is a chain")] = 1,
+    draft_tokens: Annotated[int | None, typer.Option(help="nodes verified at once (sglang)")] = None,
+    python: Annotated[str, typer.Option(help="an interpreter that has the engine")] = sys.executable,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command only")] = False,
+    check_only: Annotated[bool, typer.Option("--check-only", help="stop after the check of tau")] = False,
+    arguments: Annotated[
+        list[str] | None, typer.Option("--argument", help="handed to the engine; repeatable")
+    ] = None,
+) -> None:
+    """Serve with an installed SGLang or vLLM, and check that the head works there."""
+    from fledge.deploy.launch import LaunchOptions, serve_with
+
+    options = LaunchOptions(
+        host, port, steps, topk, draft_tokens, python=python, arguments=tuple(arguments or ())
+    )
+    serve_with(engine, target, head, options, dry_run=dry_run, check_only=check_only)
+
+
 def _stage(name: str, run: Run) -> None:
     from fledge.pipeline import run_stage
 
