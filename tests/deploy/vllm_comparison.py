@@ -22,6 +22,7 @@ from fledge.doctor import ServedAnswer, ServedEngine, wait_until_ready
 from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
 from fledge.exchange import export_head
+from fledge.released import head_url
 from fledge.target import Target
 
 DATA = Path(__file__).parents[2] / "data" / "smollm2-135m-instruct"
@@ -54,20 +55,15 @@ def compare(
             drafted = [engine.answer(ids, max_tokens) for ids in questions]
         with _served(_without_head(launch), port) as engine:
             plain = [engine.answer(ids, max_tokens) for ids in questions]
-    ours = Engine(
-        target, Head.load(str(_released(target))), max_batch=1, tree=TreeShape(steps, 1, steps + 1)
-    ).generate(questions, max_tokens=max_tokens)
-    accepted, rounds = (
-        sum(values)
-        for values in zip(
-            *((sum(c.stats.accepted_by_depth), c.stats.drafted_rounds) for c in ours), strict=True
-        )
-    )
+    chain = TreeShape(steps, 1, steps + 1)
+    ours = Engine(target, Head.load(head_url(target, "released")), max_batch=1, tree=chain)
+    stats = [c.stats for c in ours.generate(questions, max_tokens=max_tokens)]
+    accepted = sum(sum(s.accepted_by_depth) for s in stats)
     return Comparison(
         prompts=len(questions),
         steps=steps,
         tau_vllm=_tau(drafted),
-        tau_ours=1 + accepted / rounds,
+        tau_ours=1 + accepted / sum(s.drafted_rounds for s in stats),
         identical=sum(a.token_ids == b.token_ids for a, b in zip(drafted, plain, strict=True)),
     )
 
@@ -75,17 +71,11 @@ def compare(
 def heldout_prompts(count: int) -> list[list[int]]:
     """Prompts (as ids, template included) of the shipped conversations that the head wasn't trained on."""
     found = []
-    for conversation in read_conversations(str(DATA / "conversations"), "heldout"):
+    for conversation in read_conversations(str(DATA), "heldout"):
         if len(found) == count:
             break
         found.append(conversation.token_ids[: conversation.turn_starts[1]])
     return found
-
-
-def _released(target: Target) -> str:
-    from fledge.released import head_url
-
-    return head_url(target, "released")
 
 
 @contextmanager
