@@ -27,6 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
 
 Settings = Annotated[
     list[str] | None,
@@ -257,6 +259,44 @@ def launch(
         host, port, steps, topk, draft_tokens, python=python, arguments=tuple(arguments or ())
     )
     serve_with(engine, target, head, options, dry_run=dry_run, check_only=check_only)
+
+
+@deploy_app.command()
+def vertex(
+    project: Annotated[str, typer.Option(help="Google Cloud project")],
+    region: Annotated[str, typer.Option(help="such as us-central1")],
+    image: Annotated[str, typer.Option(help="container with fledge and the engine")],
+    target: Annotated[str, typer.Option(help="hub id, or a folder in the image")],
+    head: Annotated[str, typer.Option(help="gs:// folder, hub id, or a folder in the image")],
+    name: Annotated[str, typer.Option(help="display name of model and endpoint")] = "fledge",
+    engine: Annotated[str, typer.Option(help="sglang, vllm or fledge")] = "sglang",
+    machine_type: Annotated[str, typer.Option(help="Vertex machine type")] = "a3-highgpu-1g",
+    accelerator: Annotated[str, typer.Option(help="AcceleratorType, or none")] = "NVIDIA_H100_80GB",
+    accelerator_count: Annotated[int, typer.Option(help="accelerators per replica")] = 1,
+    min_replicas: Annotated[int, typer.Option(help="replicas at least")] = 1,
+    max_replicas: Annotated[int, typer.Option(help="replicas at most")] = 1,
+    service_account: Annotated[str | None, typer.Option(help="that may read the head's bucket")] = None,
+    run: Annotated[bool, typer.Option("--run", help="make the calls; otherwise they are printed")] = False,
+) -> None:
+    """Upload the model and deploy an endpoint on Vertex AI; a dry run unless told otherwise."""
+    from fledge.deploy.vertex import VertexOptions, deploy_vertex
+
+    options = VertexOptions(
+        project=project,
+        region=region,
+        image=image,
+        target=target,
+        head=head,
+        name=name,
+        engine=engine,
+        machine_type=machine_type,
+        accelerator=None if accelerator == "none" else accelerator,
+        accelerator_count=accelerator_count,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        service_account=service_account,
+    )
+    deploy_vertex(options, run=run)
 
 
 def _stage(name: str, run: Run) -> None:

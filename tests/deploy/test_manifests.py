@@ -40,7 +40,9 @@ def validate_jobset(resource: dict[str, Any]) -> None:
     assert unknown == set()
     for job in resource["spec"]["replicatedJobs"]:
         assert set(job) <= {"name", "replicas", "template", "dependsOn", "groupName"}
-        validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]})
+        validate(
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
+        )
 
 
 def check(resource: dict[str, Any]) -> None:
@@ -74,7 +76,15 @@ def test_a_misspelt_field_would_be_found() -> None:
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda p: p.parent.name)
 def test_a_kustomization_names_files_that_exist_and_its_patches_apply(path: Path) -> None:
     customization = load(path)
-    assert set(customization) <= {"apiVersion", "kind", "namespace", "labels", "resources", "images", "patches"}
+    assert set(customization) <= {
+        "apiVersion",
+        "kind",
+        "namespace",
+        "labels",
+        "resources",
+        "images",
+        "patches",
+    }
     for name in customization["resources"]:
         assert (path.parent / name).exists()
     for patch in customization.get("patches", []):
@@ -97,7 +107,9 @@ def test_the_deployments_command_is_one_the_command_line_takes() -> None:
 
     from fledge.cli import app
 
-    arguments = load(KUBERNETES / "serving" / "deployment.yaml")["spec"]["template"]["spec"]["containers"][0]["args"]
+    arguments = load(KUBERNETES / "serving" / "deployment.yaml")["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
     help_text = CliRunner().invoke(app, [arguments[0], "--help"], terminal_width=200).output
     for argument in arguments[4:]:
         assert argument.split("=")[0] in help_text
