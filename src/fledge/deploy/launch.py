@@ -184,8 +184,9 @@ def running(launch: Launch) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end us before the engine
         _end(process)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
