@@ -28,8 +28,7 @@ COMMANDS = {
     "plan",
     "tune",
 }
-GROUPS = {"bench": {"engine", "server", "peers"}}
-COMMANDS = {"run", "prompts", "respond", "features", "train", "evaluate", "bench", "report", "generate"}
+GROUPS = {"bench": {"engine", "server", "peers"}, "deploy": {"vertex"}}
 COMMANDS |= {"export", "import", "doctor", "launch"}
 
 
