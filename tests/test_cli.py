@@ -30,7 +30,8 @@ COMMANDS = {
     "tune",
     "compare",
 }
-GROUPS = {"bench": {"engine", "server", "peers"}}
+GROUPS = {"bench": {"engine", "server", "peers"}, "deploy": {"vertex"}}
+COMMANDS |= {"export", "import", "doctor", "launch"}
 
 
 class Fledge:

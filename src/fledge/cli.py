@@ -29,6 +29,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
 
 Settings = Annotated[
     list[str] | None,
@@ -276,6 +278,125 @@ def serve(
         max_context=max_context,
         kv_tokens=kv_tokens,
     )
+
+
+@app.command()
+def export(
+    head: Annotated[str, typer.Argument(help="a head in any known form: folder, URL, hub id, or released")],
+    destination: Annotated[str, typer.Argument(help="folder or fsspec URL to write")],
+    form: Annotated[str, typer.Option(help="sglang, specforge, vllm, speculators or eagle")] = "sglang",
+    target: Annotated[
+        str | None, typer.Option(help="the head's target, to check it and take facts from")
+    ] = None,
+    embedding: Annotated[
+        bool | None, typer.Option(help="include the target's embedding; left out: where the form needs it")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="keep, bfloat16, float16 or float32")] = "keep",
+    push: Annotated[str | None, typer.Option(help="also upload it to this hub repository (org/name)")] = None,
+) -> None:
+    """Write a head in the form an engine loads, with a model card."""
+    from fledge.exchange import export_head
+
+    export_head(head, destination, form=form, target=target, embedding=embedding, dtype=dtype, push=push)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="a head trained elsewhere: folder, URL or hub id")],
+    destination: Annotated[str, typer.Argument(help="folder or fsspec URL to write")],
+    target: Annotated[str | None, typer.Option(help="the head's target, to check it against")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="layers whose outputs it was trained on, if its config is wrong: 1,14,26"),
+    ] = None,
+) -> None:
+    """Take a head trained elsewhere."""
+    from fledge.exchange import import_head, parse_layers
+
+    import_head(source, destination, target=target, layers=parse_layers(layers))
+
+
+@app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
+    engine: Annotated[
+        str | None, typer.Option(help="vllm or sglang: its traps; a URL: compare with that server")
+    ] = None,
+    reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
+    depth: Annotated[int, typer.Option(help="tokens drafted in a row, as the server is set")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="length of the answers it measures on")] = 48,
+) -> None:
+    """Say why acceptance is low. Exit code 1 if something is wrong."""
+    from fledge.exchange import examine
+
+    raise typer.Exit(
+        examine(target, head, engine=engine, reference=reference, depth=depth, max_tokens=max_tokens)
+    )
+
+
+@app.command()
+def launch(
+    engine: Annotated[str, typer.Argument(help="sglang or vllm")],
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on")] = 8000,
+    steps: Annotated[int, typer.Option(help="tokens drafted in a row")] = 3,
+    topk: Annotated[int, typer.Option(help="children per node; 1 is a chain")] = 1,
+    draft_tokens: Annotated[int | None, typer.Option(help="nodes verified at once (sglang)")] = None,
+    python: Annotated[str, typer.Option(help="an interpreter that has the engine")] = sys.executable,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command only")] = False,
+    check_only: Annotated[bool, typer.Option("--check-only", help="stop after the check of tau")] = False,
+    arguments: Annotated[
+        list[str] | None, typer.Option("--argument", help="handed to the engine; repeatable")
+    ] = None,
+) -> None:
+    """Serve with an installed SGLang or vLLM, and check that the head works there."""
+    from fledge.deploy.launch import LaunchOptions, serve_with
+
+    options = LaunchOptions(
+        host, port, steps, topk, draft_tokens, python=python, arguments=tuple(arguments or ())
+    )
+    serve_with(engine, target, head, options, dry_run=dry_run, check_only=check_only)
+
+
+@deploy_app.command()
+def vertex(
+    project: Annotated[str, typer.Option(help="Google Cloud project")],
+    region: Annotated[str, typer.Option(help="such as us-central1")],
+    image: Annotated[str, typer.Option(help="container with fledge and the engine")],
+    target: Annotated[str, typer.Option(help="hub id, or a folder in the image")],
+    head: Annotated[str, typer.Option(help="gs:// folder, hub id, or a folder in the image")],
+    name: Annotated[str, typer.Option(help="display name of model and endpoint")] = "fledge",
+    engine: Annotated[str, typer.Option(help="sglang, vllm or fledge")] = "sglang",
+    machine_type: Annotated[str, typer.Option(help="Vertex machine type")] = "a3-highgpu-1g",
+    accelerator: Annotated[str, typer.Option(help="AcceleratorType, or none")] = "NVIDIA_H100_80GB",
+    accelerator_count: Annotated[int, typer.Option(help="accelerators per replica")] = 1,
+    min_replicas: Annotated[int, typer.Option(help="replicas at least")] = 1,
+    max_replicas: Annotated[int, typer.Option(help="replicas at most")] = 1,
+    service_account: Annotated[str | None, typer.Option(help="that may read the head's bucket")] = None,
+    run: Annotated[bool, typer.Option("--run", help="make the calls; otherwise they are printed")] = False,
+) -> None:
+    """Upload the model and deploy an endpoint on Vertex AI; a dry run unless told otherwise."""
+    from fledge.deploy.vertex import VertexOptions, deploy_vertex
+
+    options = VertexOptions(
+        project=project,
+        region=region,
+        image=image,
+        target=target,
+        head=head,
+        name=name,
+        engine=engine,
+        machine_type=machine_type,
+        accelerator=None if accelerator == "none" else accelerator,
+        accelerator_count=accelerator_count,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        service_account=service_account,
+    )
+    deploy_vertex(options, run=run)
 
 
 def _stage(name: str, run: Run) -> None:

@@ -21,16 +21,21 @@ _DEFAULT_MAX_POSITIONS = {
 }
 
 
+def engine_feature_layers(n: int) -> tuple[int, int, int] | None:
+    """The layers every engine takes when a head names none, counted by output; None for targets too small for them.
+
+    `[1, n/2-1, n-4]` as in SpecForge, which is the same as the input of layers `[2, n/2, n-3]` (EAGLE, vLLM).
+    """
+    low, middle, high = 1, n // 2 - 1, n - 4
+    return (low, middle, high) if low < middle < high else None
+
+
 def default_feature_layers(n: int) -> tuple[int, int, int]:
     """Of n layers, those (0-based) whose OUTPUT residual stream is the low, middle and high feature.
 
-    `[1, n/2-1, n-4]` as in SpecForge, which is the same as the input of layers `[2, n/2, n-3]` (EAGLE, vLLM).
-    Below 7 layers these would not be three different layers in order, and first, middle and last are taken.
+    As every engine takes them; below 7 layers first, middle and last.
     """
-    low, middle, high = 1, n // 2 - 1, n - 4
-    if low < middle < high:
-        return low, middle, high
-    return 0, (n - 1) // 2, n - 1
+    return engine_feature_layers(n) or (0, (n - 1) // 2, n - 1)
 
 
 @dataclass(frozen=True)
