@@ -46,7 +46,7 @@ class Stage:
 
 def _prompts(run: Run, progress: Progress) -> Outcome:
     options = run.prompt_options
-    engine = _engine(run, options.max_batch, options.longest_request)
+    engine = _engine(run, options.max_batch, options.longest_request) if options.writes else None
     made = make_prompts(run.target, engine, options, run.url("prompts"), progress)
     rejected = made.attempts - made.prompts
     return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected")

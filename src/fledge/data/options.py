@@ -7,6 +7,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fledge.data.sources.options import SourceOptions
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -41,11 +43,14 @@ class Opening(BaseModel):
 
 
 class PromptOptions(BaseModel):
-    """Prompts that the target writes itself (Magpie, arXiv 2406.08464)."""
+    """Prompts that the target writes itself (Magpie, arXiv 2406.08464), or that are read from sources and selected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    count: int = Field(2000, ge=1, description="prompts wanted after filtering")
+    count: int = Field(2000, ge=1, description="prompts wanted after filtering and selection")
+    sources: tuple[SourceOptions, ...] = Field(
+        (), description="where prompts come from, mixed by weight (docs/data.md); empty: the target itself"
+    )
     seed: int = Field(0, ge=0, description="seed of the stage; prompt i depends on the seed and on i alone")
     temperature: float = Field(0.8, gt=0.0, le=2.0, description="sampling temperature of the user turns")
     top_p: float = Field(0.9, gt=0.0, le=1.0, description="nucleus of the user turns")
@@ -66,6 +71,16 @@ class PromptOptions(BaseModel):
         (),
         description="JSON lines of evaluation prompts (`turns`, `prompt` or `text`); overlapping prompts go",
     )
+    near_duplicate: float = Field(
+        0.7, gt=0.0, le=1.0, description="Jaccard similarity from which on prompts of sources are duplicates"
+    )
+    languages: tuple[str, ...] = Field(
+        (), description="ISO 639-1 codes of the languages kept from sources; empty: all"
+    )
+    max_record_kib: int = Field(256, ge=1, description="KiB of a source's record; a larger one is rejected")
+    traffic: tuple[SourceOptions, ...] = Field(
+        (), description="samples of production prompts that the sources' prompts are matched to, per category"
+    )
     max_attempts: float = Field(
         20.0, ge=1.0, description="attempts per prompt wanted before the stage gives up"
     )
@@ -73,6 +88,15 @@ class PromptOptions(BaseModel):
     max_batch: int = Field(
         default=64, ge=1, description="requests in the engine at once; the result is the same"
     )
+
+    @field_validator("sources", "traffic")
+    @classmethod
+    def _names_differ(cls, sources: tuple[SourceOptions, ...]) -> tuple[SourceOptions, ...]:
+        names = [source.label for source in sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two sources are called {', '.join(twice)}; give them different names")
+        return sources
 
     @field_validator("mix")
     @classmethod
@@ -87,6 +111,11 @@ class PromptOptions(BaseModel):
         if openings is not None and not openings:
             raise ValueError("give at least one opening, or null for the shipped list")
         return openings
+
+    @property
+    def writes(self) -> bool:
+        """Whether the target itself writes prompts."""
+        return not self.sources or any(source.kind == "self" for source in self.sources)
 
     @property
     def longest_request(self) -> int:
