@@ -1,6 +1,6 @@
 """Equal keys among millions of rows without holding them: keys go to files by their last bits, files are sorted alone.
 
-    (key, row) ──► key % 256 ──► bucket files on disk ──► each sorted in memory ──► groups of equal keys, rows ascending
+    (key, row) ──► key % 64 ──► bucket files on disk ──► each sorted in memory ──► groups of equal keys, rows ascending
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_BUCKETS = 256
-_BUFFERED = 1 << 16  # entries held before they are written
+_BUCKETS = 64
+_BUFFERED = 1 << 18  # entries held before they are written; fewer never are
 _ENTRY = np.dtype([("key", "<u8"), ("row", "<i8")])
 
 
@@ -44,11 +44,7 @@ class KeyBuckets:
 
     def groups(self) -> Iterator[Group]:
         """Every key that more than one row has."""
-        self._flush()
-        for path in self._paths:
-            if not path.exists():
-                continue
-            entries = np.fromfile(path, _ENTRY)
+        for entries in self._buckets():
             entries = entries[np.lexsort((entries["row"], entries["key"]))]
             keys = entries["key"]
             starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
@@ -56,10 +52,18 @@ class KeyBuckets:
             for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
                 yield Group(int(keys[start]), entries["row"][start:end])
 
-    def _flush(self) -> None:
-        if not self._waiting:
+    def _buckets(self) -> Iterator[NDArray[np.void]]:
+        if not any(path.exists() for path in self._paths):
+            if self._waiting:
+                yield np.concatenate(self._waiting)
             return
-        entries = np.concatenate(self._waiting)
+        self._flush()
+        for path in self._paths:
+            if path.exists():
+                yield np.fromfile(path, _ENTRY)
+
+    def _flush(self) -> None:
+        entries = np.concatenate([np.empty(0, _ENTRY), *self._waiting])
         self._waiting, self._held = [], 0
         bucket = (entries["key"] % _BUCKETS).astype(np.int64)
         order = np.argsort(bucket, kind="stable")

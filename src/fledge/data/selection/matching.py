@@ -20,7 +20,7 @@ from fledge.data.filters import words
 from fledge.data.seeds import unit_interval
 
 BUCKETS = 10_000  # as in the paper
-_SMOOTHING = 1.0  # added to each bucket's count
+_PRIOR = 1000.0  # n-grams of the pool's distribution that are added to the traffic's: a small sample says less
 _LONGEST = 400  # words of a prompt that are looked at
 
 Counts = NDArray[np.float64]  # [BUCKETS]
@@ -58,7 +58,12 @@ class TrafficModel:
     """The log weight of a prompt for one workload of the traffic."""
 
     def __init__(self, traffic: NgramCounts, pool: NgramCounts) -> None:
-        self._log_ratio = np.log(_probabilities(traffic.counts)) - np.log(_probabilities(pool.counts))
+        # Dirichlet smoothing with the pool as prior. Buckets the pool doesn't have are never asked for.
+        q = pool.counts / max(pool.counts.sum(), 1.0)
+        p = (traffic.counts + _PRIOR * q) / (traffic.counts.sum() + _PRIOR)
+        self._log_ratio = np.log(p, where=q > 0, out=np.zeros(BUCKETS)) - np.log(
+            q, where=q > 0, out=np.zeros(BUCKETS)
+        )
 
     def log_weight(self, found: NDArray[np.int64]) -> float:
         """Sum over the prompt's n-grams of log p - log q."""
@@ -76,12 +81,6 @@ def gumbel(seed: int, prompt_id: str) -> float:
     """Noise that turns "the largest k" into a draw without replacement; the same for the same prompt."""
     coin = unit_interval(seed, "gumbel", prompt_id)
     return -math.log(-math.log(min(max(coin, 1e-300), 1 - 1e-16)))
-
-
-def _probabilities(counts: Counts) -> Counts:
-    smooth = counts + _SMOOTHING
-    total: Counts = smooth / smooth.sum()
-    return total
 
 
 def _kl(p: Counts, q: Counts) -> float:

@@ -95,7 +95,9 @@ def _find(path: str) -> tuple[Any, list[str]]:
         elif filesystem.exists(place):
             found = [place]
         else:
-            found = [f for f in filesystem.glob(place) if not filesystem.isdir(f)]
+            found = [
+                f for f in filesystem.glob(place) if not filesystem.isdir(f) and not f.rsplit("/", 1)[-1].startswith(".")
+            ]
     except (ImportError, ValueError, OSError) as error:
         raise DataError(f"can't look at the source {path} ({error}); check the path") from error
     if not found:
