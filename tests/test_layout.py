@@ -21,7 +21,7 @@ ORDER = [
     ("bench",),
     ("console", "recipe", "released"),
     ("run_folder",),
-    ("ask", "closing", "estimate"),
+    ("ask", "closing", "estimate", "template"),
     ("stages",),
     ("pipeline",),
     ("bench_cli",),

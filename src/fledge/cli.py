@@ -178,6 +178,18 @@ def generate(
     )
 
 
+@app.command()
+def template(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    ids: Annotated[bool, typer.Option("--ids", help="show each token's id")] = False,
+) -> None:
+    """Show how conversations become ids and which are trained; exit code 1 if serving would see others."""
+    from fledge.template import show_template
+
+    if not show_template(target, show_ids=ids):
+        raise typer.Exit(1)
+
+
 def _stage(name: str, run: Run) -> None:
     from fledge.pipeline import run_stage
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fledge.bench import run_bench, summarise
 from fledge.bench.report.formats import human_bytes, number, times
 from fledge.closing import REPORT_NAME, write_closing
-from fledge.data import Progress, make_prompts, prompts_fingerprint, respond, respond_fingerprint
+from fledge.data import AnswerServer, Progress, make_prompts, prompts_fingerprint, respond, respond_fingerprint
 from fledge.draft import Head
 from fledge.engine import Engine
 from fledge.features import extract_features, features_fingerprint
@@ -54,7 +54,12 @@ def _prompts(run: Run, progress: Progress) -> Outcome:
 
 def _respond(run: Run, progress: Progress) -> Outcome:
     options = run.recipe.respond
-    engine = _engine(run, options.max_batch, options.longest_request)
+    server = options.server
+    engine = (
+        AnswerServer(run.target, server)
+        if server
+        else _engine(run, options.max_batch, options.longest_request)
+    )
     made = respond(run.target, engine, run.url("prompts"), options, run.url("conversations"), progress)
     found = made.statistics
     line = f"{found.conversations:,} conversations, {found.supervised_tokens:,} response tokens"

@@ -124,6 +124,22 @@ class PromptOptions(BaseModel):
         return self.max_tokens + max([_OPENING_ROOM, *openings]) + _TEMPLATE_ROOM
 
 
+class ServerOptions(BaseModel):
+    """An OpenAI-compatible server that serves the target and answers in the engine's place."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(min_length=1, description="address without /v1, such as http://localhost:8000")
+    model: str = Field("", description="the served model; empty: the only one the server lists")
+    api_key_env: str = Field("", description="environment variable that holds the key")
+    concurrency: int = Field(default=32, ge=1, le=1024, description="requests at once")
+    timeout_s: float = Field(600.0, gt=0.0, description="seconds until an answer is given up")
+    retries: int = Field(5, ge=0, description="further attempts after a lost connection or a busy server")
+    backoff_s: float = Field(1.0, ge=0.0, description="pause before the second attempt, doubled before each later one")
+    requests_per_second: float | None = Field(None, gt=0.0, description="limit on requests")
+    token_budget: int | None = Field(None, ge=1, description="generated tokens per call of the stage, then it stops")
+
+
 class RespondOptions(BaseModel):
     """The target's answers to the prompts: what the head learns from."""
 
@@ -156,6 +172,9 @@ class RespondOptions(BaseModel):
     shard_size: int = Field(256, ge=1, description="conversations per shard: what a kill can lose")
     max_batch: int = Field(
         default=64, ge=1, description="requests in the engine at once; the result is the same"
+    )
+    server: ServerOptions | None = Field(
+        None, description="let a server answer: {url, model, concurrency, token_budget, ...} (docs/data.md)"
     )
 
     @field_validator("temperatures")
