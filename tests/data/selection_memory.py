@@ -22,7 +22,9 @@ from fledge.data.selection import PoolSource, Selected, select_prompts
 from fledge.data.selection.matching import NgramCounts
 from fledge.data.sources import Record
 
-_WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in ("a", "e", "io", "ou") for c in ("n", "rt", "s", "ll", "mp")]
+_WORDS = [
+    f"{a}{b}{c}" for a in "bdfgklmnprst" for b in ("a", "e", "io", "ou") for c in ("n", "rt", "s", "ll", "mp")
+]
 
 
 class SyntheticPrompts:
@@ -56,7 +58,9 @@ def select(count: int, folder: Path, shard_size: int = 10_000) -> Selected:
         count=count // 2, shard_size=shard_size, sources=({"path": "synthetic", "licence": "own"},)
     )
     settings = ExaminerSettings(options, ("<|im_end|>",), "salt")
-    gather(SyntheticPrompts(count), str(folder / "pool"), examine_here(settings), shard_size, lambda rows: None)
+    gather(
+        SyntheticPrompts(count), str(folder / "pool"), examine_here(settings), shard_size, lambda rows: None
+    )
     rng = random.Random(0)
     traffic = {
         name: NgramCounts.of([(" ".join(rng.choices(part, k=60)),) for _ in range(500)])
@@ -76,5 +80,7 @@ if __name__ == "__main__":
     place = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(f"runs/selection-{number}")
     began, at_start = time.monotonic(), peak_mib()
     result = select(number, place)
-    print(f"{number:,} prompts: {result.duplicates}, {sum(result.chosen.values()):,} chosen, {result.surplus:,} surplus")
+    print(
+        f"{number:,} prompts: {result.duplicates}, {sum(result.chosen.values()):,} chosen, {result.surplus:,} surplus"
+    )
     print(f"peak RSS {peak_mib():.0f} MiB ({at_start:.0f} MiB before), {time.monotonic() - began:.0f} s")

@@ -45,7 +45,8 @@ def _im(role: str, text: str) -> str:
 _IM = ("<|im_start|>", "<|im_end|>")
 _OPEN = "<|im_start|>assistant\n"
 _DEFAULT = (
-    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}{% endif %}"
+    "{% if messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}{% endif %}"
 )
 _NO_THOUGHT = "m['content'].split('</think>')[-1] if m['role'] == 'assistant' else m['content']"
 _TOOL_CHATML = (
@@ -186,5 +187,5 @@ FIXTURES = (
              f"«{A2}<|end_of_sentence|>»")),
     Fixture("command", _COMMAND, ("<|START|>", "<|END|>", "<|USER|>", "<|BOT|>", "<|SYSTEM|>"), "<|END|>",
             (f"<s><|START|><|USER|>{U1}<|END|><|START|><|BOT|>«{A1}<|END|>»"
-             f"<|START|><|USER|>{U2}<|END|><|START|><|BOT|>«{A2}<|END|>»",)),
+             f"<|START|><|USER|>{U2}<|END|><|START|><|BOT|>«{A2}<|END|>»",), tools="refused"),
 )  # fmt: skip

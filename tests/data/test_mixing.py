@@ -20,8 +20,40 @@ from fledge.errors import DataError, FingerprintError
 from fledge.target import Target
 from tests.data.conftest import Killed, files_of
 
-CODE = "function list python return loop index string error test array sort parse file class method type".split()
-CHAT = "holiday dinner friend weather music story letter garden birthday travel coffee dream evening lake".split()
+CODE = [
+    "function",
+    "list",
+    "python",
+    "return",
+    "loop",
+    "index",
+    "string",
+    "error",
+    "test",
+    "array",
+    "sort",
+    "parse",
+    "file",
+    "class",
+    "method",
+    "type",
+]
+CHAT = [
+    "holiday",
+    "dinner",
+    "friend",
+    "weather",
+    "music",
+    "story",
+    "letter",
+    "garden",
+    "birthday",
+    "travel",
+    "coffee",
+    "dream",
+    "evening",
+    "lake",
+]
 
 
 def sentences(vocabulary: Sequence[str], count: int, seed: int) -> list[str]:
@@ -94,8 +126,12 @@ def test_foreign_answers_are_never_written(target: Target, sharegpt: str, log: s
 
     for folder in ("out", "out/pool/chat", "out/pool/log"):
         assert Manifest.load(str(tmp_path / folder)).records
-    texts = [turn for name in ("out", "out/pool/chat", "out/pool/log")
-             for prompt in read_prompts(str(tmp_path / name)) for turn in [*prompt.turns, prompt.system or ""]]  # fmt: skip
+    texts = [
+        turn
+        for name in ("out", "out/pool/chat", "out/pool/log")
+        for prompt in read_prompts(str(tmp_path / name))
+        for turn in [*prompt.turns, prompt.system or ""]
+    ]
     assert texts
     assert not any("FOREIGN" in text for text in texts)
     assert not any(b"FOREIGN" in data for data in files_of(tmp_path / "out").values())
@@ -110,13 +146,17 @@ def test_a_source_with_too_little_is_made_up_for_by_the_others(
     assert (sources["chat"]["wanted"], sources["chat"]["chosen"]) == (33, 40)
 
 
-def test_the_target_is_a_source_among_others(target: Target, engine: Engine, log: str, tmp_path: Path) -> None:
+def test_the_target_is_a_source_among_others(
+    target: Target, engine: Engine, log: str, tmp_path: Path
+) -> None:
     chosen = PromptOptions(
         count=9, max_tokens=24, temperature=1.0, min_words=2, shard_size=5, mix={"chat": 1}, near_duplicate=1.0,
         sources=({"kind": "self"}, {"kind": "log", "path": log, "licence": "own", "weight": 2}),
     )  # fmt: skip
     make_prompts(target, engine, chosen, str(tmp_path / "out"))
-    found = Counter((prompt.source == "self", prompt.licence) for prompt in read_prompts(str(tmp_path / "out")))
+    found = Counter(
+        (prompt.source == "self", prompt.licence) for prompt in read_prompts(str(tmp_path / "out"))
+    )
     assert found == {(True, "own output of the target"): 3, (False, "own"): 6}
 
 
@@ -139,13 +179,17 @@ def test_matching_moves_the_choice_towards_traffic(
         make_prompts(target, None, mixed, str(tmp_path / "out"))
 
 
-def test_evaluation_overlap_is_reported_per_file(target: Target, sharegpt: str, log: str, tmp_path: Path) -> None:
+def test_evaluation_overlap_is_reported_per_file(
+    target: Target, sharegpt: str, log: str, tmp_path: Path
+) -> None:
     planted = sentences(CODE, 60, 1)
     files = (
         write_lines(tmp_path / "one.jsonl", [{"turns": [planted[4]]}, {"turns": [planted[5].upper()]}]),
         write_lines(tmp_path / "two.jsonl", [{"text": "Mind you: " + planted[9]}]),
     )
-    make_prompts(target, None, options(sharegpt, log, count=200, evaluation_files=files), str(tmp_path / "out"))
+    make_prompts(
+        target, None, options(sharegpt, log, count=200, evaluation_files=files), str(tmp_path / "out")
+    )
     told = read_selection(str(tmp_path / "out"))
     assert told["contamination"] == {"one.jsonl": 2, "two.jsonl": 1}
     rows = {prompt.row for prompt in read_prompts(str(tmp_path / "out")) if prompt.source == "log"}
@@ -190,7 +234,6 @@ def test_killed_at_any_write_and_started_again_the_files_are_the_same(
     kill_at_write(write, after)
     with pytest.raises(Killed):
         make_prompts(target, None, chosen, str(tmp_path / "out"))
-        make_prompts(target, None, chosen, str(tmp_path / "other"))  # for numbers beyond the writes of one run
     monkeypatch.undo()
     make_prompts(target, None, chosen, str(tmp_path / "out"))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")

@@ -35,7 +35,11 @@ _CALL = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
-        {"type": "function", "id": "call00001", "function": {"name": "add_numbers", "arguments": {"a": 2, "b": 2}}}
+        {
+            "type": "function",
+            "id": "call00001",
+            "function": {"name": "add_numbers", "arguments": {"a": 2, "b": 2}},
+        }
     ],
 }
 _RESULT = {"role": "tool", "name": "add_numbers", "tool_call_id": "call00001", "content": "TOOLRESULT4"}
@@ -98,7 +102,9 @@ def check_shape(target: Target, shape: Shape) -> Checked:
     options = RespondOptions(temperatures={0.0: 1.0}, max_prompt_tokens=10**6)
     prompt = Prompt("contract", "contract", "", list(shape.questions), 0, "", shape.system)
     job = DialogueJobs(target, options).job(prompt)
-    messages: list[dict[str, Any]] = [] if shape.system is None else [{"role": "system", "content": shape.system}]
+    messages: list[dict[str, Any]] = (
+        [] if shape.system is None else [{"role": "system", "content": shape.system}]
+    )
     turn = 0
     try:
         wanted = next(job)

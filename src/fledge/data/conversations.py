@@ -154,7 +154,7 @@ def conversation_statistics(url: str) -> ConversationStatistics:
 
 
 class ConversationWriter:
-    """Adds shards of answered prompts: rejects first, so that a shard of conversations says that its prompts are done."""
+    """Adds shards of answered prompts: rejects first, so that a conversations shard says its prompts are done."""
 
     def __init__(self, url: str) -> None:
         self._conversations = Manifest.load(url)
@@ -183,5 +183,7 @@ class ConversationWriter:
 def conversation_rejects(url: str) -> dict[str, int]:
     """Reason -> prompts of a folder that have no conversation, or one that ended early."""
     rejects = Manifest.load(join(url, "rejects"))
-    reasons = Counter(row["reason"] for shard in rejects.shards for row in read_rows(rejects, shard, _REJECTS))
+    reasons = Counter(
+        row["reason"] for shard in rejects.shards for row in read_rows(rejects, shard, _REJECTS)
+    )
     return dict(sorted(reasons.items()))

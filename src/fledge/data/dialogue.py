@@ -1,7 +1,7 @@
 """One prompt's conversation with the target: each user turn is answered, on top of the ids that are there already.
 
-    prompt ids | answer 1 | next turn's ids | answer 2 | ...        one sample
-    where the template rewrites history (drops thinking, trims):    a sample per turn, each as serving renders it
+prompt ids | answer 1 | next turn's ids | answer 2 | ...        one sample
+where the template rewrites history (drops thinking, trims):    a sample per turn, each as serving renders it
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ class DialogueJobs:
             reason = yield from self._converse(prompt, samples)
         except AnswerFailed as failed:
             reason = failed.reason
-        return Answered(prompt.prompt_id, tuple(self._conversation(prompt, s) for s in samples if s.answers), reason)
+        return Answered(
+            prompt.prompt_id, tuple(self._conversation(prompt, s) for s in samples if s.answers), reason
+        )
 
-    def _converse(self, prompt: Prompt, samples: list[_Sample]) -> Generator[Generation, Completion, str | None]:
+    def _converse(
+        self, prompt: Prompt, samples: list[_Sample]
+    ) -> Generator[Generation, Completion, str | None]:
         """Append samples as the conversation grows; returns why it ended early, if it did."""
         options, chat = self._options, self._target.chat
         messages: list[Message] = [{"role": "user", "content": prompt.turns[0]}]
@@ -137,8 +141,10 @@ class DialogueJobs:
         )
         return Generation(ids, params)
 
-    def _synthesised_turn(self, prompt: Prompt, messages: Sequence[Message], ids: list[int]) -> Job[str | None]:
-        """A second user turn as the target writes it; None where the template knows no place for one, or it is unfit."""
+    def _synthesised_turn(
+        self, prompt: Prompt, messages: Sequence[Message], ids: list[int]
+    ) -> Job[str | None]:
+        """A second user turn as the target writes it; None where the template has no place for it, or it is unfit."""
         options, target = self._options, self._target
         start = next_user_start(target, messages)
         if start is None or len(ids) + len(start) > options.max_prompt_tokens:

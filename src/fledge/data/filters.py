@@ -19,7 +19,7 @@ _ANSWERED = re.compile(
 )
 # A user turn that is an assistant's refusal: a row whose roles were mixed up, or a prompt that was refused before.
 _REFUSAL = re.compile(
-    r"^\s*(?:I'm|I am) (?:very |so |truly )?(?:sorry|unable|not able)\b.{0,80}\b(?:can't|cannot|unable|assist|help|provide)"
+    r"^\s*(?:I'm|I am) (?:very |so |truly )?(?:sorry|unable|not able)\b.{0,80}\b(?:can't|cannot|unable|assist|help)"
     r"|^\s*(?:Sorry|Unfortunately|I apologi[sz]e)\b.{0,80}\bI (?:can't|cannot|am unable|am not able|'m unable)"
     r"|^\s*As an AI(?: language)?(?: model| assistant)?\b"
     r"|^\s*I (?:can't|cannot|won't) (?:assist|help|comply|provide|fulfil)",
@@ -75,7 +75,7 @@ def foreign_reason(turns: Sequence[str], limits: Limits, special_tokens: Iterabl
     tokens = tuple(special_tokens)
     for number, text in enumerate(turns):
         found = words(text)
-        if number == 0 and len(found) < limits.min_words or not found:
+        if (number == 0 and len(found) < limits.min_words) or not found:
             return "too_short"
         if len(found) > limits.max_words:
             return "too_long"

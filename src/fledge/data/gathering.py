@@ -1,9 +1,9 @@
 """From a source's rows to its pool: treated, filtered, checked against evaluation files, written in shards.
 
-    source ──► batches of rows ──► examine() ──► pool/NAME/prompts-00000.parquet
-                                      │          pool/NAME/rejects/...           reasons, never texts
-               in this process, or ───┘
-               in Ray actors: a row's fate depends on that row alone
+source ──► batches of rows ──► examine() ──► pool/NAME/prompts-00000.parquet
+                                  │          pool/NAME/rejects/...           reasons, never texts
+           in this process, or ───┘
+           in Ray actors: a row's fate depends on that row alone
 """
 
 from __future__ import annotations

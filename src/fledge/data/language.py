@@ -27,7 +27,9 @@ class LanguageFilter:
             known = set(_identifier().labels)
             unknown = sorted(self._wanted - known)
             if unknown:
-                raise DataError(f"prompts.languages: {', '.join(unknown)} isn't known; use codes such as en, de, fr")
+                raise DataError(
+                    f"prompts.languages: {', '.join(unknown)} isn't known; use codes such as en, de, fr"
+                )
 
     def accepts(self, text: str) -> bool:
         """Whether the text is in a wanted language, or too short to say."""

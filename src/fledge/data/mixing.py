@@ -1,7 +1,7 @@
 """The `prompts` stage with sources: gather each one's pool, then select from all of them.
 
-    prompts/pool/NAME/   what passed of each source, treated      prompts/selection.json   what was done, for the card
-    prompts/prompts-*    what was chosen                          prompts/rejects/         duplicates among the pools
+prompts/pool/NAME/   what passed of each source, treated      prompts/selection.json   what was done, for the card
+prompts/prompts-*    what was chosen                          prompts/rejects/         duplicates among the pools
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fledge.data.gathering import Examiner, ExamineAll, ExaminerSettings, examine_here, gather
+from fledge.data.gathering import ExamineAll, Examiner, ExaminerSettings, examine_here, gather
 from fledge.data.options import Progress, PromptOptions
 from fledge.data.prompt_store import (
     SELF_LICENCE,
@@ -52,7 +52,9 @@ class Sources:
 
     def digests(self) -> dict[str, str]:
         """What the stage's output depends on besides the recipe."""
-        return {f"{kind}.{s.name}": s.digest() for kind in ("prompts", "traffic") for s in getattr(self, kind)}
+        return {
+            f"{kind}.{s.name}": s.digest() for kind in ("prompts", "traffic") for s in getattr(self, kind)
+        }
 
 
 def mix_prompts(
@@ -95,7 +97,9 @@ def mix_prompts(
             )
     pools = [PoolSource(s.label, pool_url(output_url, s.label), s.weight) for s in options.sources]
     if not sum(Manifest.load(pool.url).records for pool in pools):
-        raise DataError(f"no row of the sources can be used ({_reasons(pools)}); correct the sources or the limits")
+        raise DataError(
+            f"no row of the sources can be used ({_reasons(pools)}); correct the sources or the limits"
+        )
     selected = select_prompts(
         pools,
         traffic,

@@ -135,9 +135,13 @@ class ServerOptions(BaseModel):
     concurrency: int = Field(default=32, ge=1, le=1024, description="requests at once")
     timeout_s: float = Field(600.0, gt=0.0, description="seconds until an answer is given up")
     retries: int = Field(5, ge=0, description="further attempts after a lost connection or a busy server")
-    backoff_s: float = Field(1.0, ge=0.0, description="pause before the second attempt, doubled before each later one")
+    backoff_s: float = Field(
+        1.0, ge=0.0, description="pause before the second attempt, doubled before each later one"
+    )
     requests_per_second: float | None = Field(None, gt=0.0, description="limit on requests")
-    token_budget: int | None = Field(None, ge=1, description="generated tokens per call of the stage, then it stops")
+    token_budget: int | None = Field(
+        None, ge=1, description="generated tokens per call of the stage, then it stops"
+    )
 
 
 class RespondOptions(BaseModel):

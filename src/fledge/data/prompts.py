@@ -9,8 +9,8 @@ from typing import Any
 
 from fledge import storage
 from fledge.data.filters import Limits, reject_reason
+from fledge.data.gathering import ExaminerSettings, Treatment
 from fledge.data.generation import TokenRate, run_in_order
-from fledge.data.gathering import ExamineAll, ExaminerSettings, Treatment
 from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
 from fledge.data.options import Progress, PromptOptions, silent
@@ -24,6 +24,7 @@ from fledge.data.prompt_store import (
     prompt_summary,
     read_prompts,
 )
+from fledge.data.ray_map import RayOptions, examine_on_ray
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
@@ -45,16 +46,20 @@ def make_prompts(
     progress: Progress = silent,
     *,
     treatment: Treatment | None = None,
-    examine: ExamineAll | None = None,
+    ray: RayOptions | None = None,
 ) -> PromptSummary:
     """Write `options.count` prompts into a folder, or go on where an earlier call stopped.
 
     Args:
         engine: writes prompts; None where the recipe's sources don't include the target itself.
         treatment: what the privacy filter does to the texts of sources.
-        examine: how rows of sources are examined; None: in this process.
+        ray: where rows of sources are examined; None: in this process.
     """
     fingerprint = prompts_fingerprint(target, options)
+    if ray is not None and not any(source.kind != "self" for source in options.sources):
+        raise DataError(
+            "the target's own prompts are written in one process; leave --ray out, or add sources"
+        )
     if not options.sources:
         fingerprint.claim(output_url)
         _write_own(target, engine, options, output_url, fingerprint.digest, progress)
@@ -62,16 +67,17 @@ def make_prompts(
     sources = Sources.open(options)
     fingerprint.claim(output_url)
     special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
+    settings = ExaminerSettings(options, special, fingerprint.digest, treatment)
     mix_prompts(
         sources,
-        ExaminerSettings(options, special, fingerprint.digest, treatment),
+        settings,
         output_url,
         lambda count, url: _write_own(
             target, engine, options.model_copy(update={"count": count}), url, fingerprint.digest, progress
         ),
         lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
         progress,
-        examine,
+        examine_on_ray(settings, ray) if ray is not None else None,
     )
     return prompt_summary(output_url)
 
@@ -146,7 +152,9 @@ class Selection:
         if reason is not None:
             return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, draft.text))
         self.remember(draft.text)
-        return Prompt(text_id([draft.text]), "self", draft.category, [draft.text], draft.attempt, SELF_LICENCE)
+        return Prompt(
+            text_id([draft.text]), "self", draft.category, [draft.text], draft.attempt, SELF_LICENCE
+        )
 
 
 @dataclass

@@ -109,7 +109,7 @@ class AnswerServer:
                 continue
             self._failures = 0
             return reply
-        if last.startswith("status 5") or last.startswith("a reply"):
+        if last.startswith(("status 5", "a reply")):
             self._count_failure(last)
             raise AnswerFailed("server_error")
         raise self._gone(last)
@@ -152,7 +152,9 @@ class AnswerServer:
             raise AnswerFailed("wrong_ids")
         ends = self._target.chat.turn_end_ids
         body = ids[:-1] if ids and ids[-1] in ends else ids
-        plain = self._target.tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        plain = self._target.tokenizer.decode(
+            body, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         spelled = {decode_all(self._target, ids), decode_all(self._target, body), plain}
         # A cut in the middle of a character leaves a mark that servers write differently.
         if text.strip().rstrip("\ufffd") not in {one.strip().rstrip("\ufffd") for one in spelled}:
@@ -250,7 +252,11 @@ def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) ->
 
     try:
         while True:
-            while not exhausted and len(running) < server.concurrency and len(finished) < 64 * server.concurrency:
+            while (
+                not exhausted
+                and len(running) < server.concurrency
+                and len(finished) < 64 * server.concurrency
+            ):
                 try:
                     index, job = next(numbered)
                 except StopIteration:

@@ -29,7 +29,13 @@ def verdicts(folder: Path, conversations: list[list[str]], near: float = 0.7, ba
 
 
 def test_the_first_of_equal_conversations_stays(tmp_path: Path) -> None:
-    turns = [["How are you?"], ["Why is it so?"], ["how ARE you"], ["Why is it so?", "Really?"], ["How are you?!"]]
+    turns = [
+        ["How are you?"],
+        ["Why is it so?"],
+        ["how ARE you"],
+        ["Why is it so?", "Really?"],
+        ["How are you?!"],
+    ]
     assert verdicts(tmp_path, turns) == [KEPT, CONTINUED, REPEAT, KEPT, REPEAT]
 
 
@@ -55,7 +61,9 @@ def test_near_duplicates_follow_the_true_similarity(tmp_path: Path, near: float)
     wrong = clear = 0
     for pair in range(150):
         first = _text(rng)
-        second = [rng.choice(VOCABULARY) if rng.random() < rng.choice([0.01, 0.05, 0.2]) else w for w in first]
+        second = [
+            rng.choice(VOCABULARY) if rng.random() < rng.choice([0.01, 0.05, 0.2]) else w for w in first
+        ]
         grams = [set(zip(t, t[1:], t[2:], strict=False)) for t in (first, second)]
         true = len(grams[0] & grams[1]) / len(grams[0] | grams[1])
         if abs(true - near) < 0.15 or first == second:

@@ -12,8 +12,36 @@ from hypothesis import strategies as st
 from fledge.data.selection import TrafficModel, distance, share_out
 from fledge.data.selection.matching import NgramCounts, features, gumbel
 
-CODE = "function list python return loop index string error test array sort parse file class".split()
-CHAT = "holiday dinner friend weather music story letter garden birthday travel coffee dream".split()
+CODE = [
+    "function",
+    "list",
+    "python",
+    "return",
+    "loop",
+    "index",
+    "string",
+    "error",
+    "test",
+    "array",
+    "sort",
+    "parse",
+    "file",
+    "class",
+]
+CHAT = [
+    "holiday",
+    "dinner",
+    "friend",
+    "weather",
+    "music",
+    "story",
+    "letter",
+    "garden",
+    "birthday",
+    "travel",
+    "coffee",
+    "dream",
+]
 
 
 def texts(vocabulary: list[str], count: int, seed: int) -> list[tuple[str]]:
@@ -46,7 +74,9 @@ def test_noise_is_gumbel_and_belongs_to_the_prompt() -> None:
 
 @given(
     st.integers(0, 1000),
-    st.dictionaries(st.text("abcdef", min_size=1), st.tuples(st.floats(0.01, 100), st.integers(0, 300)), min_size=1),
+    st.dictionaries(
+        st.text("abcdef", min_size=1), st.tuples(st.floats(0.01, 100), st.integers(0, 300)), min_size=1
+    ),
 )
 def test_quotas_add_up_and_fit(count: int, sources: dict[str, tuple[float, int]]) -> None:
     weights = {name: weight for name, (weight, _) in sources.items()}

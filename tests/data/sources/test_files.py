@@ -17,7 +17,9 @@ from fledge.data.sources import files as files_module
 from fledge.data.sources.files import FileRows, split_lines
 from fledge.errors import DataError
 
-ROWS = [{"prompt": f"question {number}?", "category": "code" if number % 2 else "chat"} for number in range(10)]
+ROWS = [
+    {"prompt": f"question {number}?", "category": "code" if number % 2 else "chat"} for number in range(10)
+]
 
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]] = ROWS) -> Path:
@@ -67,11 +69,18 @@ def test_damaged_lines_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
     bad = [b"{broken", b'{"prompt": "\xff\xfe"}', b"[" * 100_000, b'{"prompt": 3}', b""]
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join([*good[:5], *bad, *good[5:]]))
     found = list(source(tmp_path / "a.jsonl").records())
-    assert [r.reason for r in found if isinstance(r, Unusable)] == ["not_json", "encoding", "not_json", "shape"]
+    assert [r.reason for r in found if isinstance(r, Unusable)] == [
+        "not_json",
+        "encoding",
+        "not_json",
+        "shape",
+    ]
     assert [r.turns[0] for r in found if isinstance(r, Record)] == [row["prompt"] for row in ROWS]
 
 
-def test_a_line_too_long_is_read_past_without_being_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_too_long_is_read_past_without_being_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files_module, "_CHUNK", 64)
     data = b"short\n" + b"x" * 1000 + b"\n" + b"last"
     assert list(split_lines(io.BytesIO(data), longest=200)) == [b"short\n", None, b"last"]

@@ -29,7 +29,10 @@ def test_a_data_set_is_streamed_from_any_row_on(dataset: Path, monkeypatch: pyte
     records = list(source.records())
     assert [record.turns for record in records] == [(f"question {n}?",) for n in range(7)]
     assert list(source.records(4)) == records[4:]
-    assert source.digest() == open_source(SourceOptions(kind="dataset", path=str(dataset), licence="mit")).digest()
+    assert (
+        source.digest()
+        == open_source(SourceOptions(kind="dataset", path=str(dataset), licence="mit")).digest()
+    )
 
 
 def test_a_data_set_without_a_licence_is_refused(dataset: Path) -> None:

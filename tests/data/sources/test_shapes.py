@@ -83,7 +83,11 @@ def test_the_shape_of_most_rows_wins() -> None:
     [
         ({"messages": "no list"}, "messages", "shape"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "no_user_turn"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages", "no_text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            "messages",
+            "no_text",
+        ),
         ({"messages": [{"role": "user", "content": None}]}, "messages", "no_text"),
         ({"turns": []}, "turns", "no_user_turn"),
         ({"turns": ["", "b"]}, "turns", "no_user_turn"),

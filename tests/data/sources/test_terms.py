@@ -8,7 +8,9 @@ from fledge.data.sources import check_terms
 from fledge.errors import DataError
 
 
-@pytest.mark.parametrize("licence", ["apache-2.0", "MIT", "cc-by-4.0", "CC-BY-SA-3.0", "odc-by", "own", "cc0-1.0"])
+@pytest.mark.parametrize(
+    "licence", ["apache-2.0", "MIT", "cc-by-4.0", "CC-BY-SA-3.0", "odc-by", "own", "cc0-1.0"]
+)
 def test_open_licences_pass_without_a_word(licence: str) -> None:
     terms = check_terms("s", licence, None)
     assert terms.licence == licence

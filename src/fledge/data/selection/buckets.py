@@ -1,6 +1,6 @@
 """Equal keys among millions of rows without holding them: keys go to files by their last bits, files are sorted alone.
 
-    (key, row) ──► key % 64 ──► bucket files on disk ──► each sorted in memory ──► groups of equal keys, rows ascending
+(key, row) ──► key % 64 ──► bucket files on disk ──► each sorted in memory ──► groups of equal keys, rows ascending
 """
 
 from __future__ import annotations

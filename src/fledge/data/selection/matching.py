@@ -9,6 +9,7 @@ their n-gram distributions: 0 is the same, 1 shares nothing. Only counts of hash
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,9 @@ from fledge.data.filters import words
 from fledge.data.seeds import unit_interval
 
 BUCKETS = 10_000  # as in the paper
-_PRIOR = 1000.0  # n-grams of the pool's distribution that are added to the traffic's: a small sample says less
+_PRIOR = (
+    1000.0  # n-grams of the pool's distribution that are added to the traffic's: a small sample says less
+)
 _LONGEST = 400  # words of a prompt that are looked at
 
 Counts = NDArray[np.float64]  # [BUCKETS]
@@ -29,7 +32,7 @@ Counts = NDArray[np.float64]  # [BUCKETS]
 def features(texts: Sequence[str]) -> NDArray[np.int64]:
     """Buckets of a prompt's unigrams and bigrams, one per occurrence."""
     found = words("\n".join(texts))[:_LONGEST]
-    grams = [*found, *map(" ".join, zip(found, found[1:], strict=False))]
+    grams = [*found, *map(" ".join, itertools.pairwise(found))]
     return np.fromiter((zlib.crc32(gram.encode()) % BUCKETS for gram in grams), np.int64, len(grams))
 
 

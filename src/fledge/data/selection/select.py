@@ -27,6 +27,7 @@ from fledge.data.selection.matching import NgramCounts, TrafficModel, distance, 
 from fledge.data.selection.quotas import share_out
 from fledge.storage import Manifest
 
+
 @dataclass(frozen=True)
 class PoolSource:
     """One source's pool."""
@@ -45,7 +46,9 @@ class Selected:
     surplus: int  # neither duplicate nor needed
     wanted: Mapping[str, int]  # source -> its share of `count`
     chosen: Mapping[str, int]  # source -> rows
-    distances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # workload -> before, after, traffic
+    distances: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # workload -> before, after, traffic
 
 
 def select_prompts(
@@ -120,7 +123,9 @@ class _Drawing:
     ) -> None:
         self._pools, self._alive, self._noise, self._options = pools, alive, noise, options
         self._borders = np.cumsum([0, *sizes])
-        self.pool_counts = NgramCounts()  # of the rows that aren't duplicates; counted when matching to traffic
+        self.pool_counts = (
+            NgramCounts()
+        )  # of the rows that aren't duplicates; counted when matching to traffic
 
     def by_weight(self) -> NDArray[np.int8]:
         """0 for each chosen row, -1 for the others, [rows]; each source gives its share."""
@@ -250,4 +255,3 @@ def _rows(pools: Sequence[PoolSource]) -> Iterator[tuple[int, Prompt]]:
         for prompt in shard:
             yield row, prompt
             row += 1
-

@@ -1,9 +1,9 @@
 """Where prompts come from besides the target itself: files, Hugging Face datasets, request logs.
 
-    source     rows (or why a row can't be read)   shape         user turns
-    files ──► {"conversations": [...]} ─────────► sharegpt ──► ["Why ...?", "And then?"]
-    hub   ──► {"messages": [...]}      ─────────► messages     answers are dropped here and never written
-    logs  ──► {"body": {...}}          ─────────► request
+source     rows (or why a row can't be read)   shape         user turns
+files ──► {"conversations": [...]} ─────────► sharegpt ──► ["Why ...?", "And then?"]
+hub   ──► {"messages": [...]}      ─────────► messages     answers are dropped here and never written
+logs  ──► {"body": {...}}          ─────────► request
 """
 
 from fledge.data.sources.base import Record, RowSource, Source, Unusable

@@ -96,7 +96,9 @@ def _find(path: str) -> tuple[Any, list[str]]:
             found = [place]
         else:
             found = [
-                f for f in filesystem.glob(place) if not filesystem.isdir(f) and not f.rsplit("/", 1)[-1].startswith(".")
+                f
+                for f in filesystem.glob(place)
+                if not filesystem.isdir(f) and not f.rsplit("/", 1)[-1].startswith(".")
             ]
     except (ImportError, ValueError, OSError) as error:
         raise DataError(f"can't look at the source {path} ({error}); check the path") from error
@@ -172,7 +174,9 @@ def _array_rows(file: IO[bytes], path: str, skip_mark: bool) -> Iterator[Any]:
     try:
         yield from ijson.items(file, "item", use_float=True)
     except (ijson.JSONError, UnicodeDecodeError) as error:
-        logger.warning("%s is damaged (%s); what comes after the damage is lost", path, " ".join(str(error).split()))
+        logger.warning(
+            "%s is damaged (%s); what comes after the damage is lost", path, " ".join(str(error).split())
+        )
         yield BadRow("not_json")
 
 
@@ -216,7 +220,7 @@ def _has_surrogate(text: str) -> bool:
 
 def _json_cell(cell: str) -> Any:
     """A cell that holds a JSON list or object, as exports of chat data do; else its text."""
-    if cell[:2] not in ("[{", '["', "{\""):
+    if cell[:2] not in ("[{", '["', '{"'):
         return cell
     try:
         return json.loads(cell)

@@ -1,4 +1,4 @@
-"""Rows of a Hugging Face data set: a hub name, or a folder that `datasets` can load. Streamed, never downloaded whole."""
+"""Rows of a Hugging Face data set: a hub name, or a folder that `datasets` can load. Streamed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,14 @@ class HubRows:
         """Over what names the data set; give a `revision` so that it can't change unnoticed."""
         chosen = self._options
         info = self._dataset.info
-        parts = [chosen.path, chosen.config, chosen.split, chosen.revision, str(info.version), info.dataset_size]
+        parts = [
+            chosen.path,
+            chosen.config,
+            chosen.split,
+            chosen.revision,
+            str(info.version),
+            info.dataset_size,
+        ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property

@@ -77,8 +77,8 @@ class ShapedSource(Source):
         if not usable:
             reasons = sorted({row.reason for row in first if isinstance(row, BadRow)})
             raise DataError(
-                f"source {self.name}: none of the first {len(first)} rows can be read ({', '.join(reasons) or 'empty'}); "
-                "check the file's format"
+                f"source {self.name}: none of the first {len(first)} rows can be read "
+                f"({', '.join(reasons) or 'empty'}); check the file's format"
             )
         if options.field:
             usable = [row.get(options.field) if isinstance(row, dict) else row for row in usable]

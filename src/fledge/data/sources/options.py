@@ -18,20 +18,27 @@ class SourceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind = Field("file", description="self (the target writes), file, dataset (Hugging Face) or log")
-    path: str = Field("", description="file, folder, glob or fsspec URL; for a dataset its hub name or folder")
+    path: str = Field(
+        "", description="file, folder, glob or fsspec URL; for a dataset its hub name or folder"
+    )
     name: str = Field("", description="what records and reports call it; default: made from the path")
-    weight: float = Field(1.0, gt=0.0, allow_inf_nan=False, description="share of the mix, relative to others")
+    weight: float = Field(
+        1.0, gt=0.0, allow_inf_nan=False, description="share of the mix, relative to others"
+    )
     shape: ShapeName = Field("auto", description="how a row holds its turns; auto looks at the first rows")
     field: str = Field("", description="column that holds the turns, where the shape's usual names don't fit")
     system: bool = Field(False, description="keep system prompts too")
-    category: str = Field("", description="workload of all its records; default: the row's own, else `general`")
+    category: str = Field(
+        "", description="workload of all its records; default: the row's own, else `general`"
+    )
     limit: int | None = Field(None, ge=1, description="rows to read at most")
     config: str | None = Field(None, description="a dataset's configuration")
     split: str = Field("train", description="a dataset's split")
     revision: str | None = Field(None, description="a dataset's revision")
     licence: str = Field("", description="its licence: an SPDX id, `own`, or a name")
     training_allowed: bool | None = Field(
-        None, description="whether its terms allow training a draft head; needed where the licence doesn't say"
+        None,
+        description="whether its terms allow training a draft head; needed where the licence doesn't say",
     )
 
     @model_validator(mode="after")

@@ -1,11 +1,11 @@
 """The shapes chat data comes in, and how a user's turns are taken out of each. Answers are never looked at.
 
-    sharegpt   {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}
-    messages   {"messages": [{"role": "user", "content": ...}, ...]}            OpenAI; content may be a list of parts
-    alpaca     {"instruction": ..., "input": ..., "output": ...}
-    turns      {"turns": ["first", "second"]}
-    prompt     {"prompt": ...} or {"text": ...} or {"question": ...}, or a bare text
-    request    {"body": {"messages": [...]}} and the like: one logged request a row
+sharegpt   {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}
+messages   {"messages": [{"role": "user", "content": ...}, ...]}            OpenAI; content may be a list of parts
+alpaca     {"instruction": ..., "input": ..., "output": ...}
+turns      {"turns": ["first", "second"]}
+prompt     {"prompt": ...} or {"text": ...} or {"question": ...}, or a bare text
+request    {"body": {"messages": [...]}} and the like: one logged request a row
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ _OPEN = re.compile(
 )
 _NONCOMMERCIAL = re.compile(r"(^|[-_ ])nc([-_ ]|$)|non-?commercial|research-only|academic")
 # Terms under which outputs may not be used to build models that compete with the provider's.
-_NO_COMPETE = re.compile(r"openai|chatgpt|gpt-?4|anthropic|claude|gemini|google-tos|llama-?2|llama-?3(?!\.)|xai|grok")
+_NO_COMPETE = re.compile(
+    r"openai|chatgpt|gpt-?4|anthropic|claude|gemini|google-tos|llama-?2|llama-?3(?!\.)|xai|grok"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ def check_terms(source: str, licence: str, training_allowed: bool | None) -> Ter
     """
     name = " ".join(licence.split())
     if training_allowed is False:
-        raise DataError(f"the terms of source {source} don't allow training; remove the source from the recipe")
+        raise DataError(
+            f"the terms of source {source} don't allow training; remove the source from the recipe"
+        )
     if not name and training_allowed is None:
         raise DataError(
             f"source {source} has no declared terms; read them, then give it a `licence` (`own` for your own data) "
@@ -58,7 +62,9 @@ def check_terms(source: str, licence: str, training_allowed: bool | None) -> Ter
 def _warnings(source: str, name: str, known: str) -> list[str]:
     found = []
     if _NONCOMMERCIAL.search(known):
-        found.append(f"source {source}: {name} forbids commercial use; don't serve a head trained on it to customers")
+        found.append(
+            f"source {source}: {name} forbids commercial use; don't serve a head trained on it to customers"
+        )
     if _NO_COMPETE.search(known):
         found.append(f"source {source}: {name} forbids training models that compete with its provider's")
     return found
