@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from fledge.data import PromptOptions, make_prompts, prompt_summary, read_prompts
-from fledge.data.gathering import Treated
 from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
 from fledge.errors import DataError, FingerprintError
@@ -197,24 +196,29 @@ def test_evaluation_overlap_is_reported_per_file(
 
 
 @dataclass(frozen=True)
-class Blacken:
-    """A stand-in for the privacy filter: replaces one word, drops records with another."""
+class Blackened:
+    turns: list[str] | None
+    reason: str | None = None
 
-    def treat(self, texts: Sequence[str], key: str) -> Treated:
-        if any("python" in text for text in texts):
-            return Treated((), "pii")
-        return Treated(tuple(text.replace("garden", "[PLACE]") for text in texts))
+
+class Blacken:
+    """Stands where the privacy filter does: replaces one word, drops records with another."""
+
+    def treat(self, conversation: Sequence[str], key: str) -> Blackened:
+        if any("python" in text for text in conversation):
+            return Blackened(None, "policy")
+        return Blackened([text.replace("garden", "[PLACE]") for text in conversation])
 
 
 def test_nothing_is_written_before_it_is_treated(
     target: Target, sharegpt: str, log: str, tmp_path: Path
 ) -> None:
-    make_prompts(target, None, options(sharegpt, log), str(tmp_path / "out"), treatment=Blacken())
+    make_prompts(target, None, options(sharegpt, log), str(tmp_path / "out"), make_treatment=Blacken)
     for folder in ("out", "out/pool/chat", "out/pool/log"):
         for prompt in read_prompts(str(tmp_path / folder)):
             assert "garden" not in prompt.turns[0]
             assert "python" not in prompt.turns[0]
-    assert read_selection(str(tmp_path / "out"))["sources"][1]["rejected"]["pii"] > 0
+    assert read_selection(str(tmp_path / "out"))["sources"][1]["rejected"]["private_policy"] > 0
 
 
 @pytest.mark.parametrize("after", [False, True])

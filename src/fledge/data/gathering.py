@@ -24,18 +24,22 @@ from fledge.data.sources import Record, Source, Unusable
 Row = Record | Unusable
 
 
-@dataclass(frozen=True)
-class Treated:
+class Treated(Protocol):
     """A conversation's texts after the privacy filter."""
 
-    texts: tuple[str, ...]  # as many as were given
-    reason: str | None = None  # set: the record is dropped for this reason
+    @property
+    def turns(self) -> Sequence[str] | None:
+        """As many texts as were given; None: the record must be dropped."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is dropped."""
 
 
 class Treatment(Protocol):
     """What the privacy filter offers to this stage. It must give the same result for the same texts and key."""
 
-    def treat(self, texts: Sequence[str], key: str) -> Treated:
+    def treat(self, conversation: Sequence[str], key: str, /) -> Treated:
         """Drop, redact or replace what is private; texts of one `key` are one conversation."""
         ...
 
@@ -47,7 +51,7 @@ class ExaminerSettings:
     options: PromptOptions
     special_tokens: tuple[str, ...]
     salt: str
-    treatment: Treatment | None = None
+    make_treatment: Callable[[], Treatment] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Examiner:
         self._evaluation = evaluation_indexes(options.evaluation_files)
         self._special_tokens = settings.special_tokens
         self._salt = settings.salt
-        self._treatment = settings.treatment
+        self._treatment = settings.make_treatment() if settings.make_treatment is not None else None
 
     def examine(self, rows: Iterable[Row], source: str, licence: str) -> Examined:
         """Prompts and rejects of a batch."""
@@ -87,9 +91,9 @@ class Examiner:
             return self._reject(row, "too_large")
         if self._treatment is not None:
             treated = self._treatment.treat(texts, f"{source}:{row.row}")
-            if treated.reason is not None:
-                return self._reject(row, treated.reason)
-            texts = treated.texts
+            if treated.turns is None:
+                return self._reject(row, f"private_{treated.reason or 'data'}")
+            texts = tuple(treated.turns)
         turns = texts[: len(row.turns)]
         system = texts[-1] if row.system else None
         reason = foreign_reason(turns, self._limits, self._special_tokens)

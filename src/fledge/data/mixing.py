@@ -119,7 +119,9 @@ def read_traffic(traffic: Sequence[Source], settings: ExaminerSettings) -> dict[
     relaxed = settings.options.model_copy(
         update={"min_words": 1, "max_words": _LONGEST_TRAFFIC, "languages": (), "evaluation_files": ()}
     )
-    examiner = Examiner(ExaminerSettings(relaxed, settings.special_tokens, settings.salt, settings.treatment))
+    examiner = Examiner(
+        ExaminerSettings(relaxed, settings.special_tokens, settings.salt, settings.make_treatment)
+    )
     found: dict[str, NgramCounts] = {}
     for source in traffic:
         for row in source.records():

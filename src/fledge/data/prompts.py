@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -45,14 +46,14 @@ def make_prompts(
     output_url: str,
     progress: Progress = silent,
     *,
-    treatment: Treatment | None = None,
+    make_treatment: Callable[[], Treatment] | None = None,
     ray: RayOptions | None = None,
 ) -> PromptSummary:
     """Write `options.count` prompts into a folder, or go on where an earlier call stopped.
 
     Args:
         engine: writes prompts; None where the recipe's sources don't include the target itself.
-        treatment: what the privacy filter does to the texts of sources.
+        make_treatment: makes the privacy filter that the texts of sources go through before anything else.
         ray: where rows of sources are examined; None: in this process.
     """
     fingerprint = prompts_fingerprint(target, options)
@@ -67,7 +68,7 @@ def make_prompts(
     sources = Sources.open(options)
     fingerprint.claim(output_url)
     special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
-    settings = ExaminerSettings(options, special, fingerprint.digest, treatment)
+    settings = ExaminerSettings(options, special, fingerprint.digest, make_treatment)
     mix_prompts(
         sources,
         settings,

@@ -133,8 +133,10 @@ class AnswerServer:
         except (KeyError, IndexError, TypeError) as error:
             self._count_failure("a reply without choices")
             raise AnswerFailed("malformed_reply") from error
-        if finish not in ("stop", "length") or not isinstance(text, str):
-            raise AnswerFailed(f"finish_{finish}" if isinstance(finish, str) else "malformed_reply")
+        if not isinstance(text, str) or not isinstance(finish, str):
+            raise AnswerFailed("malformed_reply")
+        if finish not in ("stop", "length"):
+            raise AnswerFailed(f"finish_{finish}"[:40])
         echoed = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
         if echoed is not None and list(echoed) != list(wanted.prompt_ids):
             raise AnswerFailed("wrong_prompt_ids")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +210,7 @@ def _write(
     for row, prompt in _rows(pools):
         if chosen[row] >= 0:
             category = workloads[chosen[row]] if workloads else prompt.category
-            prompts.append(Prompt(**{**vars(prompt), "category": category}))
+            prompts.append(replace(prompt, category=category))
         elif verdicts[row] != KEPT:
             hashed = salted_hash(salt, "\x1f".join(prompt.turns))
             rejects.append(
