@@ -65,8 +65,11 @@ def respond(
     jobs = DialogueJobs(target, options, scan)
     shard: list[Answered] = []
     waiting = (jobs.job(prompt) for prompt in read_prompts(prompts_url, skip=done))
-    run = run_in_order if isinstance(engine, Engine) else run_served
-    results = run(engine, waiting, rate)  # type: ignore[operator]
+    results = (
+        run_in_order(engine, waiting, rate)
+        if isinstance(engine, Engine)
+        else run_served(engine, waiting, rate)
+    )
     try:
         for answered in results:
             done += 1

@@ -23,6 +23,7 @@ from fledge.data.options import ServerOptions
 from fledge.data.turns import decode_all, encode_plain
 from fledge.engine import Completion, CompletionStats
 from fledge.engine.phases import PhaseSeconds
+from fledge.engine.request import FinishReason
 from fledge.errors import DataError
 from fledge.target import Target
 
@@ -145,7 +146,8 @@ class AnswerServer:
         ids = self._ended(ids, finish, choice.get("stop_reason"))
         if not ids or len(ids) > wanted.params.max_tokens + 1:
             raise AnswerFailed("wrong_length")
-        return Completion(text, ids, wanted.prompt_ids, finish, no_stats(len(ids)))
+        reason: FinishReason = "stop" if finish == "stop" else "length"
+        return Completion(text, ids, wanted.prompt_ids, reason, no_stats(len(ids)))
 
     def _checked(self, ids: Any, text: str) -> list[int]:
         """Ids that belong to the vocabulary and mean the text."""
