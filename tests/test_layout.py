@@ -22,7 +22,7 @@ ORDER = [
     ("bench",),
     ("console", "recipe", "released"),
     ("run_folder",),
-    ("ask", "closing", "estimate", "exchange", "server"),
+    ("ask", "closing", "estimate", "exchange", "server", "template"),
     ("deploy",),
     ("feature_report", "judge"),
     ("stages",),

@@ -45,6 +45,12 @@ InitHead = Annotated[
     str | None, typer.Option(help="go on training from this head: a folder, or released for the shipped one")
 ]
 
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="run on this Ray cluster, or local for one here"),
+]
+Actors = Annotated[int, typer.Option(min=1, help="Ray actors")]
+
 
 def main() -> None:
     """The entry point: expected errors end in one line and exit code 2, an interrupt in 130."""
@@ -80,15 +86,19 @@ def run(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head:
 
 
 @app.command()
-def prompts(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Let the target write prompts."""
-    _stage("prompts", _run(settings, run_dir))
+def prompts(
+    settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
+) -> None:
+    """Let the target write prompts, or take them from the recipe's sources."""
+    _stage("prompts", _run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command()
-def respond(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+def respond(
+    settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
+) -> None:
     """Let the target answer the prompts."""
-    _stage("respond", _run(settings, run_dir))
+    _stage("respond", _run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command()
@@ -399,6 +409,26 @@ def vertex(
     deploy_vertex(options, run=run)
 
 
+@app.command()
+def card(run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+    """Write the data card: sources, terms, counts at each step, what was removed and why."""
+    from fledge.closing import write_run_card
+
+    typer.echo(write_run_card(run_dir))
+
+
+@app.command()
+def template(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    ids: Annotated[bool, typer.Option("--ids", help="show each token's id")] = False,
+) -> None:
+    """Show how conversations become ids and which are trained; exit code 1 if serving would see others."""
+    from fledge.template import show_template
+
+    if not show_template(target, show_ids=ids):
+        raise typer.Exit(1)
+
+
 def _stage(name: str, run: Run) -> None:
     from fledge.pipeline import run_stage
 
@@ -406,16 +436,24 @@ def _stage(name: str, run: Run) -> None:
 
 
 def _run(
-    settings: list[str] | None, run_dir: str, extra: list[str] | None = None, heads: list[str] | None = None
+    settings: list[str] | None,
+    run_dir: str,
+    extra: list[str] | None = None,
+    heads: list[str] | None = None,
+    ray: str | None = None,
+    actors: int = 2,
 ) -> Run:
     """The run that the arguments describe: a recipe first, if the first of them isn't a setting."""
+    from fledge.data.ray_map import RayOptions
     from fledge.recipe import load_recipe
     from fledge.run_folder import Run
 
     words = list(settings or [])
     source = words.pop(0) if words and "=" not in words[0] else "demo"
     recipe = load_recipe(source, [*words, *(extra or [])])
-    return Run(recipe, run_dir, command=shlex.join(["fledge", *sys.argv[1:]]), given_heads=heads or ())
+    cluster = RayOptions(ray, actors) if ray is not None else None
+    command = shlex.join(["fledge", *sys.argv[1:]])
+    return Run(recipe, run_dir, command=command, given_heads=heads or (), ray=cluster)
 
 
 def _setting(key: str, value: str | None) -> list[str]:

@@ -17,9 +17,10 @@ from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
 from fledge.console import console, print_table
+from fledge.data.card import make_card, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
-from fledge.errors import StorageError
+from fledge.errors import DataError, StorageError
 from fledge.released import released_head
 from fledge.run_folder import Record, Run
 from fledge.storage import join
@@ -34,6 +35,8 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
     facts = report_facts(run, seconds)
     if facts.bench is not None:
         summarise(facts.bench, seconds).save(run.url(SUMMARY_NAME))
+    if storage.exists(run.url("prompts", storage.MANIFEST_NAME)):
+        write_run_card(run.folder)
     write_report(run.url(REPORT_NAME), facts)
 
 
@@ -135,6 +138,21 @@ def _cost_lines(summary: Summary) -> list[str]:
         draft = f"; a draft step {summary.draft_step_cost:.2f}" if summary.draft_step_cost is not None else ""
         lines.append(f"a verify over a plain step: {costs}{draft}")
     return lines
+
+
+def write_run_card(folder: str) -> str:
+    """Write the data card of a run folder beside its data; returns where it lies.
+
+    Raises:
+        DataError: the folder has no prompts yet.
+    """
+    prompts = join(folder, "prompts")
+    if not storage.exists(join(prompts, storage.MANIFEST_NAME)):
+        raise DataError(f"{folder} has no prompts yet; run `fledge prompts` first or name another --run-dir")
+    head_url = join(folder, "head")
+    head = Head.load(head_url) if storage.exists(join(head_url, WEIGHTS_NAME)) else None
+    vocabulary = head.vocabulary.token_ids.tolist() if head else None
+    return write_card(folder, make_card(prompts, join(folder, "conversations"), vocabulary))
 
 
 def _own_data(run: Run) -> DataFacts | None:

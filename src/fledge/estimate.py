@@ -84,8 +84,8 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         "evaluate": (judged, 0.0),
     }
     seconds: dict[str, Callable[[], float]] = {
-        "prompts": lambda: written / speeds.decode,
-        "respond": lambda: answers / speeds.decode,
+        "prompts": lambda: written / speeds.decode if recipe.prompts.writes else 0.0,
+        "respond": lambda: answers / speeds.decode if recipe.respond.server is None else 0.0,
         "features": lambda: tokens / speeds.prefill,
         "train": lambda: min(
             (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train, 60 * (recipe.train.minutes or math.inf)

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from fledge import __version__, bench, storage
 from fledge.bench import RELEASED, TRAINED
 from fledge.data import PromptOptions
+from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
 from fledge.errors import StorageError
@@ -65,12 +66,20 @@ class Run:
     """A recipe in a folder. Target and heads are loaded on first use and shared by the stages."""
 
     def __init__(
-        self, recipe: Recipe, folder: str, *, command: str = "", given_heads: Sequence[str] = ()
+        self,
+        recipe: Recipe,
+        folder: str,
+        *,
+        command: str = "",
+        given_heads: Sequence[str] = (),
+        ray: RayOptions | None = None,
     ) -> None:
         self.recipe = recipe
         self.folder = folder
         self.command = command  # as typed, for the report
         self.given_heads = tuple(given_heads)  # to measure instead of the run's own
+
+        self.ray = ray  # where prompts and respond run, if not in this process
 
     def url(self, *parts: str) -> str:
         """A place in the run folder."""

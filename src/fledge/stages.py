@@ -20,7 +20,15 @@ from dataclasses import dataclass
 from fledge.bench import run_bench, summarise
 from fledge.bench.report.formats import human_bytes, number, times
 from fledge.closing import REPORT_NAME, write_closing
-from fledge.data import Progress, make_prompts, prompts_fingerprint, respond, respond_fingerprint
+from fledge.data import (
+    AnswerServer,
+    Progress,
+    make_prompts,
+    prompts_fingerprint,
+    respond,
+    respond_fingerprint,
+)
+from fledge.data.ray_respond import TargetSpec, respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
 from fledge.features import OnlineFeatures, extract_features, features_fingerprint
@@ -46,19 +54,34 @@ class Stage:
 
 def _prompts(run: Run, progress: Progress) -> Outcome:
     options = run.prompt_options
-    engine = _engine(run, options.max_batch, options.longest_request)
-    made = make_prompts(run.target, engine, options, run.url("prompts"), progress)
+    engine = _engine(run, options.max_batch, options.longest_request) if options.writes else None
+    made = make_prompts(run.target, engine, options, run.url("prompts"), progress, ray=run.ray)
     rejected = made.attempts - made.prompts
     return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected")
 
 
 def _respond(run: Run, progress: Progress) -> Outcome:
     options = run.recipe.respond
-    engine = _engine(run, options.max_batch, options.longest_request)
-    made = respond(run.target, engine, run.url("prompts"), options, run.url("conversations"), progress)
+    places = run.url("prompts"), options, run.url("conversations")
+    if run.ray is not None:
+        made = respond_on_ray(run.target, _target_spec(run), *places, run.ray, progress)
+    else:
+        made = respond(run.target, _answerer(run), *places, progress)
     found = made.statistics
     line = f"{found.conversations:,} conversations, {found.supervised_tokens:,} response tokens"
     return Outcome(f"{line}, {found.heldout:,} held out", {"response_tokens": found.supervised_tokens})
+
+
+def _answerer(run: Run) -> Engine | AnswerServer:
+    options = run.recipe.respond
+    if options.server is not None:
+        return AnswerServer(run.target, options.server)
+    return _engine(run, options.max_batch, options.longest_request)
+
+
+def _target_spec(run: Run) -> TargetSpec:
+    options = run.recipe.target
+    return TargetSpec(options.model, options.dtype, options.device, options.backend)
 
 
 def _features(run: Run, progress: Progress) -> Outcome:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from fledge import storage
 from fledge.data.filters import Limits, reject_reason
+from fledge.data.gathering import ExaminerSettings, Treatment
 from fledge.data.generation import TokenRate, run_in_order
+from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
 from fledge.data.options import Progress, PromptOptions, silent
 from fledge.data.overlap import EvaluationIndex, RepeatIndex, read_evaluation_texts
-from fledge.data.prompt_store import Prompt, PromptSummary, PromptWriter, Reject, prompt_summary, read_prompts
+from fledge.data.prompt_store import (
+    SELF_LICENCE,
+    Prompt,
+    PromptSummary,
+    PromptWriter,
+    Reject,
+    prompt_summary,
+    read_prompts,
+)
+from fledge.data.ray_map import RayOptions, examine_on_ray
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
@@ -23,18 +35,67 @@ from fledge.errors import DataError
 from fledge.storage import Fingerprint, make_fingerprint
 from fledge.target import Target
 
-FORMAT = 1
+FORMAT = 2
 _FEW = 200  # attempts after which "almost nothing passes" is no accident
 
 
 def make_prompts(
-    target: Target, engine: Engine, options: PromptOptions, output_url: str, progress: Progress = silent
+    target: Target,
+    engine: Engine | None,
+    options: PromptOptions,
+    output_url: str,
+    progress: Progress = silent,
+    *,
+    make_treatment: Callable[[], Treatment] | None = None,
+    ray: RayOptions | None = None,
 ) -> PromptSummary:
-    """Write `options.count` prompts into a folder, or go on where an earlier call stopped."""
+    """Write `options.count` prompts into a folder, or go on where an earlier call stopped.
+
+    Args:
+        engine: writes prompts; None where the recipe's sources don't include the target itself.
+        make_treatment: makes the privacy filter that the texts of sources go through before anything else.
+        ray: where rows of sources are examined; None: in this process.
+    """
     fingerprint = prompts_fingerprint(target, options)
+    if ray is not None and not any(source.kind != "self" for source in options.sources):
+        raise DataError(
+            "the target's own prompts are written in one process; leave --ray out, or add sources"
+        )
+    if not options.sources:
+        fingerprint.claim(output_url)
+        _write_own(target, engine, options, output_url, fingerprint.digest, progress)
+        return prompt_summary(output_url)
+    sources = Sources.open(options)
     fingerprint.claim(output_url)
+    special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
+    settings = ExaminerSettings(options, special, fingerprint.digest, make_treatment)
+    mix_prompts(
+        sources,
+        settings,
+        output_url,
+        lambda count, url: _write_own(
+            target, engine, options.model_copy(update={"count": count}), url, fingerprint.digest, progress
+        ),
+        lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
+        progress,
+        examine_on_ray(settings, ray) if ray is not None else None,
+    )
+    return prompt_summary(output_url)
+
+
+def _write_own(
+    target: Target,
+    engine: Engine | None,
+    options: PromptOptions,
+    output_url: str,
+    salt: str,
+    progress: Progress,
+) -> None:
+    """Let the target write `options.count` prompts into a folder."""
+    if engine is None:
+        raise DataError("the target is to write prompts, but no engine was given; pass one to make_prompts")
     writer = PromptWriter(output_url)
-    selection = Selection(target, options, salt=fingerprint.digest)
+    selection = Selection(target, options, salt)
     accepted = 0
     for prompt in read_prompts(output_url) if writer.shards else ():
         selection.remember(prompt.turns[0])
@@ -42,7 +103,6 @@ def make_prompts(
     progress(accepted, options.count, "")
     if accepted < options.count:
         _synthesise(target, engine, options, writer, selection, accepted, progress)
-    return prompt_summary(output_url)
 
 
 def prompts_fingerprint(target: Target, options: PromptOptions) -> Fingerprint:
@@ -51,6 +111,8 @@ def prompts_fingerprint(target: Target, options: PromptOptions) -> Fingerprint:
     if options.openings is None:
         shipped = [opening.model_dump(mode="json") for opening in DEFAULT_OPENINGS]
         chosen["openings"] = storage.sha256(repr((shipped, DEFAULT_MIX, PLACEHOLDERS)).encode())
+    if options.sources:
+        chosen["digests"] = Sources.open(options).digests()
     files = sorted(storage.sha256(storage.read_bytes(url)) for url in options.evaluation_files)
     return make_fingerprint(
         {
@@ -91,7 +153,9 @@ class Selection:
         if reason is not None:
             return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, draft.text))
         self.remember(draft.text)
-        return Prompt(text_id([draft.text]), "self", draft.category, [draft.text])
+        return Prompt(
+            text_id([draft.text]), "self", draft.category, [draft.text], draft.attempt, SELF_LICENCE
+        )
 
 
 @dataclass
