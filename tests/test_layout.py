@@ -27,7 +27,7 @@ ORDER = [
     ("feature_report", "judge"),
     ("stages",),
     ("pipeline",),
-    ("bench_cli",),
+    ("bench_cli", "serving_cli"),
     ("cli",),
     ("__main__",),
 ]
