@@ -156,6 +156,15 @@ def test_costs_are_interpolated_and_extended() -> None:
     assert [curve.at(rows) for rows in (1, 2, 3, 4, 6)] == [1.0, 2.0, 4.0, 6.0, 10.0]
 
 
+def test_timings_move_one_point_of_the_curve() -> None:
+    curve = CostCurve((1, 4), (1.0, 4.0))
+    for _ in range(100):
+        curve = curve.learned(2, 3.0)
+    assert curve.at(2) == pytest.approx(3.0, rel=1e-3)
+    assert (curve.at(1), curve.at(4)) == (1.0, 4.0)
+    assert curve.learned(1, 100.0).at(1) == pytest.approx(1.1)
+
+
 def test_it_explains_what_it_did() -> None:
     planner = Planner(COST, topk=4, confident=True)
     serve(planner, 2, 100, 0.7)

@@ -231,7 +231,7 @@ class EngineCore:
         if plan is not None:
             catch_up(self._models, self._batch)
             self._clock.lap("extend")
-        ready = time.perf_counter()
+        ready, clock = time.perf_counter(), self._clock.read()
         outcome = (
             speculative_round(self._models, self._batch, plan, self._clock) if plan is not None else None
         )
@@ -241,6 +241,10 @@ class EngineCore:
         traces = tree_traces(outcome, running) if outcome is not None else {}
         if speculating:
             self._learn(outcome, running, rows, time.perf_counter() - ready, ready - begun)
+            if self._models.decoder.device.type == "cpu":  # elsewhere the clock sees launches, not work
+                spent = self._clock.read().since(clock)
+                shape, levels = (outcome.shape, len(outcome.levels)) if outcome else (None, 0)
+                self._planner.time(len(running), shape, levels, spent.draft, spent.verify)
         self._rounds += 1
         self._request_rounds += len(running)
         for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):

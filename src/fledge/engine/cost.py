@@ -18,6 +18,8 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _CONTEXT = 128  # tokens of prefix a measured row sees
 _TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # rows per request while measuring: a tree's nodes, a level's
 _REPEATS = 2
+_TIMING_WEIGHT = 0.1  # of a timing taken while serving
+_TIMING_RANGE = (0.5, 2.0)  # a single timing outside this is the machine's doing
 _BUDGET_SECONDS = 0.5  # stop measuring larger forwards once this much has passed
 
 
@@ -36,6 +38,14 @@ class CostCurve:
         low, high = self.rows[right - 1], self.rows[right]
         share = (rows - low) / (high - low)
         return self.seconds[right - 1] + share * (self.seconds[right] - self.seconds[right - 1])
+
+    def learned(self, rows: int, seconds: float) -> CostCurve:
+        """The curve with a new timing of this many rows taken in."""
+        known = self.at(rows)
+        low, high = _TIMING_RANGE
+        value = known + _TIMING_WEIGHT * (min(max(seconds, low * known), high * known) - known)
+        points = dict(zip(self.rows, self.seconds, strict=True)) | {rows: value}
+        return CostCurve(tuple(sorted(points)), tuple(points[n] for n in sorted(points)))
 
 
 @dataclass(frozen=True)

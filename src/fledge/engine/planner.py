@@ -218,6 +218,14 @@ class Planner:
             self._gain[requests] = gain + _STEP / 2 * (measured - gain)
         self._keep_books(requests, speculative, seconds + catch_up, tokens)
 
+    def time(self, requests: int, shape: TreeShape | None, levels: int, draft: float, verify: float) -> None:
+        """Take in how long a round's draft steps and its verify took, in seconds; `shape` None: a plain round."""
+        rows = requests * (shape.nodes if shape else 1)
+        target, head = self.cost.target.learned(rows, verify), self.cost.head
+        if shape is not None and shape.depth and levels > 1:
+            head = head.learned(requests * shape.topk, draft / (levels - 1))
+        self.cost = CostModel(target, head)
+
     def rate(self, requests: int) -> float:
         """mu: tokens per second at this batch size, over all requests."""
         return max(self._best(requests)[1], self._plain_speed(requests))
@@ -286,6 +294,9 @@ class FixedPlanner(Planner):
     def pays(self, requests: int) -> bool:
         """Whether the tree isn't PLAIN."""
         return self._fixed is not None
+
+    def time(self, requests: int, shape: TreeShape | None, levels: int, draft: float, verify: float) -> None:
+        """Nothing depends on it."""
 
     def observe(
         self,
