@@ -47,7 +47,7 @@ class Stage:
 def _prompts(run: Run, progress: Progress) -> Outcome:
     options = run.prompt_options
     engine = _engine(run, options.max_batch, options.longest_request)
-    made = make_prompts(run.target, engine, options, run.url("prompts"), progress)
+    made = make_prompts(run.target, engine, options, run.url("prompts"), progress, run.recipe.privacy)
     rejected = made.attempts - made.prompts
     return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected")
 
@@ -55,7 +55,8 @@ def _prompts(run: Run, progress: Progress) -> Outcome:
 def _respond(run: Run, progress: Progress) -> Outcome:
     options = run.recipe.respond
     engine = _engine(run, options.max_batch, options.longest_request)
-    made = respond(run.target, engine, run.url("prompts"), options, run.url("conversations"), progress)
+    places = run.url("prompts"), run.url("conversations")
+    made = respond(run.target, engine, places[0], options, places[1], progress, run.recipe.privacy)
     found = made.statistics
     line = f"{found.conversations:,} conversations, {found.supervised_tokens:,} response tokens"
     return Outcome(f"{line}, {found.heldout:,} held out", {"response_tokens": found.supervised_tokens})
@@ -142,11 +143,18 @@ def _engine(run: Run, max_batch: int, longest_request: int) -> Engine:
 
 
 STAGES = (
-    Stage("prompts", "prompts", lambda run: prompts_fingerprint(run.target, run.prompt_options), _prompts),
+    Stage(
+        "prompts",
+        "prompts",
+        lambda run: prompts_fingerprint(run.target, run.prompt_options, run.recipe.privacy),
+        _prompts,
+    ),
     Stage(
         "respond",
         "conversations",
-        lambda run: respond_fingerprint(run.target, run.url("prompts"), run.recipe.respond),
+        lambda run: respond_fingerprint(
+            run.target, run.url("prompts"), run.recipe.respond, run.recipe.privacy
+        ),
         _respond,
         needs=("prompts",),
     ),

@@ -61,6 +61,7 @@ class PromptWriter:
     """Adds shards of attempts: rejects first, so that a shard of prompts is the sign that its attempts are done."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._prompts = Manifest.load(url)
         self._rejects = Manifest.load(join(url, "rejects")).truncated(len(self._prompts.shards))
 

@@ -14,6 +14,8 @@ from fledge.data.conversations import (
 from fledge.data.dialogue import DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
+from fledge.data.privacy import AuditWriter, PrivacyOptions
+from fledge.data.privacy.answers import AnswerGuard
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
 from fledge.engine import Engine
@@ -29,7 +31,7 @@ class RespondSummary:
     """What a folder of conversations holds."""
 
     prompts: int
-    skipped: int  # prompts longer than max_prompt_tokens
+    skipped: int  # prompts longer than max_prompt_tokens, and answers with personal data
     statistics: ConversationStatistics
 
 
@@ -40,6 +42,7 @@ def respond(
     options: RespondOptions,
     output_url: str,
     progress: Progress = silent,
+    privacy: PrivacyOptions | None = None,
 ) -> RespondSummary:
     """Answer all prompts of a folder into another one, or go on where an earlier call stopped.
 
@@ -48,8 +51,10 @@ def respond(
     """
     _check_context(engine, options)
     prompts = Manifest.load(prompts_url).records
-    respond_fingerprint(target, prompts_url, options).claim(output_url)
+    respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
     manifest = Manifest.load(output_url)
+    guard = AnswerGuard.make(target, privacy)
+    audits = AuditWriter(output_url, len(manifest.shards)) if guard is not None else None
     done = min(len(manifest.shards) * options.shard_size, prompts)
     progress(done, prompts, "")
     rate = TokenRate()
@@ -61,9 +66,11 @@ def respond(
     try:
         for conversation in results:
             done += 1
-            if conversation is not None:
+            if conversation is not None and (guard is None or guard.accepts(conversation)):
                 shard.append(conversation)
             if done % options.shard_size == 0 or done == prompts:
+                if guard is not None and audits is not None:
+                    audits.write(guard.take_audit())
                 manifest = _write(manifest, shard)
                 shard = []
             progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
@@ -74,21 +81,24 @@ def respond(
     return RespondSummary(prompts, prompts - manifest.records, conversation_statistics(output_url))
 
 
-def respond_fingerprint(target: Target, prompts_url: str, options: RespondOptions) -> Fingerprint:
+def respond_fingerprint(
+    target: Target, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None = None
+) -> Fingerprint:
     """What the stage's output depends on."""
     prompts = Manifest.load(prompts_url)
     if not prompts.records:
         raise DataError(f"no prompts in {prompts_url}; run `fledge prompts` first or name another folder")
     shards = "".join(shard.sha256 for shard in prompts.shards)
-    return make_fingerprint(
-        {
-            "stage": "respond",
-            "format": FORMAT,
-            "target": target_parts(target),
-            "respond": options.model_dump(mode="json", exclude={"max_batch"}),
-            "prompts": storage.sha256(shards.encode()),
-        }
-    )
+    parts = {
+        "stage": "respond",
+        "format": FORMAT,
+        "target": target_parts(target),
+        "respond": options.model_dump(mode="json", exclude={"max_batch"}),
+        "prompts": storage.sha256(shards.encode()),
+    }
+    if privacy is not None and privacy.answers and privacy.applies(foreign=False):
+        parts["privacy"] = privacy.fingerprint_parts()
+    return make_fingerprint(parts)
 
 
 def _write(manifest: Manifest, shard: list[Conversation]) -> Manifest:

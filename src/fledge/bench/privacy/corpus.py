@@ -48,7 +48,9 @@ class Labelled:
         return [self.text[span.start : span.end] for span in self.spans]
 
 
-def make_corpus(records: int, half: Half = "all", seed: int = 0, names: Names = "listed") -> Iterator[Labelled]:
+def make_corpus(
+    records: int, half: Half = "all", seed: int = 0, names: Names = "listed"
+) -> Iterator[Labelled]:
     """Labelled texts, the languages in turn. `unlisted`: English names from another list than the filter's."""
     rng = random.Random(seed)
     fakers = {language: [Faker(locale) for locale in LOCALES[language]] for language in LOCALES}

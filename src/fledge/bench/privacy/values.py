@@ -16,11 +16,38 @@ from stdnum.gb import nhs
 
 from fledge.data.privacy import entities as e
 
-_PRODUCTS = (
-    "iPhone 15 Pro|Tesla Model 3|ThinkPad X1|Galaxy S24|Kindle Paperwhite|PlayStation 5|Mercedes C 220|Nikon Z6|Canon R5|Boeing 737-800"
-    "|Airbus A320|Echo Dot|Surface Pro 9|Windows 11|Ubuntu 22.04|Core i7-13700K|RTX 4090|Raspberry Pi 5|Ford Focus|Fairphone 5|Volkswagen Golf"
-    "|Renault Clio|Peugeot 208|Dyson V15|Bosch GSR 18V-55|Fritz!Box 7590|Model Y|Pixel 8|AirPods Max|Chromebook 14"
-).split("|")
+_PRODUCTS = [
+    "iPhone 15 Pro",
+    "Tesla Model 3",
+    "ThinkPad X1",
+    "Galaxy S24",
+    "Kindle Paperwhite",
+    "PlayStation 5",
+    "Mercedes C 220",
+    "Nikon Z6",
+    "Canon R5",
+    "Boeing 737-800",
+    "Airbus A320",
+    "Echo Dot",
+    "Surface Pro 9",
+    "Windows 11",
+    "Ubuntu 22.04",
+    "Core i7-13700K",
+    "RTX 4090",
+    "Raspberry Pi 5",
+    "Ford Focus",
+    "Fairphone 5",
+    "Volkswagen Golf",
+    "Renault Clio",
+    "Peugeot 208",
+    "Dyson V15",
+    "Bosch GSR 18V-55",
+    "Fritz!Box 7590",
+    "Model Y",
+    "Pixel 8",
+    "AirPods Max",
+    "Chromebook 14",
+]
 
 
 class Values:
@@ -42,7 +69,11 @@ class Values:
     def digits(self, pattern: str) -> str:
         """The pattern with digits for # and capitals for ?."""
         return "".join(
-            self.rng.choice(string.digits) if c == "#" else self.rng.choice("ABCDEFGHJKLMNPRSTUVWXYZ") if c == "?" else c
+            self.rng.choice(string.digits)
+            if c == "#"
+            else self.rng.choice("ABCDEFGHJKLMNPRSTUVWXYZ")
+            if c == "?"
+            else c
             for c in pattern
         )
 
@@ -72,7 +103,11 @@ def _unlisted_names() -> tuple[list[str], list[str]]:
     def read(name: str) -> list[str]:
         with open(FILES[name], encoding="ascii") as file:
             found = [line.split()[0].capitalize() for line in file][:20_000]
-        return [word for word in found if len(word) > 3 and not lists.is_any_name(word.lower()) and word.lower() not in lists.common]
+        return [
+            word
+            for word in found
+            if len(word) > 3 and not lists.is_any_name(word.lower()) and word.lower() not in lists.common
+        ]
 
     return read("first:male") + read("first:female"), read("last")
 
@@ -138,13 +173,21 @@ def _private_key(values: Values) -> str:
 def _wallet(values: Values) -> str:
     base58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
     return values.rng.choice(
-        ("bc1q" + values.text(38, "023456789acdefghjklmnpqrstuvwxyz"), "0x" + values.text(40, "0123456789abcdef"), "1" + values.text(33, base58))
+        (
+            "bc1q" + values.text(38, "023456789acdefghjklmnpqrstuvwxyz"),
+            "0x" + values.text(40, "0123456789abcdef"),
+            "1" + values.text(33, base58),
+        )
     )
 
 
 def _password(values: Values) -> str:
     return values.rng.choice(
-        (values.faker.password(length=values.rng.randint(8, 14)), values.faker.word() + values.digits("##") + "!", values.text(10))
+        (
+            values.faker.password(length=values.rng.randint(8, 14)),
+            values.faker.word() + values.digits("##") + "!",
+            values.text(10),
+        )
     )
 
 
@@ -160,17 +203,29 @@ VALUES: dict[str, tuple[str | None, Callable[[Values], str]]] = {
     "city": (e.LOCATION, lambda v: v.faker.city()),
     "address": (e.STREET_ADDRESS, lambda v: v.faker.address().replace("\n", ", ")),
     "phone": (e.PHONE_NUMBER, lambda v: v.faker.phone_number()),
-    "email": (e.EMAIL_ADDRESS, lambda v: v.rng.choice((v.faker.email, v.faker.free_email, v.faker.company_email))()),
+    "email": (
+        e.EMAIL_ADDRESS,
+        lambda v: v.rng.choice((v.faker.email, v.faker.free_email, v.faker.company_email))(),
+    ),
     "iban": (e.IBAN_CODE, lambda v: v.faker.iban()),
     "card": (e.CREDIT_CARD, lambda v: v.faker.credit_card_number()),
     "account": (e.BANK_ACCOUNT, lambda v: v.pick("##########", "########", "############")),
-    "routing": (e.BANK_ROUTING, lambda v: v.faker.aba() if v.faker.locales[0].startswith("en") else v.digits("########")),
-    "ssn": (e.NATIONAL_ID, lambda v: f"{v.rng.randint(1, 665):03d}-{v.rng.randint(1, 99):02d}-{v.rng.randint(1, 9999):04d}"),
+    "routing": (
+        e.BANK_ROUTING,
+        lambda v: v.faker.aba() if v.faker.locales[0].startswith("en") else v.digits("########"),
+    ),
+    "ssn": (
+        e.NATIONAL_ID,
+        lambda v: f"{v.rng.randint(1, 665):03d}-{v.rng.randint(1, 99):02d}-{v.rng.randint(1, 9999):04d}",
+    ),
     "tax_us": (e.TAX_ID, lambda v: v.pick("##-#######", "9##-7#-####")),
     "tax_de": (e.TAX_ID, _tax_de),
     "tax_fr": (e.TAX_ID, lambda v: v.pick("#############", "## ## ### ### ###")),
     "nino": (e.NATIONAL_ID, lambda v: v.pick("AB######C", "JK ## ## ## A")),
-    "svnr": (e.NATIONAL_ID, lambda v: f"{v.digits('##')}{v.rng.randint(1, 28):02d}{v.rng.randint(1, 12):02d}{v.digits('##?###')}"),
+    "svnr": (
+        e.NATIONAL_ID,
+        lambda v: f"{v.digits('##')}{v.rng.randint(1, 28):02d}{v.rng.randint(1, 12):02d}{v.digits('##?###')}",
+    ),
     "nir": (e.NATIONAL_ID, lambda v: v.faker.ssn()),
     "dni": (e.NATIONAL_ID, _dni),
     "cpf": (e.NATIONAL_ID, _cpf),

@@ -42,14 +42,16 @@ INFO_TYPES = {
 _SCORES = {"POSSIBLE": 0.5, "LIKELY": 0.75, "VERY_LIKELY": 0.95}
 
 
-class CloudDlpRecognizer(EntityRecognizer):  # type: ignore[misc]
+class CloudDlpRecognizer(EntityRecognizer):
     """Sends each text to the service; any failure stops the stage rather than letting a text through unseen."""
 
     def __init__(self, options: CloudDlp, wanted: Sequence[str], inspect: Inspect) -> None:
         self._options = options
         self._inspect = inspect
         self._types = [name for name, entity in INFO_TYPES.items() if entity in wanted]
-        super().__init__(supported_entities=sorted({INFO_TYPES[name] for name in self._types}), name="cloud dlp")
+        super().__init__(
+            supported_entities=sorted({INFO_TYPES[name] for name in self._types}), name="cloud dlp"
+        )
 
     def load(self) -> None:
         """Nothing to load."""
@@ -63,7 +65,9 @@ class CloudDlpRecognizer(EntityRecognizer):  # type: ignore[misc]
             found = [_result(finding) for finding in response.get("result", {}).get("findings", ())]
         except DataError:
             raise
-        except Exception as error:  # the message may quote the request, so only the kind of error is passed on
+        except (
+            Exception
+        ) as error:  # the message may quote the request, so only the kind of error is passed on
             raise DataError(
                 f"Google Cloud DLP failed ({type(error).__name__}); check privacy.cloud_dlp, credentials and quota, "
                 "then run the same command again, or leave privacy.cloud_dlp out"

@@ -1,8 +1,8 @@
 """One cheap look at a text decides which recognisers have to run on it, and which language it is probably in.
 
-    "call me at 030 1234567"   digits            -> numbers, phones, dates, addresses
-    "mail to a@b.org"          '@'               -> e-mail
-    "hi there"                 no capital word   -> neither names nor places
+"call me at 030 1234567"   digits            -> numbers, phones, dates, addresses
+"mail to a@b.org"          '@'               -> e-mail
+"hi there"                 no capital word   -> neither names nor places
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ _TRUSTED = re.compile(
     r"(?<![\w.,:/=+-])(?:"
     r"\+\d{1,3}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}"  # +49 (0)30 1234-567
     r"|\(\+?\d{1,3}\) ?\d{2,4}(?:[ .-]?\d{2,4}){1,3}"  # (351) 912 345 678, (030) 123 4567
+    r"|\(0\d{2,5}\) ?\d{3,8}(?:[ -]?\d{1,5}){0,2}"  # (05745) 862933
     r"|00[1-9]\d{0,2}[ .-](?:\(?\d{1,4}\)?[ ./-]?){2,5}\d{2,4}"  # 0049 30 1234567, 001-555-123-4567
     r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])\d{3}[.-]\d{4}"  # (555) 123-4567, 555.123.4567
     r"|1-8\d\d-\d{3}-\d{4}"
@@ -42,6 +43,7 @@ _TRUSTED = re.compile(
 _GROUPED = re.compile(
     r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
 )
+_COMPACT = re.compile(r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8})(?![\w]|[.,]\d|-\d)")
 _DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 
 
@@ -68,9 +70,24 @@ def _phones(clues: Clues) -> Iterator[Finding]:
             continue
         if match[0].startswith("+") or not belongs_to_other(clues, match.start(), match.end()):
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
+    yield from _compact(clues)
     region = {"es": "ES", "pt": "PT"}.get(clues.language)
-    if region is not None:  # nine digits in threes could be any number; here they must be a number that exists
+    if (
+        region is not None
+    ):  # nine digits in threes could be any number; here they must be a number that exists
         for match in _GROUPED.finditer(text):
             number = phonenumbers.parse(match[0], region)
             if phonenumbers.is_valid_number(number):
                 yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.7)
+
+
+def _compact(clues: Clues) -> Iterator[Finding]:
+    """Numbers without any separator that exist in the language's country: with a leading zero, or beside an e-mail."""
+    region = {"en": "GB", "de": "DE", "fr": "FR", "es": "ES", "pt": "PT"}[clues.language]
+    for match in _COMPACT.finditer(clues.text):
+        near = clues.text[max(0, match.start() - 60) : match.end() + 60]
+        if not match[0].startswith("0") and "@" not in near:
+            continue
+        number = phonenumbers.parse(match[0], region)
+        if phonenumbers.is_valid_number(number) and not belongs_to_other(clues, match.start(), match.end()):
+            yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.6)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-HONORIFICS = frozenset(
-    "mr mrs ms miss mx dr prof professor sir dame lord lady madam doctor judge officer sergeant captain colonel rev reverend "
-    "herr herrn frau fräulein doktor monsieur madame mademoiselle mme mlle maître docteur señor señora señorita sr sra srta don "
-    "doña doctora profesor profesora senhor senhora dona doutor doutora seu professora uncle aunt tante onkel tío tía tio tia".split()
-)
+from fledge.data.privacy.ambiguous import read_words
+
+HONORIFICS = read_words("honorifics")
 _TITLES = (
     r"mr|mrs|ms|miss|mx|dr|prof|professor|sir|dame|rev|reverend|hr|fr|herrn?|frau|fräulein|doktor|dipl\.-ing|monsieur|madame|mademoiselle"
     r"|mme|mlle|m|maître|me|docteur|docteure|señora?|señorita|sra?|srta|doña|don|dra|doctora?|profesora?|senhora?|dona|doutora?|professora"
@@ -36,16 +34,25 @@ INTRODUCTION = re.compile(
     r",?:?\s+[\"'«„]?$"
 )
 ROLE = re.compile(
-    r"(?<![^\W_])(?:my|our|his|her|their|mein[er]?|meinem|meinen|meiner|unser[er]?|sein[er]?|mon|ma|mes|notre|son|sa|mi|nuestr[oa]|su|(?:o |a )?meu|(?:a )?minha|nosso|nossa|colleague|friend|patient|client|customer|employee|user|attorney|lawyer|kolleg(?:e|in)|freund(?:in)?|kund(?:e|in)|patient(?:in)?|cliente|paciente|colega)"
-    r"(?:\s(?:new |old |best |dear |late |younger |older |former |ex-?|beste[rnm]? |neue[rnm]? |ältere[rnm]? |jüngere[rnm]? )?(?:colleague|friend|brother|sister|wife|husband|boss|manager|supervisor|neighbou?r|son|daughter|uncle|aunt|mother|mom|mum|father|dad|cousin|nephew|niece|client|patient|customer|employee|assistant|doctor|dentist|teacher|roommate|landlord|partner|fiancée?|girlfriend|boyfriend|grandmother|grandfather|lawyer|therapist|accountant|co-?worker|secretary"
+    r"(?<![^\W_])(?:colleague|friend|brother|sister|wife|husband|boss|manager|supervisor|neighbou?r|son|daughter|uncle|aunt|mother|mom|mum|father|dad|cousin|nephew|niece|client|patient|customer|employee|assistant|doctor|dentist|teacher|roommate|landlord|partner|fiancée?|girlfriend|boyfriend|grandmother|grandfather|lawyer|therapist|accountant|co-?worker|secretary"
     r"|kolleg(?:en?|in)|freund(?:in)?|bruder|schwester|frau|mann|chef(?:in)?|nachbar(?:in)?|sohn|tochter|onkel|tante|mutter|vater|cousine?|neffe|nichte|ärztin|arzt|lehrer(?:in)?|mitbewohner(?:in)?|kund(?:e|in|en)"
     r"|collègue|amie?|frère|sœur|femme|mari|patronne?|voisine?|fils|fille|oncle|mère|père|médecin|cliente?|époux|épouse|neveu|nièce"
     r"|compañer[oa]|amig[oa]|herman[oa]|espos[oa]|jef[ea]|vecin[oa]|hij[oa]|tí[oa]|madre|padre|marido|mujer|novi[oa]|prim[oa]|sobrin[oa]|abuel[oa]|médic[oa]|cliente"
-    r"|colega|irmão|irmã|marido|mulher|chefe|vizinh[oa]|filh[oa]|ti[oa]|mãe|pai|namorad[oa]|avó|avô|paciente))?,?\s+$"
+    r"|colega|irmão|irmã|marido|mulher|chefe|vizinh[oa]|filh[oa]|ti[oa]|mãe|pai|namorad[oa]|avó|avô|paciente),?\s+$"
 )
 _LOWER_NAME = r"[^\W\d_]{3,}(?:-[^\W\d_]+)?"
 LOWER_INTRODUCTION = re.compile(
     rf"(?<![^\W_])(?i:my name is|my name's|i am called|ich hei(?:ß|ss)e|mein name ist|je m['’]appelle|mon nom est|me llamo|mi nombre es|meu nome é|chamo-me|me chamo) (?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?"
+)
+# Somebody is asked or told something.
+ASK = re.compile(
+    r"(?<![^\W_])(?:ask|tell|remind|invite|thank|meet|met|text|e-?mail|phone|married|marry|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
+    r"|pregunta(?:r|le)? a|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? a|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
+)
+# Right after a single name that is a word too: it does what people do.
+NEXT_IS_PERSON = re.compile(
+    r"\s(?:said|says|told|asked|asks|wrote|writes|thinks|thought|called|replied|answered|wants|went|dijo|dice|preguntó|pregunta|escribió|quiere|disse|diz|perguntou|escreveu|quer"
+    r"|sagte|sagt|fragte|fragt|schrieb|meint|meinte|will|hat gesagt|hat gefragt|a dit|dit|a demandé|demande|a écrit|veut)(?![^\W_])"
 )
 # Right after a run of capitals: it is a firm, a place, a law, a thing.
 NEXT_IS_NO_PERSON = re.compile(
@@ -56,18 +63,4 @@ NEXT_IS_NO_PERSON = re.compile(
     r"|conjecture|hypothesis|scale|unit|machine|engine|oil|cheese|cake|salad|sauce|tea|juice|code|cipher|space|group|ring|field|filter|chain|chains|curve|loop|tree|graph|sort|bot)(?![^\W_])"
 )
 # Capitalised words that lists of names hold, but that are hardly ever names in a prompt.
-NOT_NAMES = frozenset(
-    "monday tuesday wednesday thursday friday saturday sunday january february march september october november december montag dienstag "
-    "mittwoch donnerstag freitag samstag sonntag januar februar märz juni juli oktober dezember lundi mardi mercredi jeudi vendredi samedi "
-    "dimanche janvier février mars avril juin juillet août septembre octobre novembre décembre lunes martes miércoles jueves viernes sábado "
-    "enero febrero marzo agosto septiembre octubre noviembre diciembre segunda terça quarta quinta sexta janeiro fevereiro março junho julho "
-    "setembro outubro novembro dezembro python java javascript linux windows android google amazon apple microsoft facebook instagram twitter "
-    "youtube github docker kubernetes excel word outlook tesla samsung sony iphone chatgpt openai netflix spotify uber paypal visa mastercard "
-    "alexa siri cortana jenkins django kafka spark hadoop redis mysql postgres oracle angular react vue rust swift kotlin scala perl ruby "
-    "the this that these those what which who when where why how can could would should please write explain give make tell let use hello "
-    "english german french spanish portuguese deutsch englisch français anglais español inglés inglês português american european ich sie wir "
-    "wie was wer wo warum kann bitte der die das ein eine les une comment pourquoi quel quelle est que qué cómo cuál por para una los las como qual "
-    "una uma con und von les del del son sie als lot ever her his she him our you your yes not and but for are was has had did does "
-    "mann frau kind haus team sir madam customer support sales admin user client manager there everyone all folks guys world kunde kundin damen herren "
-    "monsieur madame señor señora senhor senhora equipo équipe equipa equipe todos tous friends colleagues professor doctor".split()
-)
+NOT_NAMES = read_words("not_names")

@@ -9,23 +9,103 @@ from __future__ import annotations
 import random
 import re
 
-_STEMS = (
-    "quill brindle thrush osker marl fenwil tarn vesk halber ormund lindar corwyn eskil dravel belmar jorrin "
-    "kestel norvin ravel selwin torvel ulber varnel wendel yarvin zelmar ambrel cindor elster falmer"
-).split()
-_FAMILY_ENDINGS = "moor quist wick dahl grave lock mere".split()
-_PLACE_ENDINGS = "stead thorpe haven reach firth holm gate".split()
-_GIVEN = (
-    "Aldrel Brisel Cavrin Delvina Elvanor Fendrick Galvira Hestrin Ildora Jorvan Kelvira Lorvin Mirelda Nolvin "
-    "Orvella Pelvin Quorra Rilvan Selvira Tolvin Ulvira Veldrin Wilvara Xandrel Yelvin Zorvina Andrel Belvora "
-    "Corvina Dalvin Estrel Folvira"
-).split()
+_STEMS = [
+    "quill",
+    "brindle",
+    "thrush",
+    "osker",
+    "marl",
+    "fenwil",
+    "tarn",
+    "vesk",
+    "halber",
+    "ormund",
+    "lindar",
+    "corwyn",
+    "eskil",
+    "dravel",
+    "belmar",
+    "jorrin",
+    "kestel",
+    "norvin",
+    "ravel",
+    "selwin",
+    "torvel",
+    "ulber",
+    "varnel",
+    "wendel",
+    "yarvin",
+    "zelmar",
+    "ambrel",
+    "cindor",
+    "elster",
+    "falmer",
+]
+_FAMILY_ENDINGS = ["moor", "quist", "wick", "dahl", "grave", "lock", "mere"]
+_PLACE_ENDINGS = ["stead", "thorpe", "haven", "reach", "firth", "holm", "gate"]
+_GIVEN = [
+    "Aldrel",
+    "Brisel",
+    "Cavrin",
+    "Delvina",
+    "Elvanor",
+    "Fendrick",
+    "Galvira",
+    "Hestrin",
+    "Ildora",
+    "Jorvan",
+    "Kelvira",
+    "Lorvin",
+    "Mirelda",
+    "Nolvin",
+    "Orvella",
+    "Pelvin",
+    "Quorra",
+    "Rilvan",
+    "Selvira",
+    "Tolvin",
+    "Ulvira",
+    "Veldrin",
+    "Wilvara",
+    "Xandrel",
+    "Yelvin",
+    "Zorvina",
+    "Andrel",
+    "Belvora",
+    "Corvina",
+    "Dalvin",
+    "Estrel",
+    "Folvira",
+]
 FAMILY = tuple(stem.capitalize() + ending for stem in _STEMS for ending in _FAMILY_ENDINGS)
 PLACES = tuple(stem.capitalize() + ending for stem in _STEMS for ending in _PLACE_ENDINGS)
 GIVEN = tuple(_GIVEN)
 
 _ALL = frozenset(word.lower() for word in (*FAMILY, *PLACES, *GIVEN))
-_SMALL = frozenset("street road lane avenue group gmbh straße rue calle rua de the of and und et y e s apt".split())
+_SMALL = frozenset(
+    [
+        "street",
+        "road",
+        "lane",
+        "avenue",
+        "group",
+        "gmbh",
+        "straße",
+        "rue",
+        "calle",
+        "rua",
+        "de",
+        "the",
+        "of",
+        "and",
+        "und",
+        "et",
+        "y",
+        "e",
+        "s",
+        "apt",
+    ]
+)
 _WORD = re.compile(r"[^\W\d_]+")
 
 

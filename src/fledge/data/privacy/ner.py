@@ -25,11 +25,16 @@ LABELS = {
     "ORG": e.ORGANIZATION,
     "ORGANIZATION": e.ORGANIZATION,
 }
-_GLINER_LABELS = {"person": e.PERSON, "city": e.LOCATION, "location": e.LOCATION, "organization": e.ORGANIZATION}
+_GLINER_LABELS = {
+    "person": e.PERSON,
+    "city": e.LOCATION,
+    "location": e.LOCATION,
+    "organization": e.ORGANIZATION,
+}
 _INSTALL = {"spacy": "spacy", "gliner": "gliner", "transformers": "transformers"}
 
 
-class SpacyNer(EntityRecognizer):  # type: ignore[misc]
+class SpacyNer(EntityRecognizer):
     """The entities of an installed spaCy pipeline. Its scores are fixed: spaCy gives none."""
 
     _SCORE = 0.75
@@ -86,7 +91,9 @@ def _gliner(model: NerModel) -> EntityRecognizer:
 
 
 def _transformers(model: NerModel) -> EntityRecognizer:
-    from presidio_analyzer.predefined_recognizers.ner.huggingface_ner_recognizer import HuggingFaceNerRecognizer
+    from presidio_analyzer.predefined_recognizers.ner.huggingface_ner_recognizer import (
+        HuggingFaceNerRecognizer,
+    )
 
     return HuggingFaceNerRecognizer(model_name=model.model, label_mapping=LABELS, threshold=model.threshold)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fledge.data.privacy import entities
+
+RULES_VERSION = 1  # raise when the rules change what is found, so that old outputs aren't mixed with new ones
 
 Policy = Literal["drop", "redact", "surrogate"]
 EntityName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -19,7 +21,9 @@ class CustomPattern(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     entity: EntityName = Field(description="what a match is called, in capitals such as EMPLOYEE_ID")
-    regex: str = Field(min_length=1, description="Python regular expression; its group 1, if any, is the value")
+    regex: str = Field(
+        min_length=1, description="Python regular expression; its group 1, if any, is the value"
+    )
     near: tuple[str, ...] = Field(
         (), description="words of which one must stand within 50 characters before the match; empty: none"
     )
@@ -92,17 +96,25 @@ class PrivacyOptions(BaseModel):
     )
     threshold: float = Field(0.5, gt=0.0, le=1.0, description="least score that counts")
     seed: int = Field(0, ge=0, description="seed of the invented values")
-    patterns: tuple[CustomPattern, ...] = Field((), description="recognisers of one's own: entity, regex, near")
+    patterns: tuple[CustomPattern, ...] = Field(
+        (), description="recognisers of one's own: entity, regex, near"
+    )
     deny: tuple[DenyList, ...] = Field((), description="words that are always found: entity, words")
     allow: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="values that are never personal data, in any case, such as the company's own name"
     )
     ner: tuple[NerModel, ...] = Field((), description="models beside the rules: kind, model, threshold")
     cloud_dlp: CloudDlp | None = Field(
-        None, description="Google Cloud DLP beside the rules: project, location, min_likelihood; sends all texts"
+        None,
+        description="Google Cloud DLP beside the rules: project, location, min_likelihood; sends all texts",
     )
     answers: bool = Field(
         True, description="scan the target's answers too; a conversation with a finding is dropped"
+    )
+    answer_entities: tuple[EntityName, ...] | None = Field(
+        None,
+        description="what answers are scanned for; null: as in prompts, but for PERSON, LOCATION and ORGANIZATION, "
+        "which an answer may name of its own knowledge",
     )
     processes: int = Field(1, ge=1, description="processes for scanning many texts; the result is the same")
 
@@ -119,7 +131,7 @@ class PrivacyOptions(BaseModel):
             return frozenset(self.entities)
         return frozenset(self.known_entities) - {entities.ORGANIZATION}
 
-    @field_validator("policies", "entities")
+    @field_validator("policies", "entities", "answer_entities")
     @classmethod
     def _nothing_twice(cls, value: object) -> object:
         if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
@@ -128,9 +140,21 @@ class PrivacyOptions(BaseModel):
 
     def model_post_init(self, context: object) -> None:
         known = self.known_entities
-        unknown = sorted({*(self.entities or ()), *self.policies} - set(known))
+        named = {*(self.entities or ()), *(self.answer_entities or ()), *self.policies}
+        unknown = sorted(named - set(known))
         if unknown:
             raise ValueError(f"unknown entity {', '.join(unknown)}; use {', '.join(known)}")
+
+    @property
+    def answer_wanted(self) -> frozenset[str]:
+        """The entities that answers are scanned for."""
+        if self.answer_entities is not None:
+            return frozenset(self.answer_entities)
+        return self.wanted - {entities.PERSON, entities.LOCATION, entities.ORGANIZATION}
+
+    def fingerprint_parts(self) -> dict[str, Any]:
+        """What a stage's output depends on: everything but the number of processes, and the rules' version."""
+        return self.model_dump(mode="json", exclude={"processes", "enabled"}) | {"rules": RULES_VERSION}
 
     def applies(self, *, foreign: bool) -> bool:
         """Whether texts are treated; `foreign`: they come from people rather than from the target."""

@@ -44,7 +44,7 @@ _RULES: tuple[tuple[str, Find, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-class CluesArtifacts(NlpArtifacts):  # type: ignore[misc]
+class CluesArtifacts(NlpArtifacts):
     """What the analyser hands to recognisers: no tokens, but the clues."""
 
     def __init__(self, engine: NoOpNlpEngine, clues: Clues) -> None:
@@ -52,7 +52,7 @@ class CluesArtifacts(NlpArtifacts):  # type: ignore[misc]
         self.clues = clues
 
 
-class CluesEngine(NoOpNlpEngine):  # type: ignore[misc]
+class CluesEngine(NoOpNlpEngine):
     """Presidio's empty language engine, which also looks for clues."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class CluesEngine(NoOpNlpEngine):  # type: ignore[misc]
         return CluesArtifacts(self, Clues(text))
 
 
-class RuleRecognizer(EntityRecognizer):  # type: ignore[misc]
+class RuleRecognizer(EntityRecognizer):
     """A rule of this package as a Presidio recogniser; works in any other Presidio analyser too."""
 
     def __init__(self, name: str, find: Find, supported: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ class RuleRecognizer(EntityRecognizer):  # type: ignore[misc]
         return [RecognizerResult(f.entity, f.start, f.end, f.score) for f in self._find(clues)]
 
 
-class _NoContext(ContextAwareEnhancer):  # type: ignore[misc]
+class _NoContext(ContextAwareEnhancer):
     """The rules look at the words around a match themselves."""
 
     def __init__(self) -> None:
@@ -101,14 +101,19 @@ class _NoContext(ContextAwareEnhancer):  # type: ignore[misc]
 def make_analyzer(options: PrivacyOptions, extra: Iterable[EntityRecognizer]) -> AnalyzerEngine:
     """Presidio's analyser with the rules the options need, and further recognisers such as models."""
     wanted = options.wanted
-    recognizers = [RuleRecognizer(name, find, found) for name, find, found in _RULES if wanted.intersection(found)]
+    recognizers = [
+        RuleRecognizer(name, find, found) for name, find, found in _RULES if wanted.intersection(found)
+    ]
     for number, pattern in enumerate(options.patterns):
         recognizers.append(RuleRecognizer(f"pattern {number}", _pattern_rule(pattern), [pattern.entity]))
     for number, words in enumerate(options.deny):
         recognizers.append(RuleRecognizer(f"deny {number}", _deny_rule(words), [words.entity]))
     registry = RecognizerRegistry(recognizers=[*recognizers, *extra], supported_languages=[ANY])
     return AnalyzerEngine(
-        registry=registry, nlp_engine=CluesEngine(), supported_languages=[ANY], context_aware_enhancer=_NoContext()
+        registry=registry,
+        nlp_engine=CluesEngine(),
+        supported_languages=[ANY],
+        context_aware_enhancer=_NoContext(),
     )
 
 

@@ -65,7 +65,7 @@ _PASSWORD_LABEL = (
     r"|login|credentials|zugangsdaten|pin(?:[ -]?(?:code|number))?"
 )
 _PASSWORD = re.compile(
-    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_PASSWORD_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:(?:(?:for|für|pour|para|de|do|da|del|to|zum?|zur|of)"
+    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_PASSWORD_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:(?:(?:for|für|pour|para|des?|du|do|da|del|der|vom|to|zum?|zur|of)"
     rf"\b[^.:=\n]{{0,40}}?)?(?:[:=]{{1,2}}|=>|\bis\b:?|\bwas\b:?|\bist\b:?|\blautet\b:?|\bwar\b|\best\b\s?:?|\bes\b:?|\bé\b:?|\bera\b|\bto\b))|\s(?=[\"'`«]))"
     rf"\s*(?P<quote>[\"'`«]?)\s?(?P<value>[^\s\"'`«»<>]{{4,64}})",
     re.IGNORECASE,
@@ -74,7 +74,7 @@ _PASSWORD = re.compile(
 
 # "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"
 _CODE = re.compile(
-    r"[A-Za-z_][\w.]*[(\[][\w., ]*[)\]]*:?$|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b",
+    r"[A-Za-z_][\w.]*[(\[](?:[\w., ]*[)\]]:?)?$|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b",
     re.IGNORECASE,
 )
 
@@ -131,11 +131,22 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
         return False
     if value.isdigit():
         return 4 <= len(value) <= 12
-    kinds = sum((any(c.islower() for c in value), any(c.isupper() for c in value[1:]), any(c.isdigit() for c in value)))
+    kinds = sum(
+        (
+            any(c.islower() for c in value),
+            any(c.isupper() for c in value[1:]),
+            any(c.isdigit() for c in value),
+        )
+    )
     special = any(not c.isalnum() and c not in "-_'’." for c in value)
     if any(c.isdigit() for c in value) or special or (kinds >= 2 and len(value) >= 8):
         return True
-    return quoted and symbol and len(value) >= 6 and value.lower() not in ("password", "passwort", "contraseña", "string")
+    return (
+        quoted
+        and symbol
+        and len(value) >= 6
+        and value.lower() not in ("password", "passwort", "contraseña", "string")
+    )
 
 
 def _looks_random(value: str) -> bool:

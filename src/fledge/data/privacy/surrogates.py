@@ -35,14 +35,20 @@ class Surrogates:
         key = entity, re.sub(r"[\W_]+", "", value).casefold() or value
         if key not in self._values:
             maker = _MAKERS.get(entity)
-            make = (lambda: maker(self._rng, value, self._language)) if maker else (lambda: self._numbered(value))
+            make = (
+                (lambda: maker(self._rng, value, self._language))
+                if maker
+                else (lambda: self._numbered(value))
+            )
             self._values[key] = self._unused(make)
         return self._values[key]
 
     def _person(self, value: str) -> str:
         """Word by word, so that "Ana Ruiz", "Ana" and "Ms Ruiz" stay the same person."""
         words = [word for word in re.split(r"[\s,]+", value) if word and not _PARTICLE.match(word)] or [value]
-        return " ".join(self._name(word, last=len(words) > 1 and i == len(words) - 1) for i, word in enumerate(words))
+        return " ".join(
+            self._name(word, last=len(words) > 1 and i == len(words) - 1) for i, word in enumerate(words)
+        )
 
     def _name(self, word: str, last: bool) -> str:
         key = e.PERSON, word.strip(".'’,").casefold()
