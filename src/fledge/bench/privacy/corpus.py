@@ -29,7 +29,7 @@ LOCALES = {
     "pt": ("pt_PT", "pt_BR"),
 }
 _SLOT = re.compile(r"\{(\w+)\}")
-_FILLERS = 4  # neutral sentences around a template, on average: the median record has about 60 words
+_FILLERS = 5  # neutral sentences around a template, on average: the median record has about 60 words
 _PLAIN = 0.2  # share of records without personal data
 
 

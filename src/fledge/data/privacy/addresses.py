@@ -22,7 +22,7 @@ _UNIT = (
 )
 _TOWN = rf"{_CAP}(?:[ -](?:(?:de la|de las|de los|de|da|do|dos|das|del|la|le|los|las|sur|sous|an der|am|im|upon|y) ?)*{_CAP}){{0,3}}"
 _CODE = r"(?:[A-Z]-)?(?:\d{5}(?:-\d{3,4})?|\d{8}|\d{4}-\d{3}|\d{4}(?= [A-ZÀ-Þ]))(?!\d)"
-_TAIL_EN = rf"(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2}})?(?:,? (?:\d{{5}}(?:-\d{{4}})?|[A-Z]{{1,2}}\d[\dA-Z]? ?\d[A-Z]{{2}}))(?!\w)"
+_TAIL_EN = rf"(?:(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2}})?(?:,? (?:\d{{5}}(?:-\d{{4}})?|[A-Z]{{1,2}}\d[\dA-Z]? ?\d[A-Z]{{2}}))(?!\w))"
 # ", 80331 München", ", Liberdade, 20818-468 Cunha / RN", ", Nueva Niger, CHIS 38268"
 _TAIL_CODE = rf"(?:(?:, {_TOWN})?(?:, [A-Z]{{2,5}}\.?)?,?\s{{1,2}}{_CODE}(?:,? (?!Mi |Tel|Tél|Mein|O |E |Y ){_TOWN}(?<!\.)(?: ?/ ?[A-Z]{{2}})?)?)"
 _PATTERNS = tuple(

@@ -156,6 +156,7 @@ _BORN = re.compile(
 )
 
 
+_VERB_LAST = re.compile(r"(?<![^\W_])geb(?:oren|\.)")  # German: "am 4.5.1981 in Ulm geboren"
 _NEXT = re.compile(r"[!?;]\s|\n\s*\n|\.\s+[A-ZÀ-Þ]")
 
 
@@ -222,13 +223,8 @@ def _births(clues: Clues) -> Iterator[Finding]:
             0 <= match.start() - end <= _REACH and not _NEXT.search(clues.text, end, match.start())
             for _, end in born
         )
-        before = any(
-            0 <= start - match.end() <= _REACH and not _NEXT.search(clues.text, match.end(), start)
-            for start, _ in born
-        )
-        if after or (
-            before and clues.language == "de"
-        ):  # German puts the verb last: "am 4.5.1981 in Ulm geboren"
+        verb = _VERB_LAST.search(clues.lower, match.end(), match.end() + _REACH)
+        if after or (verb is not None and not _NEXT.search(clues.text, match.end(), verb.start())):
             yield Finding(match.start(), match.end(), e.DATE_OF_BIRTH, 0.85)
 
 
