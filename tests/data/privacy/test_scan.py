@@ -1,5 +1,7 @@
 """What is found, and what isn't."""
 
+import itertools
+
 import pytest
 
 from fledge.data import PrivacyFilter
@@ -71,7 +73,7 @@ def test_what_only_looks_like_personal_data_is_left_alone(privacy: PrivacyFilter
 
 def test_findings_are_in_order_and_apart(privacy: PrivacyFilter) -> None:
     findings = privacy.scan(" ".join(text for text, _, _ in FOUND))
-    assert all(a.end <= b.start for a, b in zip(findings, findings[1:], strict=False))
+    assert all(a.end <= b.start for a, b in itertools.pairwise(findings))
 
 
 def test_a_value_found_once_is_found_everywhere_in_the_conversation(privacy: PrivacyFilter) -> None:

@@ -45,7 +45,7 @@ _FAMILY_ENDINGS = ["moor", "quist", "wick", "dahl", "grave", "lock", "mere"]
 _PLACE_ENDINGS = ["stead", "thorpe", "haven", "reach", "firth", "holm", "gate"]
 _GIVEN = [
     "Aldrel",
-    "Brisel",
+    "Brisvelin",
     "Cavrin",
     "Delvina",
     "Elvanor",
@@ -73,7 +73,7 @@ _GIVEN = [
     "Andrel",
     "Belvora",
     "Corvina",
-    "Dalvin",
+    "Dalvorin",
     "Estrel",
     "Folvira",
 ]
