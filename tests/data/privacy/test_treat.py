@@ -63,11 +63,11 @@ def test_recipe_can_add_patterns_words_and_exceptions() -> None:
         }
     )
     treated = PrivacyFilter(options=options).treat(
-        "Employee E-1234 on blue heron, support@acme.org, and a long way from there the part E-5678"
+        "Employee E-1234 on blue heron, support@acme.org, but a long way from there E-5678"
     )
     assert (
         treated.text
-        == "Employee E-<EMPLOYEE_ID> on <PROJECT>, support@acme.org, and a long way from there the part E-5678"
+        == "Employee E-<EMPLOYEE_ID> on <PROJECT>, support@acme.org, but a long way from there E-5678"
     )
 
 
