@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from fledge.bench.privacy.corpus import LOCALES, Labelled, make_corpus
 from fledge.bench.privacy.measure import Mistake, Score, Scores, measure, total
-from fledge.console import console, print_table
 from fledge.data.privacy import Finding, PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
+
+console = Console()
 
 _PLACES = (e.LOCATION, e.STREET_ADDRESS)
 # What Presidio calls the entities that have another name here.
@@ -64,6 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.json:
         _write(chosen.json, scores, leaks, rate, words, chosen.processes)
     return 1 if any(left for _, left in leaks.values()) else 0
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on the terminal."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def _print_scores(scores: Scores) -> None:
