@@ -3,7 +3,8 @@
 #   make demo         train a draft head for SmolLM2-135M-Instruct and measure it (runs/demo/report.html)
 #   make test         the test suite             make test-slow   with the tests on the real target
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
-#   make docs         docs/recipe.md from the options
+#   make docs         docs/recipe.md from the options, README's numbers from results/
+#   make site         the documentation site, in build/site
 #
 # On a machine with a CUDA GPU:  make TORCH_CONSTRAINTS= demo    (then pip picks the CUDA build of torch)
 # Another interpreter:           make PYTHON=python3.12 demo
@@ -18,7 +19,7 @@ RUN ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-slow lint format docs clean
+.PHONY: install demo test test-slow lint format docs site clean
 
 install: $(STAMP)
 
@@ -51,6 +52,10 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/recipe_reference.py docs/recipe.md
+	$(BIN)/python docs/readme_numbers.py
+
+site: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -16,7 +16,22 @@ from fledge import __version__
 from fledge.cli import app, main
 from tests.tiny import save_tiny_target
 
-COMMANDS = {"run", "prompts", "respond", "features", "train", "evaluate", "bench", "report", "generate"}
+COMMANDS = {
+    "run",
+    "prompts",
+    "respond",
+    "features",
+    "train",
+    "evaluate",
+    "report",
+    "generate",
+    "serve",
+    "plan",
+    "tune",
+    "compare",
+}
+GROUPS = {"bench": {"engine", "server", "peers"}, "deploy": {"vertex"}}
+COMMANDS |= {"export", "import", "doctor", "launch"}
 
 
 class Fledge:
@@ -48,6 +63,13 @@ def fledge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:
     assert {command.name or command.callback.__name__ for command in app.registered_commands} == COMMANDS  # type: ignore[union-attr]
+    groups = {
+        group.name: {
+            command.name or command.callback.__name__ for command in group.typer_instance.registered_commands
+        }  # type: ignore[union-attr]
+        for group in app.registered_groups
+    }
+    assert groups == GROUPS
     output = fledge("--help")
     assert all(command in output for command in COMMANDS)
     assert fledge("--version").strip() == f"fledge {__version__}"

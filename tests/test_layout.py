@@ -9,22 +9,27 @@ SOURCE = Path(fledge.__file__).parent
 
 # Lowest first. A room imports from the ones before it, never from one after it.
 ORDER = [
-    ("errors", "storage"),
+    ("errors", "retry", "storage"),
     ("native",),
     ("attention",),
     ("target",),
     ("draft",),
     ("engine",),
+    ("doctor",),
     ("data",),
     ("features",),
     ("train",),
     ("bench",),
     ("console", "recipe", "released"),
     ("run_folder",),
-    ("ask", "closing", "estimate"),
+    ("ask", "closing", "estimate", "exchange", "server", "template"),
+    ("deploy",),
+    ("feature_report", "judge"),
     ("stages",),
     ("pipeline",),
+    ("bench_cli",),
     ("cli",),
+    ("__main__",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 # What the layers share without being a room: the forward batch is the contract between attention and target.

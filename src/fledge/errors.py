@@ -31,3 +31,7 @@ class EngineError(FledgeError):
 
 class FingerprintError(FledgeError):
     """A folder that was made from other inputs than the ones given now."""
+
+
+class ServerError(FledgeError):
+    """A server that can't be reached, started or understood: a taken port, wrong options, too little memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from functools import cached_property
@@ -70,8 +71,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     count, heldout = recipe.prompts.count, recipe.respond.heldout
     written = count * _ATTEMPT_TOKENS / _KEPT
     answers = count * _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
-    found = Manifest.load(run.url("conversations")).tokens if "respond" not in pending else 0
-    tokens = found or answers + count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
+    tokens = conversation_tokens(run, known="respond" not in pending)
     trained = tokens * (1 - heldout) * recipe.train.epochs
     pauses = trained / recipe.train.batch_tokens / recipe.train.evaluate_every  # to measure tau
     measured = pauses * min(tokens * heldout, recipe.train.evaluate_tokens)
@@ -79,15 +79,17 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     sizes = {
         "prompts": (written, count * _PROMPT_TOKENS * _PARQUET_BYTES),
         "respond": (answers, tokens * _PARQUET_BYTES),
-        "features": (tokens, tokens * bytes_per_token(run.target)),
+        "features": (tokens, tokens * bytes_per_token(run.target.config.hidden_size, recipe.features.codec)),
         "train": (trained, speeds.head_size * _CHECKPOINT_BYTES),
         "evaluate": (judged, 0.0),
     }
     seconds: dict[str, Callable[[], float]] = {
-        "prompts": lambda: written / speeds.decode,
-        "respond": lambda: answers / speeds.decode,
+        "prompts": lambda: written / speeds.decode if recipe.prompts.writes else 0.0,
+        "respond": lambda: answers / speeds.decode if recipe.respond.server is None else 0.0,
         "features": lambda: tokens / speeds.prefill,
-        "train": lambda: (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train,
+        "train": lambda: min(
+            (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train, 60 * (recipe.train.minutes or math.inf)
+        ),
         "evaluate": lambda: judged / _TRAIN_OVER_MEASURE / speeds.train,
         "bench": lambda: estimate_seconds(recipe.bench, 2, speeds.plain_ms),
     }
@@ -96,6 +98,14 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         for name, time_of in seconds.items()
         if name in pending
     ]
+
+
+def conversation_tokens(run: Run, *, known: bool) -> float:
+    """Tokens of all conversations: those on disk if they are `known` to be all, else from typical lengths."""
+    recipe = run.recipe
+    found = Manifest.load(run.url("conversations")).tokens if known else 0
+    answered = _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
+    return found or recipe.prompts.count * (answered + _PROMPT_TOKENS + _TEMPLATE_TOKENS)
 
 
 class Calibration:
@@ -119,7 +129,7 @@ class Calibration:
     @cached_property
     def prefill(self) -> float:
         """Tokens per second of a prefill."""
-        engine = Engine(self._target, max_batch=_SAMPLES, max_context=self._length)
+        engine = Engine(self._target, max_batch=_SAMPLES, max_context=self._length, prefix_cache=False)
         prompts = [self._token_ids(self._length - 1)] * _SAMPLES
         return self._length * _SAMPLES / _timed(lambda: engine.generate(prompts, max_tokens=1))
 
@@ -153,7 +163,7 @@ class Calibration:
         return min(self._recipe.train.draft_vocab_size, self._target.config.vocab_size)
 
     def _decode_seconds(self, batch: int) -> float:
-        engine = Engine(self._target, max_batch=batch, max_context=self._length)
+        engine = Engine(self._target, max_batch=batch, max_context=self._length, prefix_cache=False)
         prompts = [self._token_ids(self._length - _DECODE_STEPS - 1)] * batch
         first = _timed(lambda: engine.generate(prompts, max_tokens=1))
         return _timed(lambda: engine.generate(prompts, max_tokens=1 + _DECODE_STEPS, ignore_eos=True)) - first

@@ -8,8 +8,11 @@ A stage's folder holds `fingerprint.json` (written first: what the stage is made
 
 from __future__ import annotations
 
+import os
+
 from fledge.closing import print_closing
 from fledge.console import StageProgress, clock, console
+from fledge.data.options import silent
 from fledge.errors import StorageError
 from fledge.estimate import print_estimate
 from fledge.run_folder import Record, Run
@@ -19,6 +22,10 @@ from fledge.storage import Fingerprint, exists, write_atomic
 
 def run_pipeline(run: Run) -> None:
     """Do every stage that isn't finished, then show what came out."""
+    if follows():
+        raise StorageError(
+            "`fledge run` works in one process; under torchrun use `fledge train` after the stages before it"
+        )
     with run.locked():
         estimated = False
         for number, stage in enumerate(STAGES):
@@ -36,6 +43,13 @@ def run_pipeline(run: Run) -> None:
 
 def run_stage(run: Run, name: str) -> None:
     """Do one stage; the stages it builds on must be finished, except for the benchmark of given heads."""
+    if follows():  # the leading process keeps the folder's records
+        stage = _named(name)
+        if name != "train":
+            raise StorageError(f"{name} works in one process; only `fledge train` runs under torchrun")
+        if finished(run, stage, stage.fingerprint(run)) is None:
+            stage.work(run, silent)
+        return
     with run.locked():
         stage = _named(name)
         for before in map(_named, () if run.given_heads else stage.needs):
@@ -53,6 +67,11 @@ def run_stage(run: Run, name: str) -> None:
             _do(run, stage, fingerprint)
         if stage.always:
             print_closing(run, finished_records(run))
+
+
+def follows() -> bool:
+    """Whether torchrun started this process as one that another one leads."""
+    return int(os.environ.get("RANK", "0")) > 0 and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:

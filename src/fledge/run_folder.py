@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 
 from fledge import __version__, bench, storage
 from fledge.bench import RELEASED, TRAINED
-from fledge.data import PromptOptions
+from fledge.data import PrivacyOptions, PromptOptions
+from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
 from fledge.errors import StorageError
@@ -65,12 +66,20 @@ class Run:
     """A recipe in a folder. Target and heads are loaded on first use and shared by the stages."""
 
     def __init__(
-        self, recipe: Recipe, folder: str, *, command: str = "", given_heads: Sequence[str] = ()
+        self,
+        recipe: Recipe,
+        folder: str,
+        *,
+        command: str = "",
+        given_heads: Sequence[str] = (),
+        ray: RayOptions | None = None,
     ) -> None:
         self.recipe = recipe
         self.folder = folder
         self.command = command  # as typed, for the report
         self.given_heads = tuple(given_heads)  # to measure instead of the run's own
+
+        self.ray = ray  # where prompts and respond run, if not in this process
 
     def url(self, *parts: str) -> str:
         """A place in the run folder."""
@@ -91,9 +100,16 @@ class Run:
     def prompt_options(self) -> PromptOptions:
         """The recipe's, with everything the benchmark measures on kept out of training."""
         options = self.recipe.prompts
-        own = sorted(str(path) for path in (Path(bench.__file__).parent / "prompts").glob("*.jsonl"))
+        own = sorted(str(path) for path in (Path(bench.__file__).parent / "prompts").rglob("*.jsonl"))
         files = dict.fromkeys((*options.evaluation_files, *self.recipe.bench.prompts, *own))
         return options.model_copy(update={"evaluation_files": tuple(files)})
+
+    @cached_property
+    def privacy(self) -> PrivacyOptions | None:
+        """The privacy filter's options, or None where it is off."""
+        options = self.recipe.privacy
+        foreign = any(source.kind != "self" for source in self.recipe.prompts.sources)
+        return options if options.applies(foreign=foreign or bool(self.recipe.prompts.traffic)) else None
 
     @cached_property
     def train_options(self) -> TrainOptions:

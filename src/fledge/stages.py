@@ -20,10 +20,18 @@ from dataclasses import dataclass
 from fledge.bench import run_bench, summarise
 from fledge.bench.report.formats import human_bytes, number, times
 from fledge.closing import REPORT_NAME, write_closing
-from fledge.data import Progress, make_prompts, prompts_fingerprint, respond, respond_fingerprint
+from fledge.data import (
+    AnswerServer,
+    Progress,
+    make_prompts,
+    prompts_fingerprint,
+    respond,
+    respond_fingerprint,
+)
+from fledge.data.ray_respond import TargetSpec, respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
-from fledge.features import extract_features, features_fingerprint
+from fledge.features import OnlineFeatures, extract_features, features_fingerprint
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.storage import Fingerprint, Manifest, make_fingerprint
 from fledge.train import evaluate, train, train_fingerprint
@@ -46,20 +54,36 @@ class Stage:
 
 def _prompts(run: Run, progress: Progress) -> Outcome:
     options = run.prompt_options
-    engine = _engine(run, options.max_batch, options.longest_request)
-    made = make_prompts(run.target, engine, options, run.url("prompts"), progress, run.recipe.privacy)
+    engine = _engine(run, options.max_batch, options.longest_request) if options.writes else None
+    made = make_prompts(
+        run.target, engine, options, run.url("prompts"), progress, privacy=run.privacy, ray=run.ray
+    )
     rejected = made.attempts - made.prompts
     return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected")
 
 
 def _respond(run: Run, progress: Progress) -> Outcome:
     options = run.recipe.respond
-    engine = _engine(run, options.max_batch, options.longest_request)
-    places = run.url("prompts"), run.url("conversations")
-    made = respond(run.target, engine, places[0], options, places[1], progress, run.recipe.privacy)
+    places = run.url("prompts"), options, run.url("conversations")
+    if run.ray is not None:
+        made = respond_on_ray(run.target, _target_spec(run), *places, run.ray, progress, privacy=run.privacy)
+    else:
+        made = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
     found = made.statistics
     line = f"{found.conversations:,} conversations, {found.supervised_tokens:,} response tokens"
     return Outcome(f"{line}, {found.heldout:,} held out", {"response_tokens": found.supervised_tokens})
+
+
+def _answerer(run: Run) -> Engine | AnswerServer:
+    options = run.recipe.respond
+    if options.server is not None:
+        return AnswerServer(run.target, options.server)
+    return _engine(run, options.max_batch, options.longest_request)
+
+
+def _target_spec(run: Run) -> TargetSpec:
+    options = run.recipe.target
+    return TargetSpec(options.model, options.dtype, options.device, options.backend)
 
 
 def _features(run: Run, progress: Progress) -> Outcome:
@@ -72,11 +96,26 @@ def _features(run: Run, progress: Progress) -> Outcome:
 
 def _train(run: Run, progress: Progress) -> Outcome:
     places = run.url("head"), run.url("train")
-    made = train(run.target, run.url("features"), run.train_options, *places, progress)
+    made = train(run.target, run.url("features"), run.train_options, *places, progress, _online(run))
     tau = f"held-out chain tau {made.tau:.2f}, " if made.tau is not None else ""
     vocabulary = f"draft vocabulary {made.draft_vocab_size:,} covers {made.coverage:.1%}"
     figures = {"coverage": made.coverage, "tokens": made.tokens, "supervised_tokens": made.supervised_tokens}
     return Outcome(f"{made.steps:,} steps, {tau}{vocabulary}", figures)
+
+
+def _train_fingerprint(run: Run) -> Fingerprint:
+    online = run.recipe.features.feed != "offline"
+    conversations = run.url("conversations") if online else None
+    return train_fingerprint(run.target, run.url("features"), run.train_options, conversations)
+
+
+def _online(run: Run) -> OnlineFeatures | None:
+    """The target at work as training's source of features, if the recipe says so."""
+    options = run.recipe.features
+    if options.feed == "offline":
+        return None
+    keep = run.url("train", "features") if options.feed == "hybrid" else None
+    return OnlineFeatures(run.target, run.url("conversations"), options, keep)
 
 
 def _evaluate_fingerprint(run: Run) -> Fingerprint:
@@ -95,9 +134,13 @@ def _evaluate_fingerprint(run: Run) -> Fingerprint:
 
 def _evaluate(run: Run, progress: Progress) -> Outcome:
     head = Head.load(run.url("head"))
-    found = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress).overall
+    made = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress)
+    found = made.overall
     depths = " ".join(f"{share:.2f}" for share in found.by_depth)
-    return Outcome(f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}", {"tau": found.tau})
+    trees = "".join(f", tree {name} {part.tau:.2f}" for name, part in made.serving.items())
+    return Outcome(
+        f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}{trees}", {"tau": found.tau}
+    )
 
 
 def _bench_fingerprint(run: Run) -> Fingerprint:
@@ -107,7 +150,9 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
             "stage": "bench",
             "format": _FORMAT,
             "target": run.target_parts() | {"backend": run.recipe.target.backend},
-            "bench": options.model_dump(mode="json"),
+            "bench": options.model_dump(
+                mode="json", exclude={"price_per_hour"}
+            ),  # no figure measured depends on it
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
         }
@@ -146,15 +191,13 @@ STAGES = (
     Stage(
         "prompts",
         "prompts",
-        lambda run: prompts_fingerprint(run.target, run.prompt_options, run.recipe.privacy),
+        lambda run: prompts_fingerprint(run.target, run.prompt_options, run.privacy),
         _prompts,
     ),
     Stage(
         "respond",
         "conversations",
-        lambda run: respond_fingerprint(
-            run.target, run.url("prompts"), run.recipe.respond, run.recipe.privacy
-        ),
+        lambda run: respond_fingerprint(run.target, run.url("prompts"), run.recipe.respond, run.privacy),
         _respond,
         needs=("prompts",),
     ),
@@ -168,7 +211,7 @@ STAGES = (
     Stage(
         "train",
         "train",
-        lambda run: train_fingerprint(run.target, run.url("features"), run.train_options),
+        _train_fingerprint,
         _train,
         needs=("features",),
         product="head/config.json",

@@ -15,19 +15,21 @@ import hashlib
 import json
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from fledge.errors import FingerprintError, StorageError
+from fledge.errors import FingerprintError, FledgeError, StorageError
+from fledge.retry import is_transient, retried
 
 MANIFEST_NAME = "manifest.json"
 FINGERPRINT_NAME = "fingerprint.json"
+T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -46,7 +48,7 @@ def exists(url: str) -> bool:
     """Whether a file or folder is there."""
     filesystem, path = _resolve(url)
     with _explained(url, "look at"):
-        return bool(filesystem.exists(path))
+        return bool(_tried(filesystem, url, lambda: _found(filesystem, path)))
 
 
 def list_files(url: str, suffix: str = "") -> list[str]:
@@ -54,9 +56,9 @@ def list_files(url: str, suffix: str = "") -> list[str]:
     filesystem, path = _resolve(url)
     with _explained(url, "list"):
         filesystem.invalidate_cache()
-        if not filesystem.isdir(path):
+        if not _tried(filesystem, url, lambda: filesystem.isdir(path)):
             return []
-        entries = filesystem.ls(path, detail=True)
+        entries = _tried(filesystem, url, lambda: filesystem.ls(path, detail=True))
     names = (posixpath.basename(entry["name"]) for entry in entries if entry["type"] == "file")
     return [join(url, name) for name in sorted(names) if name.endswith(suffix) and not name.startswith(".")]
 
@@ -65,8 +67,31 @@ def read_bytes(url: str) -> bytes:
     """The whole file."""
     filesystem, path = _resolve(url)
     with _explained(url, "read"):
-        data: bytes = filesystem.cat_file(path)
+        data: bytes = _tried(filesystem, url, lambda: filesystem.cat_file(path))
     return data
+
+
+def file_size(url: str) -> int:
+    """Bytes of a file."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "look at"):
+        return int(_tried(filesystem, url, lambda: _size(filesystem, path)))
+
+
+def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
+    """The bytes [start, stop) of a file for each pair, fetched at once where the store can; short at the file's end."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "read"):
+        if isinstance(filesystem, LocalFileSystem):
+            return _read_local_ranges(path, ranges)
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        places = [path] * len(ranges)
+        found = _tried(
+            filesystem, url, lambda: filesystem.cat_ranges(places, starts, stops, on_error="raise")
+        )
+    if any(len(data) > stop - start for data, (start, stop) in zip(found, ranges, strict=True)):
+        raise StorageError(f"{url} can't be read in parts: the store ignores byte ranges; use another store")
+    return [bytearray(data) for data in found]
 
 
 def read_json(url: str) -> Any:
@@ -85,7 +110,7 @@ def write_atomic(url: str, data: bytes) -> None:
         if isinstance(filesystem, LocalFileSystem):
             _write_local(Path(path), data)
         else:
-            filesystem.pipe_file(path, data)
+            _tried(filesystem, url, lambda: filesystem.pipe_file(path, data))
 
 
 def write_json(url: str, value: Any) -> None:
@@ -263,6 +288,39 @@ def _shown(fingerprint: Fingerprint, field: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _tried(filesystem: Any, url: str, action: Callable[[], T]) -> T:
+    """A remote file system's answer, passing failures tried again; a local one's at once."""
+    return action() if isinstance(filesystem, LocalFileSystem) else retried(action, url)
+
+
+def _found(filesystem: Any, path: str) -> bool:
+    """`exists`, but a failure to find out is an error: fsspec's own calls it "not there"."""
+    try:
+        filesystem.info(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _size(filesystem: Any, path: str) -> int:
+    filesystem.invalidate_cache()  # a listing may be older than the file
+    return int(filesystem.info(path)["size"])
+
+
+def _read_local_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
+    """Plain reads. A memory map would count every page it ever touched as this process' memory."""
+    found = []
+    with open(path, "rb", buffering=0) as file:
+        for start, stop in ranges:
+            data = bytearray(stop - start)
+            file.seek(start)
+            done = 0
+            while done < len(data) and (count := file.readinto(memoryview(data)[done:])):
+                done += count
+            found.append(data[:done] if done < len(data) else data)
+    return found
+
+
 def _write_local(path: Path, data: bytes) -> None:
     # The same name each time: what a killed process leaves behind is overwritten when the shard is made again.
     aside = path.with_name(f".{path.name}.partial")
@@ -293,8 +351,10 @@ def _explained(url: str, verb: str, wanted: int | None = None) -> Iterator[None]
         yield
     except FileNotFoundError as error:
         raise StorageError(f"{url} does not exist; check the path or run the stage that writes it") from error
-    except OSError as error:
-        if error.errno in _FULL:
+    except Exception as error:  # the clients of object stores raise their own types
+        if isinstance(error, FledgeError) or not (isinstance(error, OSError) or is_transient(error)):
+            raise
+        if isinstance(error, OSError) and error.errno in _FULL:
             raise StorageError(
                 f"no space left for {url} ({wanted or 0:,} bytes wanted); free some space and run again"
             ) from error

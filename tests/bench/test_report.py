@@ -61,7 +61,10 @@ def page() -> str:
 
 def test_report_loads_nothing(page: str) -> None:
     found = outline(page)
-    assert found.loads == ["data:,"]
+    assert found.loads[0] == "data:,"
+    assert all(
+        re.fullmatch(r"(bench/)?\w+\.jsonl?", link) for link in found.loads[1:]
+    )  # raw data beside the page
     assert "script" not in found.tags
     assert not re.search(r"https?://|url\(|@import|//cdn", page)
 
@@ -72,13 +75,16 @@ def test_report_holds_the_figures(page: str) -> None:
         figures = workload_summary(result.rows(head, "mixed"))
         assert times(figures.speedup) in page
         assert number(figures.tau, 2) in page
-    assert page.count('class="chart"') == 6  # TPOT, throughput, depth, loss, tau, verify
+    assert page.count('class="chart"') == 7  # TPOT, throughput, TTFT, depth, loss, tau, verify
     for text in ("412,350", "98.1%", "near-duplicate", "gsm8k", "Example Processor 9000", "fledge run demo"):
         assert text in page
     assert "exceeds tau" in page
     assert "rounding step 0.1250" in page
     assert "71% of what the bandwidth allows" in page
     assert "prefers-color-scheme: dark" in page
+    assert "95 % interval" in page
+    assert "What limits the speed-up next" in page
+    assert "depth 4, top 4, 16 nodes" in page
 
 
 def test_accepted_draft_tokens_are_coloured_by_depth() -> None:
@@ -173,4 +179,5 @@ def test_curves_are_thinned_and_smoothed_without_losing_their_end() -> None:
 def test_figures_are_written_as_people_write_them() -> None:
     assert [clock(2.25), clock(75), clock(3700), clock(42)] == ["2.2 s", "1 min 15 s", "1 h 01 min", "42 s"]
     assert [human_bytes(269e6), human_bytes(2.26e7), human_bytes(12)] == ["269 MB", "22.6 MB", "12 B"]
-    assert [human_count(1234), human_count(1_234_567), number(None)] == ["1,234", "1.23 M", "–"]
+    assert [human_count(1234), human_count(1_234_567), human_count(7.06e10)] == ["1,234", "1.23 M", "70.6 B"]
+    assert number(None) == "–"

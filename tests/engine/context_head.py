@@ -80,7 +80,8 @@ class ContextHead:
         memory, table, size = kv.numpy(), batch.page_table.numpy(), self.page_size
         starts, positions = batch.row_start.tolist(), batch.positions.tolist()
         for request, prefix in enumerate(batch.prefix_length.tolist()):
-            index = np.arange(min(prefix + 128, table.shape[1] * size))
+            rows = starts[request + 1] - starts[request]
+            index = np.arange(min(prefix + 64 + rows, table.shape[1] * size))
             slots = table[request, index // size] * size + index % size
             for row in range(starts[request], starts[request + 1]):
                 own = prefix + int(batch.window_offset[request]) + row - starts[request]

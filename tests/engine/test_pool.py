@@ -51,7 +51,7 @@ def test_check_finds_a_page_with_two_owners() -> None:
     pool = PagePool(8, 16)
     owned: list[int] = []
     pool.reserve(owned, 16)
-    with pytest.raises(EngineError, match="two owners"):
+    with pytest.raises(EngineError, match="more owners"):
         pool.check([owned, owned])
 
 

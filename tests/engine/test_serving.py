@@ -227,3 +227,57 @@ def test_timings_and_phases_add_up(target: Target, plain: Engine, prompts: list[
     assert 0 < stats.ttft_ms < stats.e2e_ms
     assert stats.tpot_ms == pytest.approx((stats.e2e_ms - stats.ttft_ms) / 19)
     assert engine.stats().tau == stats.tau
+
+
+def test_cancelling_at_any_moment_frees_everything(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    """All at once after 0, 1, 2, ... steps: while they wait, in the middle of their prompts, between rounds."""
+    expected = plain.generate(prompts[:6], max_tokens=12, ignore_eos=True)
+    engine = Engine(
+        target,
+        scripted_head(target, expected, 0.7),
+        tree=SHAPE,
+        max_batch=4,
+        prefill_rows=13,
+        busy_prefill_rows=7,
+    )
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    seen = set()
+    for steps in range(16):
+        requests = [engine.submit(prompt, params) for prompt in prompts[:6]]
+        for _ in range(steps):
+            engine.step()
+        scheduler = engine._core._scheduler
+        seen.add((len(scheduler.waiting), len(scheduler.prefilling), len(scheduler.running)))
+        for request in requests[::-1] if steps % 2 else requests:
+            engine.cancel(request)
+            engine.check()
+        assert not engine.busy
+        assert engine.stats().pages_in_use == 0
+    assert {bool(waiting) for waiting, _, _ in seen} == {bool(n) for _, n, _ in seen} == {True, False}
+    answers = engine.generate(prompts[:6], max_tokens=12, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+
+
+def test_a_long_prompt_comes_in_pieces_and_the_others_go_on(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    engine = Engine(target, prefill_rows=64, busy_prefill_rows=16)
+    running = [
+        engine.submit(prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for prompt in prompts[:3]
+    ]
+    engine.step()
+    engine.step()
+    before = engine.stats().prompt_tokens
+    late = engine.submit([7] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
+    pieces = []
+    while True:
+        results = {result.request_id for result in engine.step()}
+        assert set(running) <= results  # everyone gets a token in every step
+        pieces.append(engine.stats().prompt_tokens - before - sum(pieces))
+        if late in results:
+            break
+    assert pieces == [16] * 6 + [4]
+    for request in running:
+        engine.cancel(request)

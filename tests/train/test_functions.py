@@ -12,6 +12,7 @@ from torch import Tensor
 from fledge.target.rope import apply_rope, rope_tables
 from fledge.train.attention import UnrollAttention
 from fledge.train.blocks import Sizes, make_blocks
+from fledge.train.elementwise import LossMix
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
 from fledge.train.loss import step_loss, teacher_probabilities
 from fledge.train.weights import TrainableWeights
@@ -146,8 +147,22 @@ def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(steps: int, monk
     )
 
 
+def plain_loss(mix: LossMix, logits: Tensor, teacher: Tensor, best: Tensor) -> Tensor:
+    """The loss of each row, for autograd."""
+    log_q = logits.log_softmax(-1)
+    soft = -(teacher * log_q).sum(-1)
+    hard = torch.where(best >= 0, -log_q.gather(1, best.clamp(min=0)[:, None])[:, 0], 0.0)
+    overlap = torch.minimum(teacher, log_q.exp()).sum(-1)
+    return mix.kl * soft + mix.hard * hard + mix.tv * (1 - overlap) - mix.lk * overlap.log()
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [LossMix(), LossMix(0, 1), LossMix(0, 0, 1), LossMix(0, 0, 0, 1), LossMix(0.4, 0.3, 0.2, 0.1)],
+    ids=["kl", "hard", "tv", "lk", "all"],
+)
 @pytest.mark.parametrize("draft_vocab", [20, 70])  # lm_head stored either way round
-def test_loss_and_its_gradients(draft_vocab: int, monkeypatch: pytest.MonkeyPatch):
+def test_loss_and_its_gradients(draft_vocab: int, mix: LossMix, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fledge.train.loss._CHUNK_ROWS", 300)
     hidden, matrix = leaf(ROWS, 32), torch.randn(draft_vocab, 32) / 4
     held = weights(lm_head=matrix)
@@ -157,11 +172,14 @@ def test_loss_and_its_gradients(draft_vocab: int, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(teacher, (target_hidden @ target_head).softmax(-1))
     counted = torch.rand(ROWS) < 0.7
     labels = torch.randint(-1, draft_vocab, (ROWS,))
+    best = torch.randint(-1, draft_vocab, (ROWS,))
     result = step_loss(
-        hidden.detach(), held["lm_head"], teacher, counted, 0.25, labels, Workspace(), measure=True
+        hidden.detach(), held["lm_head"], teacher, best, counted, mix, 0.25, labels, Workspace(), measure=True
     )
     logits = F.linear(hidden, plain)
-    per_row = -(teacher * logits.log_softmax(-1)).sum(-1)
+    per_row = plain_loss(mix, logits, teacher, best)
+    overlap = torch.minimum(teacher, logits.softmax(-1)).sum(-1)
+    torch.testing.assert_close(result.overlap, overlap[counted].mean())
     d_hidden, d_matrix = torch.autograd.grad(0.25 * per_row[counted].sum(), [hidden, plain])
     torch.testing.assert_close(result.loss, per_row[counted].mean())
     torch.testing.assert_close(result.d_hidden, d_hidden, rtol=1e-3, atol=1e-5)

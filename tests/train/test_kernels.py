@@ -101,11 +101,15 @@ def test_transpose_and_accumulate(both):
     torch.testing.assert_close(*both(add))
 
 
-def test_softmax_and_its_gradient(both):
+@pytest.mark.parametrize(
+    "mix", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.4, 0.3, 0.2, 0.1)], ids=str
+)
+def test_softmax_and_the_gradient_of_the_loss(both, mix):
     logits, teacher = 10 * low(ROWS, 700), (3 * torch.randn(ROWS, 700)).softmax(-1).bfloat16()
     logits[3] = -1e4  # far below: no slow or broken exponentials
     logits[3, 5] = 100.0
     counted = torch.rand(ROWS) < 0.6
+    target = torch.randint(-1, 700, (ROWS,))
 
     def probabilities() -> Tensor:
         copy = logits.clone()
@@ -117,13 +121,16 @@ def test_softmax_and_its_gradient(both):
 
         def gradient(measure: bool = measure) -> tuple[Tensor, object]:
             copy = logits.clone()
-            return copy, elementwise.softmax_gradient_(copy, teacher, counted, measure=measure)
+            return copy, elementwise.loss_gradient_(
+                copy, teacher, target, counted, elementwise.LossMix(*mix), measure=measure
+            )
 
         (fast, fast_measures), (plain, plain_measures) = both(gradient)
         assert_close(fast, plain)
         assert not fast[~counted].any()
         if measure:
             torch.testing.assert_close(fast_measures.loss, plain_measures.loss, rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(fast_measures.overlap, plain_measures.overlap, rtol=1e-4, atol=1e-3)
             assert torch.equal(fast_measures.best, plain_measures.best)
         else:
             assert fast_measures is plain_measures is None

@@ -12,8 +12,7 @@ import torch
 from fledge.data.conversations import Conversation
 from fledge.draft import Head
 from fledge.errors import DataError, FingerprintError, HeadError, StorageError
-from fledge.features import FeatureOptions, extract_features
-from fledge.features.store import FeatureStore, SampleInfo
+from fledge.features import FeatureOptions, FeatureStore, SampleInfo, extract_features
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from fledge.train.batches import epoch_batches

@@ -11,7 +11,9 @@ from statistics import mean, median, quantiles
 
 from fledge.bench.measure import Progress
 from fledge.bench.results import LevelRow
-from fledge.engine import Completion, Engine, SamplingParams
+from fledge.engine import Completion, Engine, SamplingParams, TreeShape
+
+PLAIN_NAME = "plain decode"
 
 
 def sweep(
@@ -46,6 +48,7 @@ def run_level(
     waiting = list(reversed(requests))
     answers: list[Completion] = []
     in_flight = 0
+    before = shape_rounds(engine)
     begin = time.perf_counter()
     while waiting or in_flight:
         while waiting and in_flight < concurrency:
@@ -56,7 +59,19 @@ def run_level(
                 answers.append(result.completion)
                 in_flight -= 1
     seconds = time.perf_counter() - begin
-    return level_row(name, concurrency, answers, seconds)
+    used = {shape: rounds - before.get(shape, 0) for shape, rounds in shape_rounds(engine).items()}
+    row = level_row(name, concurrency, answers, seconds)
+    return row.model_copy(update={"shapes": {shape: rounds for shape, rounds in used.items() if rounds}})
+
+
+def shape_rounds(engine: Engine) -> dict[str, int]:
+    """Rounds of each tree shape so far."""
+    return {shape_name(record.shape): record.rounds for record in engine.stats().shapes}
+
+
+def shape_name(shape: TreeShape) -> str:
+    """`depth 4, top 4, 16 nodes`, as it is shown; plain decode has its own name."""
+    return f"depth {shape.depth}, top {shape.topk}, {shape.nodes} nodes" if shape.depth else PLAIN_NAME
 
 
 def level_row(name: str, concurrency: int, answers: Sequence[Completion], seconds: float) -> LevelRow:

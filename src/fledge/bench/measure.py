@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from fledge.bench.identity import Identity, compare
 from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
+from fledge.bench.statistics import relative_noise
 from fledge.bench.workloads import Prompt, Workload
 from fledge.engine import Completion, Engine
 from fledge.target import Target
@@ -123,7 +124,14 @@ def answer_row(
         gap=identity.gap,
         rounding=identity.rounding,
         rejected=reason_to_reject(speedup, stats.tau, identity),
+        noise=_noise(plain, speculative),
     )
+
+
+def _noise(*runs: Sequence[Completion]) -> float | None:
+    """Relative spread of the repeats: the larger of both engines'."""
+    spreads = [relative_noise([answer.stats.tpot_ms for answer in answers]) for answers in runs]
+    return max((spread for spread in spreads if spread is not None), default=None)
 
 
 def reason_to_reject(speedup: float | None, tau: float, identity: Identity) -> str | None:

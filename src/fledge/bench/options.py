@@ -20,8 +20,13 @@ class BenchOptions(BaseModel):
         default=None, ge=0, description="prompts of the own mixed set; null: all 80, 0: none"
     )
     prompts: tuple[str, ...] = Field(default=(), description="further JSONL files of prompts (`turns`)")
+    sets: tuple[str, ...] = Field(
+        default=(),
+        description="own sets of one kind each, 40 prompts: multi_turn, code, mathematics, summarisation, translation, "
+        "question_answering, long_context; or generated ones: random:words=300, shared-prefix:words=1000",
+    )
     prompts_limit: int | None = Field(
-        default=None, ge=1, description="prompts taken from each further file; null: all"
+        default=None, ge=1, description="prompts taken from each further file or set; null: all"
     )
     max_tokens: Count = Field(default=128, description="new tokens per answer")
     repeats: Count = Field(
@@ -55,4 +60,7 @@ class BenchOptions(BaseModel):
     )
     bandwidth: bool = Field(
         default=True, description="measure raw read bandwidth, for the limit of plain decode"
+    )
+    price_per_hour: float | None = Field(
+        default=None, gt=0, description="of the machine, in any currency: shows the cost per million tokens"
     )

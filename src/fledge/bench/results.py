@@ -50,6 +50,7 @@ class AnswerRow(BaseModel):
     gap: float | None = None  # how far below the top logit the lower of the two tokens lies there
     rounding: float | None = None  # spacing of numbers of the target's dtype at that logit
     rejected: str | None = None  # why the row's times are not believed
+    noise: float | None = None  # relative spread of the repeats; None for a single repeat
 
 
 class LevelRow(BaseModel):
@@ -65,6 +66,7 @@ class LevelRow(BaseModel):
     p95_tpot_ms: float
     median_ttft_ms: float
     tau: float
+    shapes: dict[str, int] = {}  # rounds of each tree shape
 
 
 class Costs(BaseModel):
@@ -136,6 +138,7 @@ class BenchResult(BaseModel):
     options: BenchOptions
     seconds: float
     notes: list[str] = []
+    shapes: dict[str, dict[str, int]] = {}  # head -> tree shape -> rounds, while answering one at a time
 
     def rows(self, head: str, workload: str | None = None) -> list[AnswerRow]:
         """A head's answers, of one workload or of all."""

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from fledge.bench.concurrency import sweep
+from fledge.bench.concurrency import shape_rounds, sweep
 from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
 from fledge.bench.measure import Limits, Measured, Progress, measure_answers
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, BenchResult, Costs, LevelRow, PlainDecode, Subject
+from fledge.bench.sets import find_workload
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
@@ -51,7 +52,7 @@ def run_bench(
             f'a head can\'t be called "{PLAIN}", which names the baseline; give it another name'
         )
     begin = time.perf_counter()
-    workloads = load_workloads(options.own_prompts, options.prompts, options.prompts_limit)
+    workloads = chosen_workloads(options)
     steps = _Steps(progress, _plan(workloads, options, len(heads)))
     bytes_read = weight_bytes(target)
     bandwidths = _bandwidth(options, bytes_read)
@@ -61,6 +62,7 @@ def run_bench(
     found = Measured([], [], [])
     if heads:
         found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
+    shapes = {name: shape_rounds(engine) for name, engine in engines.items() if name != PLAIN}
     del engines
 
     costs = _costs(target, heads, options)
@@ -100,16 +102,23 @@ def run_bench(
         options=options,
         seconds=time.perf_counter() - begin,
         notes=found.notes,
+        shapes={name: rounds for name, rounds in shapes.items() if any(rounds.values())},
     )
 
 
 def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> float:
     """About how long a benchmark takes where a plain step takes `ms_per_token`: for the estimate before a run."""
-    workloads = load_workloads(options.own_prompts, options.prompts, options.prompts_limit)
+    workloads = chosen_workloads(options)
     parts = _plan(workloads, options, heads)
     return 15.0 + ms_per_token / 1e3 * (
         parts.answers * options.max_tokens + parts.sweep * options.sweep_tokens
     )
+
+
+def chosen_workloads(options: BenchOptions) -> list[Workload]:
+    """What the options name, the own mixed set first."""
+    sets = [find_workload(name) for name in options.sets]
+    return load_workloads(options.own_prompts, options.prompts, options.prompts_limit, sets)
 
 
 class _Parts(NamedTuple):
@@ -163,9 +172,12 @@ def _engines(
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
     longest = max(len(ids) for fitting in prompts for ids in fitting)
     context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
-    engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context)}
+    # Prompts are asked again and again: a prefix cache would hide what their prefill costs.
+    engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context, prefix_cache=False)}
     for name, head in heads.items():
-        engines[name] = Engine(target, head, max_batch=max_batch, max_context=context, tree=tree)
+        engines[name] = Engine(
+            target, head, max_batch=max_batch, max_context=context, tree=tree, prefix_cache=False
+        )
     return engines
 
 

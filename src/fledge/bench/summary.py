@@ -11,6 +11,8 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
         .tau_by_depth                            [d - 1]: share of drafted rounds whose accepted path reached depth d
         .tpot_plain_ms .tpot_ms                  medians over the prompts
         .speedup                                 median over the prompts of tpot_plain / tpot
+        .speedup_low .speedup_high               its 95 % bootstrap interval over the prompts
+        .noise                                   median relative spread of a prompt's repeats
         .rejected                                prompts whose times weren't believed (speed-up above tau, ...)
     released.workloads.{name}                    the same for the head that ships with the package
     categories.{name}, released.categories.{name}  the same by category of the own mixed set
@@ -34,6 +36,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fledge.bench.machine import Bandwidth, Machine
 from fledge.bench.results import RELEASED, AnswerRow, BenchResult, LevelRow, Subject
+from fledge.bench.statistics import bootstrap_median
 from fledge.bench.workloads import OWN_WORKLOAD
 from fledge.errors import StorageError
 from fledge.storage import read_json, write_json
@@ -58,6 +61,9 @@ class WorkloadSummary(_Part):
     tpot_ms: float | None
     speedup: float | None
     rejected: int
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    noise: float | None = None
 
 
 class HeadSummary(_Part):
@@ -161,6 +167,8 @@ def workload_summary(rows: list[AnswerRow]) -> WorkloadSummary:
     """Figures of some rows of one head. Rejected rows count as prompts and for tau, but not for times."""
     timed = [row for row in rows if row.rejected is None]
     rounds = sum(row.rounds for row in rows)
+    speedups = [row.speedup for row in timed if row.speedup is not None]
+    interval = bootstrap_median(speedups) if speedups else None
     return WorkloadSummary(
         prompts=len(rows),
         identical=sum(row.outcome == "identical" for row in rows),
@@ -170,8 +178,11 @@ def workload_summary(rows: list[AnswerRow]) -> WorkloadSummary:
         tau_by_depth=acceptance_by_depth(rows),
         tpot_plain_ms=_median(row.tpot_plain_ms for row in timed),
         tpot_ms=_median(row.tpot_ms for row in timed),
-        speedup=_median(row.speedup for row in timed if row.speedup is not None),
+        speedup=interval.value if interval else None,
         rejected=len(rows) - len(timed),
+        speedup_low=interval.low if interval else None,
+        speedup_high=interval.high if interval else None,
+        noise=_median(row.noise for row in timed if row.noise is not None),
     )
 
 

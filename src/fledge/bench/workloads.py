@@ -91,15 +91,18 @@ def read_workload(url: str) -> Workload:
     return Workload(name.split(".")[0] or name, tuple(prompts))
 
 
-def load_workloads(own_prompts: int | None, files: Sequence[str], limit: int | None) -> list[Workload]:
-    """The own set (0: left out, None: all) and `files`, each cut to its limit. Names are made unique."""
+def load_workloads(
+    own_prompts: int | None, files: Sequence[str], limit: int | None, sets: Sequence[Workload] = ()
+) -> list[Workload]:
+    """The own set (0: left out, None: all), `sets` and `files`, each cut to its limit. Names are made unique."""
     found = [own_workload().limited(own_prompts)] if own_prompts != 0 else []
+    found += [workload.limited(limit) for workload in sets]
     for url in files:
         workload = read_workload(url).limited(limit)
         found.append(Workload(_unused(workload.name, [w.name for w in found]), workload.prompts))
     if not found:
         raise DataError(
-            "there is nothing to measure on; raise bench.own_prompts or name a file with --prompts"
+            "there is nothing to measure on; raise bench.own_prompts, name bench.sets, or a file with --prompts"
         )
     return found
 

@@ -8,14 +8,17 @@ from fledge.data.conversations import (
     conversation_statistics,
     read_conversations,
 )
-from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions
+from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions, ServerOptions
 from fledge.data.overlap import EvaluationIndex, read_evaluation_texts
 from fledge.data.privacy import PrivacyFilter, PrivacyOptions
 from fledge.data.prompt_store import Prompt, PromptSummary, prompt_summary, read_prompts
 from fledge.data.prompts import make_prompts, prompts_fingerprint
 from fledge.data.responses import RespondSummary, respond, respond_fingerprint
+from fledge.data.served import AnswerServer
+from fledge.data.sources import SourceOptions
 
 __all__ = [
+    "AnswerServer",
     "Conversation",
     "ConversationStatistics",
     "EvaluationIndex",
@@ -28,6 +31,8 @@ __all__ = [
     "PromptSummary",
     "RespondOptions",
     "RespondSummary",
+    "ServerOptions",
+    "SourceOptions",
     "Split",
     "conversation_shards",
     "conversation_statistics",

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
 from fledge.data.parquet import read_rows, to_parquet
 from fledge.errors import DataError
-from fledge.storage import Manifest
+from fledge.storage import Manifest, join
 
 Split = Literal["train", "heldout"]
 
@@ -32,8 +32,26 @@ SCHEMA = pa.schema(
         ("temperature", pa.float64()),
         ("finish_reason", pa.string()),
         ("split", pa.string()),
+        ("row", pa.int64()),
+        ("licence", pa.string()),
+        ("reasoning_tokens", pa.int32()),
     ]
 )
+# Columns that came later: folders written before are read all the same.
+_LATER = {"row": -1, "licence": "", "reasoning_tokens": 0}
+
+_REJECTS = pa.schema([("prompt_id", pa.string()), ("reason", pa.string())])
+
+
+class AnsweredPrompt(Protocol):
+    """What came of a prompt."""
+
+    @property
+    def prompt_id(self) -> str: ...
+    @property
+    def conversations(self) -> Sequence[Conversation]: ...
+    @property
+    def reason(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,9 @@ class Conversation:
     temperature: float
     finish_reason: str  # of the last answer: "stop" or "length"
     split: str
+    row: int = -1  # of the prompt in its source; -1: not known
+    licence: str = ""  # of the prompt's source
+    reasoning_tokens: int = 0  # of the generated ones, those spent on thinking
 
     @property
     def supervised_tokens(self) -> int:
@@ -70,6 +91,8 @@ class ConversationStatistics:
     categories: dict[str, int]
     temperatures: dict[float, int]
     longest: int
+    prompts: int  # answered; one may give several conversations where the template rewrites history
+    reasoning_tokens: int
 
 
 def shard_bytes(conversations: Sequence[Conversation]) -> bytes:
@@ -92,7 +115,7 @@ def conversation_shards(url: str) -> Iterator[list[Conversation]]:
     if not manifest.shards:
         raise DataError(f"no conversations in {url}; run `fledge respond` first or name another folder")
     for shard in manifest.shards:
-        yield [Conversation(**row) for row in read_rows(manifest, shard, SCHEMA)]
+        yield [Conversation(**row) for row in read_rows(manifest, shard, SCHEMA, _LATER)]
 
 
 def conversation_statistics(url: str) -> ConversationStatistics:
@@ -100,9 +123,13 @@ def conversation_statistics(url: str) -> ConversationStatistics:
     finish_reasons: Counter[str] = Counter()
     categories: Counter[str] = Counter()
     temperatures: Counter[float] = Counter()
-    conversations = heldout = tokens = supervised = turns = longest = 0
+    conversations = heldout = tokens = supervised = turns = longest = prompts = reasoning = 0
+    last = None
     for conversation in read_conversations(url):
         conversations += 1
+        prompts += conversation.prompt_id != last  # conversations of one prompt are neighbours
+        last = conversation.prompt_id
+        reasoning += conversation.reasoning_tokens
         heldout += conversation.split == "heldout"
         tokens += len(conversation.token_ids)
         supervised += conversation.supervised_tokens
@@ -121,4 +148,42 @@ def conversation_statistics(url: str) -> ConversationStatistics:
         categories=dict(sorted(categories.items())),
         temperatures=dict(sorted(temperatures.items())),
         longest=longest,
+        prompts=prompts,
+        reasoning_tokens=reasoning,
     )
+
+
+class ConversationWriter:
+    """Adds shards of answered prompts: rejects first, so that a conversations shard says its prompts are done."""
+
+    def __init__(self, url: str) -> None:
+        self._conversations = Manifest.load(url)
+        self._rejects = Manifest.load(join(url, "rejects")).truncated(len(self._conversations.shards))
+
+    @property
+    def shards(self) -> int:
+        """Shards written."""
+        return len(self._conversations.shards)
+
+    def write(self, answered: Sequence[AnsweredPrompt]) -> None:
+        """Write one shard of each; either may be empty."""
+        number = f"{self.shards:05d}.parquet"
+        rejects = [{"prompt_id": a.prompt_id, "reason": a.reason} for a in answered if a.reason is not None]
+        data = to_parquet(rejects, _REJECTS)
+        self._rejects = self._rejects.write_shard(f"rejects-{number}", data, records=len(rejects), tokens=0)
+        kept = [conversation for a in answered for conversation in a.conversations]
+        self._conversations = self._conversations.write_shard(
+            f"conversations-{number}",
+            shard_bytes(kept),
+            records=len(kept),
+            tokens=sum(len(conversation.token_ids) for conversation in kept),
+        )
+
+
+def conversation_rejects(url: str) -> dict[str, int]:
+    """Reason -> prompts of a folder that have no conversation, or one that ended early."""
+    rejects = Manifest.load(join(url, "rejects"))
+    reasons = Counter(
+        row["reason"] for shard in rejects.shards for row in read_rows(rejects, shard, _REJECTS)
+    )
+    return dict(sorted(reasons.items()))

@@ -1,14 +1,22 @@
-"""One prompt's conversation with the target: answer, and where asked a second user turn and its answer."""
+"""One prompt's conversation with the target: each user turn is answered, on top of the ids that are there already.
+
+prompt ids | answer 1 | next turn's ids | answer 2 | ...        one sample
+where the template rewrites history (drops thinking, trims):    a sample per turn, each as serving renders it
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from fledge.data.conversations import Conversation
 from fledge.data.filters import Limits, reject_reason
-from fledge.data.generation import Generation, Job
+from fledge.data.generation import AnswerFailed, Generation, Job
 from fledge.data.options import RespondOptions
+from fledge.data.privacy import Audit
 from fledge.data.prompt_store import Prompt
+from fledge.data.reasoning import as_sent_back, reasoning_length
 from fledge.data.seeds import derive_seed, pick, unit_interval
 from fledge.data.synthesis import special_token_ids
 from fledge.data.turns import decode_all, keeps_history, next_turn_ids, next_user_start
@@ -19,60 +27,154 @@ from fledge.target.chat import Message
 _USER_LIMITS = Limits(min_words=2)  # "Why not?" is a fine second turn
 
 
-class DialogueJobs:
-    """Makes the job that turns a prompt into a conversation. Everything drawn depends on the prompt's id alone."""
+class Scanned(Protocol):
+    """What a scan says of a text of the target."""
 
-    def __init__(self, target: Target, options: RespondOptions) -> None:
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was found: entity -> occurrences."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it may not be kept, if it may not."""
+
+
+AnswerScan = Callable[[str], Scanned]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came of a prompt."""
+
+    prompt_id: str
+    conversations: tuple[Conversation, ...]
+    reason: str | None = None  # why there is none, or why it ended before the prompt's last turn
+    audit: Audit | None = None  # of the scan of the target's texts, if there is one
+
+
+class DialogueJobs:
+    """Makes the job that turns a prompt into conversations. Everything drawn depends on the prompt's id alone."""
+
+    def __init__(self, target: Target, options: RespondOptions, scan: AnswerScan | None = None) -> None:
         self._target = target
         self._options = options
+        self._scan = scan
         self._special = special_token_ids(target)
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
 
-    def job(self, prompt: Prompt) -> Job[Conversation | None]:
-        """The conversation, or None if the prompt is longer than `max_prompt_tokens`."""
-        options = self._options
+    def job(self, prompt: Prompt) -> Job[Answered]:
+        """The conversations, or the reason why there are none: `too_long`, or what the scan or the server said."""
+        samples: list[_Sample] = []
+        reason: str | None = None
+        audit = Audit()
+        try:
+            reason = yield from self._converse(prompt, samples, audit)
+        except AnswerFailed as failed:
+            reason = failed.reason
+        return Answered(
+            prompt.prompt_id,
+            tuple(self._conversation(prompt, s) for s in samples if s.answers),
+            reason,
+            audit if self._scan is not None else None,
+        )
+
+    def _converse(
+        self, prompt: Prompt, samples: list[_Sample], audit: Audit
+    ) -> Generator[Generation, Completion, str | None]:
+        """Append samples as the conversation grows; returns why it ended early, if it did."""
+        options, chat = self._options, self._target.chat
         messages: list[Message] = [{"role": "user", "content": prompt.turns[0]}]
-        asked = self._target.chat.prompt_ids(messages)
+        if prompt.system is not None:
+            messages.insert(0, {"role": "system", "content": prompt.system})
+        asked = chat.prompt_ids(messages)
         if len(asked) > options.max_prompt_tokens:
-            return None
-        temperature = pick(options.temperatures, unit_interval(options.seed, "temperature", prompt.prompt_id))
-        heldout = unit_interval("split", prompt.prompt_id) < options.heldout
+            return "too_long"
+        samples.append(_Sample(turn=1))
         wants_second = unit_interval(options.seed, "second", prompt.prompt_id) < options.second_turn
-        thread = _Thread()
-        answer = yield self._answer(prompt, asked, temperature, turn=1)
-        thread.add(asked, answer.token_ids)
-        if wants_second and answer.finish_reason == "stop":
-            between = yield from self._second_user_turn(prompt, messages, thread.token_ids)
-            if between is not None:
-                answer = yield self._answer(prompt, [*thread.token_ids, *between], temperature, turn=2)
-                thread.add(between, answer.token_ids)
+        turn = 1
+        while True:
+            answer = yield self._answer(prompt, [*samples[-1].token_ids, *asked], turn)
+            text = decode_all(self._target, answer.token_ids[:-1])
+            refused = self._refused(answer.text, audit)
+            if refused is not None:
+                return refused
+            samples[-1].add(self._target, asked, answer)
+            turn += 1
+            if answer.finish_reason != "stop":
+                return None
+            if turn <= len(prompt.turns):
+                question: str | None = prompt.turns[turn - 1]
+            elif turn == 2 and wants_second:
+                question = yield from self._synthesised_turn(prompt, messages, samples[-1].token_ids)
+                refused = self._refused(question, audit) if question is not None else None
+                if refused is not None:
+                    return refused
+            else:
+                return None
+            if question is None:
+                return None
+            history: list[Message] = [
+                *messages,
+                {"role": "assistant", "content": as_sent_back(text)},
+                {"role": "user", "content": question},
+            ]
+            between = next_turn_ids(self._target, messages, question)
+            before = samples[-1].token_ids
+            if between is not None and keeps_history(self._target, history, [*before, *between]):
+                asked = between
+            else:
+                before, asked = [], chat.prompt_ids(history)
+                samples.append(_Sample(turn=turn))
+            if len(before) + len(asked) > options.max_prompt_tokens:
+                return None
+            messages = history
+
+    def _refused(self, text: str, audit: Audit) -> str | None:
+        """Why a text of the target may not be kept, or None."""
+        if self._scan is None:
+            return None
+        scanned = self._scan(text)
+        audit.add(scanned)
+        return None if scanned.reason is None else f"private_{scanned.reason}"
+
+    def _conversation(self, prompt: Prompt, sample: _Sample) -> Conversation:
+        options = self._options
+        heldout = unit_interval("split", prompt.prompt_id) < options.heldout
+        name = f"{prompt.prompt_id}-{options.seed}"
         return Conversation(
-            conversation_id=f"{prompt.prompt_id}-{options.seed}",
+            conversation_id=name if sample.turn == 1 else f"{name}-{sample.turn}",
             prompt_id=prompt.prompt_id,
             source=prompt.source,
             category=prompt.category,
-            token_ids=thread.token_ids,
-            loss_mask=thread.loss_mask,
-            turn_starts=thread.turn_starts,
-            temperature=temperature,
-            finish_reason=answer.finish_reason,
+            token_ids=sample.token_ids,
+            loss_mask=sample.loss_mask,
+            turn_starts=sample.turn_starts,
+            temperature=self._temperature(prompt),
+            finish_reason=sample.finish_reason,
             split="heldout" if heldout else "train",
+            row=prompt.row,
+            licence=prompt.licence,
+            reasoning_tokens=sample.reasoning_tokens,
         )
 
-    def _answer(self, prompt: Prompt, ids: list[int], temperature: float, turn: int) -> Generation:
+    def _temperature(self, prompt: Prompt) -> float:
+        options = self._options
+        return pick(options.temperatures, unit_interval(options.seed, "temperature", prompt.prompt_id))
+
+    def _answer(self, prompt: Prompt, ids: list[int], turn: int) -> Generation:
         options = self._options
         params = SamplingParams(
             max_tokens=options.max_new_tokens,
-            temperature=temperature,
+            temperature=self._temperature(prompt),
             top_p=options.top_p,
             seed=derive_seed(options.seed, "answer", prompt.prompt_id, turn),
         )
         return Generation(ids, params)
 
-    def _second_user_turn(
+    def _synthesised_turn(
         self, prompt: Prompt, messages: Sequence[Message], ids: list[int]
-    ) -> Job[list[int] | None]:
-        """Ids from the answer's end to the opening of the second one; None where the conversation ends instead."""
+    ) -> Job[str | None]:
+        """A second user turn as the target writes it; None where the template has no place for it, or it is unfit."""
         options, target = self._options, self._target
         start = next_user_start(target, messages)
         if start is None or len(ids) + len(start) > options.max_prompt_tokens:
@@ -84,38 +186,31 @@ class DialogueJobs:
             seed=derive_seed(options.seed, "user", prompt.prompt_id),
         )
         written = yield Generation([*ids, *start], params)
-        text = self._usable_text(written)
-        if text is None:
-            return None
-        between = next_turn_ids(target, messages, text)
-        if between is None or len(ids) + len(between) > options.max_prompt_tokens:
-            return None
-        answer: Message = {"role": "assistant", "content": self._plain_text(ids, messages)}
-        history = [*messages, answer, {"role": "user", "content": text}]
-        return between if keeps_history(target, history, [*ids, *between]) else None
-
-    def _usable_text(self, written: Completion) -> str | None:
         if written.finish_reason != "stop" or self._special.intersection(written.token_ids[:-1]):
             return None
         text = written.text.strip()
         return None if reject_reason(text, _USER_LIMITS, self._special_tokens) else text
 
-    def _plain_text(self, ids: Sequence[int], messages: Sequence[Message]) -> str:
-        """The answer's text as a client would send it back."""
-        answer = ids[len(self._target.chat.prompt_ids(messages)) :]
-        return decode_all(self._target, answer[:-1])
 
-
-class _Thread:
+class _Sample:
     """Ids of a conversation as it grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: int) -> None:
+        self.turn = turn  # the first it answers
         self.token_ids: list[int] = []
         self.loss_mask: list[bool] = []
         self.turn_starts: list[int] = []
+        self.finish_reason = ""
+        self.reasoning_tokens = 0
 
-    def add(self, asked: Sequence[int], answered: Sequence[int]) -> None:
-        for ids, generated in ((asked, False), (answered, True)):
+    @property
+    def answers(self) -> int:
+        return len(self.turn_starts) // 2
+
+    def add(self, target: Target, asked: Sequence[int], answer: Completion) -> None:
+        self.reasoning_tokens += reasoning_length(target, asked, answer.token_ids)
+        for ids, generated in ((asked, False), (answer.token_ids, True)):
             self.turn_starts.append(len(self.token_ids))
             self.token_ids += ids
             self.loss_mask += [generated] * len(ids)
+        self.finish_reason = answer.finish_reason

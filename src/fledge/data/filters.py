@@ -17,6 +17,14 @@ _ANSWERED = re.compile(
     r"|^I(?:'ve| have)? (?:made|changed) (?:the following|some|a few|a couple|a lot|several)\b",
     re.MULTILINE,
 )
+# A user turn that is an assistant's refusal: a row whose roles were mixed up, or a prompt that was refused before.
+_REFUSAL = re.compile(
+    r"^\s*(?:I'm|I am) (?:very |so |truly )?(?:sorry|unable|not able)\b.{0,80}\b(?:can't|cannot|unable|assist|help)"
+    r"|^\s*(?:Sorry|Unfortunately|I apologi[sz]e)\b.{0,80}\bI (?:can't|cannot|am unable|am not able|'m unable)"
+    r"|^\s*As an AI(?: language)?(?: model| assistant)?\b"
+    r"|^\s*I (?:can't|cannot|won't) (?:assist|help|comply|provide|fulfil)",
+    re.IGNORECASE | re.DOTALL,
+)
 # One token per CJK character, else runs of word characters.
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])\w)+"
@@ -62,6 +70,26 @@ def reject_reason(text: str, limits: Limits, special_tokens: Iterable[str] = ())
     return "answered" if _ANSWERED.search(text) else None
 
 
+def foreign_reason(turns: Sequence[str], limits: Limits, special_tokens: Iterable[str] = ()) -> str | None:
+    """The first reason to reject a conversation that people wrote: as above, but they may well write "Answer:"."""
+    tokens = tuple(special_tokens)
+    for number, text in enumerate(turns):
+        found = words(text)
+        if (number == 0 and len(found) < limits.min_words) or not found:
+            return "too_short"
+        if len(found) > limits.max_words:
+            return "too_long"
+        if has_template_text(text, tokens):
+            return "template"
+        if is_noise(text, found):
+            return "noise"
+        if is_loop(found):
+            return "loop"
+        if _REFUSAL.search(text[:200]):
+            return "refusal"
+    return None
+
+
 def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
     """Whether pieces of a chat template leaked into the text."""
     return "<|" in text or "|>" in text or any(token in text for token in special_tokens)
@@ -69,13 +97,15 @@ def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
 
 def is_noise(text: str, found: Sequence[str]) -> bool:
     """Whether characters or words look like no language: unprintable, mostly symbols, glued, or mixed scripts."""
-    if any(_is_unprintable(character) for character in text):
+    if not _is_plain_ascii(text) and any(_is_unprintable(character) for character in text):
         return True
     plain = sum(character.isalnum() or character.isspace() for character in text)
     if plain < _LETTERS * len(text):
         return True
     if any(len(word) > _LONGEST_WORD for word in found):
         return True
+    if text.isascii():
+        return False
     scripts = {script for character in text if (script := _script(character)) is not None}
     return len(scripts) > _SCRIPTS
 
@@ -91,6 +121,10 @@ def is_loop(found: Sequence[str]) -> bool:
         return False
     grams = Counter(zip(found, found[1:], found[2:], found[3:], strict=False))
     return len(grams) < _LOOP_DISTINCT * grams.total()
+
+
+def _is_plain_ascii(text: str) -> bool:
+    return text.isascii() and text.replace("\n", "").replace("\t", "").isprintable()
 
 
 def _is_unprintable(character: str) -> bool:

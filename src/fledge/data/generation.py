@@ -27,6 +27,14 @@ class Generation:
     params: SamplingParams
 
 
+class AnswerFailed(Exception):
+    """Thrown into a job whose answer can't be had; other jobs go on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 Job = Generator[Generation, Completion, T]
 
 

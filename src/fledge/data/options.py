@@ -7,6 +7,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fledge.data.sources.options import SourceOptions
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -41,11 +43,14 @@ class Opening(BaseModel):
 
 
 class PromptOptions(BaseModel):
-    """Prompts that the target writes itself (Magpie, arXiv 2406.08464)."""
+    """Prompts that the target writes itself (Magpie, arXiv 2406.08464), or that are read from sources and selected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    count: int = Field(2000, ge=1, description="prompts wanted after filtering")
+    count: int = Field(2000, ge=1, description="prompts wanted after filtering and selection")
+    sources: tuple[SourceOptions, ...] = Field(
+        (), description="where prompts come from, mixed by weight (docs/data.md); empty: the target itself"
+    )
     seed: int = Field(0, ge=0, description="seed of the stage; prompt i depends on the seed and on i alone")
     temperature: float = Field(0.8, gt=0.0, le=2.0, description="sampling temperature of the user turns")
     top_p: float = Field(0.9, gt=0.0, le=1.0, description="nucleus of the user turns")
@@ -66,6 +71,16 @@ class PromptOptions(BaseModel):
         (),
         description="JSON lines of evaluation prompts (`turns`, `prompt` or `text`); overlapping prompts go",
     )
+    near_duplicate: float = Field(
+        0.7, gt=0.0, le=1.0, description="Jaccard similarity from which on prompts of sources are duplicates"
+    )
+    languages: tuple[str, ...] = Field(
+        (), description="ISO 639-1 codes of the languages kept from sources; empty: all"
+    )
+    max_record_kib: int = Field(256, ge=1, description="KiB of a source's record; a larger one is rejected")
+    traffic: tuple[SourceOptions, ...] = Field(
+        (), description="samples of production prompts that the sources' prompts are matched to, per category"
+    )
     max_attempts: float = Field(
         20.0, ge=1.0, description="attempts per prompt wanted before the stage gives up"
     )
@@ -73,6 +88,15 @@ class PromptOptions(BaseModel):
     max_batch: int = Field(
         default=64, ge=1, description="requests in the engine at once; the result is the same"
     )
+
+    @field_validator("sources", "traffic")
+    @classmethod
+    def _names_differ(cls, sources: tuple[SourceOptions, ...]) -> tuple[SourceOptions, ...]:
+        names = [source.label for source in sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two sources are called {', '.join(twice)}; give them different names")
+        return sources
 
     @field_validator("mix")
     @classmethod
@@ -89,10 +113,35 @@ class PromptOptions(BaseModel):
         return openings
 
     @property
+    def writes(self) -> bool:
+        """Whether the target itself writes prompts."""
+        return not self.sources or any(source.kind == "self" for source in self.sources)
+
+    @property
     def longest_request(self) -> int:
         """Tokens of context an engine needs for this stage, with room for the template's own words."""
         openings = [len(opening.text.encode()) for opening in self.openings or ()]
         return self.max_tokens + max([_OPENING_ROOM, *openings]) + _TEMPLATE_ROOM
+
+
+class ServerOptions(BaseModel):
+    """An OpenAI-compatible server that serves the target and answers in the engine's place."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(min_length=1, description="address without /v1, such as http://localhost:8000")
+    model: str = Field("", description="the served model; empty: the only one the server lists")
+    api_key_env: str = Field("", description="environment variable that holds the key")
+    concurrency: int = Field(default=32, ge=1, le=1024, description="requests at once")
+    timeout_s: float = Field(600.0, gt=0.0, description="seconds until an answer is given up")
+    retries: int = Field(5, ge=0, description="further attempts after a lost connection or a busy server")
+    backoff_s: float = Field(
+        1.0, ge=0.0, description="pause before the second attempt, doubled before each later one"
+    )
+    requests_per_second: float | None = Field(None, gt=0.0, description="limit on requests")
+    token_budget: int | None = Field(
+        None, ge=1, description="generated tokens per call of the stage, then it stops"
+    )
 
 
 class RespondOptions(BaseModel):
@@ -127,6 +176,9 @@ class RespondOptions(BaseModel):
     shard_size: int = Field(256, ge=1, description="conversations per shard: what a kill can lose")
     max_batch: int = Field(
         default=64, ge=1, description="requests in the engine at once; the result is the same"
+    )
+    server: ServerOptions | None = Field(
+        None, description="let a server answer: {url, model, concurrency, token_budget, ...} (docs/data.md)"
     )
 
     @field_validator("temperatures")

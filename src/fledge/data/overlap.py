@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from fledge import storage
@@ -55,6 +55,8 @@ class EvaluationIndex:
         self._whole: set[int] = set()
         self._short_lengths: set[int] = set()  # of evaluation prompts that are looked for inside a text
         self._grams: set[int] = set()  # every 5- to 13-gram: a short text may be part of a prompt
+        # Every overlap of 5 words or more shares 5 words in a row; Python's own hash of them rules most texts out fast.
+        self._first: set[int] = set()
         for text in texts:
             self._add(words(text))
 
@@ -62,6 +64,8 @@ class EvaluationIndex:
         found = words(text)
         if _hash(found) in self._whole:
             return True
+        if self._first.isdisjoint(_fast_grams(found)):
+            return False
         if _SHORT_GRAM <= len(found) < _LONG_GRAM and _hash(found) in self._grams:
             return True
         if any(gram in self._whole for length in self._short_lengths for gram in _grams(found, length)):
@@ -74,6 +78,7 @@ class EvaluationIndex:
         self._whole.add(_hash(found))
         if _SHORT_GRAM <= len(found) < _LONG_GRAM:
             self._short_lengths.add(len(found))
+        self._first.update(_fast_grams(found))
         for length in range(_SHORT_GRAM, _LONG_GRAM + 1):
             self._grams.update(_grams(found, length))
 
@@ -81,6 +86,22 @@ class EvaluationIndex:
 def read_evaluation_texts(urls: Iterable[str]) -> list[str]:
     """All user turns of evaluation files: JSON lines with `turns` (a list), `prompt`, `question` or `text`."""
     return [text for url in urls for text in _read_file(url)]
+
+
+def evaluation_indexes(urls: Iterable[str]) -> dict[str, EvaluationIndex]:
+    """An index per evaluation file, by the file's name."""
+    indexes: dict[str, EvaluationIndex] = {}
+    for url in urls:
+        name = unused_name(url.rstrip("/").rsplit("/", 1)[-1], indexes)
+        indexes[name] = EvaluationIndex(_read_file(url))
+    return indexes
+
+
+def unused_name(name: str, taken: Collection[str]) -> str:
+    """The name, or with a number behind it if it is taken."""
+    if name not in taken:
+        return name
+    return next(f"{name}-{number}" for number in range(2, len(taken) + 3) if f"{name}-{number}" not in taken)
 
 
 def _read_file(url: str) -> Iterator[str]:
@@ -117,6 +138,11 @@ def _sketch(found: Sequence[str]) -> list[int]:
 
 def _grams(found: Sequence[str], length: int) -> Iterator[int]:
     return (_hash(found[start : start + length]) for start in range(len(found) - length + 1))
+
+
+def _fast_grams(found: Sequence[str]) -> Iterator[int]:
+    """Hashes of 5 words in a row that mean something within this process only."""
+    return map(hash, zip(*(found[start:] for start in range(_SHORT_GRAM)), strict=False))
 
 
 def _hash(found: Sequence[str]) -> int:

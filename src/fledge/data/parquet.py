@@ -21,8 +21,10 @@ def to_parquet(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> bytes:
     return data
 
 
-def read_rows(manifest: Manifest, shard: ShardEntry, schema: pa.Schema) -> list[dict[str, Any]]:
-    """The shard's rows, checksum and columns checked."""
+def read_rows(
+    manifest: Manifest, shard: ShardEntry, schema: pa.Schema, later: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The shard's rows, checksum and columns checked. `later`: values of columns that older shards may lack."""
     data = manifest.read_shard(shard)
     try:
         table = pq.read_table(pa.BufferReader(data))
@@ -30,11 +32,13 @@ def read_rows(manifest: Manifest, shard: ShardEntry, schema: pa.Schema) -> list[
         raise StorageError(
             f"{manifest.url(shard)} is not Parquet ({error}); delete the folder and run again"
         ) from error
-    missing = [name for name in schema.names if name not in table.column_names]
+    absent = [name for name in schema.names if name not in table.column_names]
+    missing = [name for name in absent if name not in (later or {})]
     if missing:
         raise StorageError(
             f"{manifest.url(shard)} has no column {', '.join(missing)}: it was written by another version; "
             "delete the folder and run again"
         )
-    rows: list[dict[str, Any]] = table.select(schema.names).to_pylist()
-    return rows
+    filled = {name: (later or {})[name] for name in absent}
+    rows: list[dict[str, Any]] = table.select([n for n in schema.names if n not in absent]).to_pylist()
+    return [row | filled for row in rows] if filled else rows

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from fledge import storage
 from fledge.data.filters import Limits, reject_reason
+from fledge.data.gathering import ExaminerSettings, Treatment
 from fledge.data.generation import TokenRate, run_in_order
+from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
 from fledge.data.options import Progress, PromptOptions, silent
 from fledge.data.overlap import EvaluationIndex, RepeatIndex, read_evaluation_texts
-from fledge.data.privacy import Audit, AuditWriter, PrivacyFilter, PrivacyOptions
-from fledge.data.prompt_store import Prompt, PromptSummary, PromptWriter, Reject, prompt_summary, read_prompts
+from fledge.data.privacy import Audit, AuditWriter, FilterFactory, PrivacyOptions
+from fledge.data.prompt_store import (
+    SELF_LICENCE,
+    Prompt,
+    PromptSummary,
+    PromptWriter,
+    Reject,
+    prompt_summary,
+    read_prompts,
+)
+from fledge.data.ray_map import RayOptions, examine_on_ray
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
@@ -24,26 +36,78 @@ from fledge.errors import DataError
 from fledge.storage import Fingerprint, make_fingerprint
 from fledge.target import Target
 
-FORMAT = 1
+FORMAT = 2
 _FEW = 200  # attempts after which "almost nothing passes" is no accident
 
 
 def make_prompts(
     target: Target,
-    engine: Engine,
+    engine: Engine | None,
     options: PromptOptions,
     output_url: str,
     progress: Progress = silent,
+    *,
     privacy: PrivacyOptions | None = None,
+    make_treatment: Callable[[], Treatment] | None = None,
+    ray: RayOptions | None = None,
 ) -> PromptSummary:
-    """Write `options.count` prompts into a folder, or go on where an earlier call stopped."""
+    """Write `options.count` prompts into a folder, or go on where an earlier call stopped.
+
+    Args:
+        engine: writes prompts; None where the recipe's sources don't include the target itself.
+        privacy: options of the privacy filter that all texts go through before anything else; None: no filter.
+        make_treatment: makes another filter in its place.
+        ray: where rows of sources are examined; None: in this process.
+    """
+    if make_treatment is None and privacy is not None:
+        make_treatment = FilterFactory(privacy)
     fingerprint = prompts_fingerprint(target, options, privacy)
+    if ray is not None and not any(source.kind != "self" for source in options.sources):
+        raise DataError(
+            "the target's own prompts are written in one process; leave --ray out, or add sources"
+        )
+    if not options.sources:
+        fingerprint.claim(output_url)
+        _write_own(target, engine, options, output_url, fingerprint.digest, progress, make_treatment)
+        return prompt_summary(output_url)
+    sources = Sources.open(options)
     fingerprint.claim(output_url)
-    writer = PromptWriter(output_url)
-    treats = privacy is not None and privacy.applies(foreign=False)
-    selection = Selection(
-        target, options, salt=fingerprint.digest, privacy=PrivacyFilter(options=privacy) if treats else None
+    special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
+    settings = ExaminerSettings(options, special, fingerprint.digest, make_treatment)
+    mix_prompts(
+        sources,
+        settings,
+        output_url,
+        lambda count, url: _write_own(
+            target,
+            engine,
+            options.model_copy(update={"count": count}),
+            url,
+            fingerprint.digest,
+            progress,
+            make_treatment,
+        ),
+        lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
+        progress,
+        examine_on_ray(settings, ray) if ray is not None else None,
     )
+    return prompt_summary(output_url)
+
+
+def _write_own(
+    target: Target,
+    engine: Engine | None,
+    options: PromptOptions,
+    output_url: str,
+    salt: str,
+    progress: Progress,
+    make_treatment: Callable[[], Treatment] | None,
+) -> None:
+    """Let the target write `options.count` prompts into a folder."""
+    if engine is None:
+        raise DataError("the target is to write prompts, but no engine was given; pass one to make_prompts")
+    writer = PromptWriter(output_url)
+    selection = Selection(target, options, salt, make_treatment() if make_treatment is not None else None)
     accepted = 0
     for prompt in read_prompts(output_url) if writer.shards else ():
         selection.remember(prompt.turns[0])
@@ -51,17 +115,18 @@ def make_prompts(
     progress(accepted, options.count, "")
     if accepted < options.count:
         _synthesise(target, engine, options, writer, selection, accepted, progress)
-    return prompt_summary(output_url)
 
 
 def prompts_fingerprint(
     target: Target, options: PromptOptions, privacy: PrivacyOptions | None = None
 ) -> Fingerprint:
-    """What the stage's output depends on."""
+    """What the stage's output depends on. `privacy`: the filter's options, where there is one."""
     chosen = options.model_dump(mode="json", exclude={"evaluation_files", "max_attempts", "max_batch"})
     if options.openings is None:
         shipped = [opening.model_dump(mode="json") for opening in DEFAULT_OPENINGS]
         chosen["openings"] = storage.sha256(repr((shipped, DEFAULT_MIX, PLACEHOLDERS)).encode())
+    if options.sources:
+        chosen["digests"] = Sources.open(options).digests()
     files = sorted(storage.sha256(storage.read_bytes(url)) for url in options.evaluation_files)
     parts = {
         "stage": "prompts",
@@ -70,9 +135,7 @@ def prompts_fingerprint(
         "prompts": chosen,
         "evaluation_files": files,
     }
-    if privacy is not None and privacy.applies(foreign=False):
-        parts["privacy"] = privacy.fingerprint_parts()
-    return make_fingerprint(parts)
+    return make_fingerprint(parts | ({"privacy": privacy.fingerprint_parts()} if privacy else {}))
 
 
 def target_parts(target: Target) -> dict[str, Any]:
@@ -84,15 +147,15 @@ class Selection:
     """Decides which drafts stay, in the order of their attempts."""
 
     def __init__(
-        self, target: Target, options: PromptOptions, salt: str, privacy: PrivacyFilter | None = None
+        self, target: Target, options: PromptOptions, salt: str, treatment: Treatment | None = None
     ) -> None:
         self._limits = Limits(options.min_words, options.max_words)
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
         self._repeats = RepeatIndex(options.near_repeat)
         self._evaluation = EvaluationIndex(read_evaluation_texts(options.evaluation_files))
         self._salt = salt
-        self._privacy = privacy
-        self.audit = Audit()  # of the personal data in the drafts judged since it was last taken
+        self._treatment = treatment
+        self._audit = Audit()
 
     def remember(self, text: str) -> None:
         """Count later drafts against this text."""
@@ -100,29 +163,28 @@ class Selection:
 
     def judge(self, draft: Draft) -> Prompt | Reject:
         """Keep a draft as a prompt, or say why not."""
-        reason = draft.reason or reject_reason(draft.text, self._limits, self._special_tokens)
-        if reason is None and draft.text in self._evaluation:
+        text, reason = draft.text, draft.reason
+        if self._treatment is not None:
+            if reason is not None:
+                return Reject(draft.attempt, draft.category, reason, "")
+            treated = self._treatment.treat([text], f"self:{draft.attempt}")
+            self._audit.add(treated)
+            if treated.turns is None:
+                return Reject(draft.attempt, draft.category, f"private_{treated.reason or 'data'}", "")
+            text = treated.turns[0]
+        reason = reason or reject_reason(text, self._limits, self._special_tokens)
+        if reason is None and text in self._evaluation:
             reason = "evaluation"
-        text = draft.text
-        if reason is None and self._privacy is not None:
-            treated = self._privacy.treat(text)
-            self.audit.add(treated)
-            text, reason = treated.text or "", f"privacy_{treated.reason}" if treated.reason else None
         reason = reason or self._repeats.reason(text)
         if reason is not None:
-            return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, draft.text))
+            return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, text))
         self.remember(text)
-        return Prompt(text_id([text]), "self", draft.category, [text])
+        return Prompt(text_id([text]), "self", draft.category, [text], draft.attempt, SELF_LICENCE)
 
-    @property
-    def treats(self) -> bool:
-        """Whether personal data is looked for."""
-        return self._privacy is not None
-
-    def take_audit(self) -> Audit:
-        """The counts since the last call."""
-        taken, self.audit = self.audit, Audit()
-        return taken
+    def take_audit(self) -> Audit | None:
+        """What the privacy filter counted since the last call; None without one."""
+        taken, self._audit = self._audit, Audit()
+        return taken if self._treatment is not None else None
 
 
 @dataclass
@@ -151,7 +213,7 @@ def _synthesise(
     rate = TokenRate()
     reasons: Counter[str] = Counter()
     shard = _Shard([], [])
-    audits = AuditWriter(writer.url, writer.shards) if selection.treats else None
+    audits = AuditWriter(writer.url, writer.shards)
     results = run_in_order(engine, (jobs.job(attempt) for attempt in count(first)), rate)
     try:
         for draft in results:
@@ -166,10 +228,9 @@ def _synthesise(
             done = accepted == options.count
             if done or shard.attempts == options.shard_size:
                 tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in shard.prompts)
-                if (
-                    audits is not None
-                ):  # first, so that a shard of prompts is the sign that its counts are there
-                    audits.write(selection.take_audit())
+                audit = selection.take_audit()
+                if audit is not None:  # before the shard, which is the sign that its counts are there
+                    audits.write(audit)
                 writer.write(shard.prompts, shard.rejects, tokens)
                 shard = _Shard([], [])
             kept = accepted / (draft.attempt + 1)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge import storage
 from fledge.data.conversations import (
-    Conversation,
     ConversationStatistics,
+    ConversationWriter,
+    conversation_rejects,
     conversation_statistics,
-    shard_bytes,
 )
-from fledge.data.dialogue import DialogueJobs
+from fledge.data.dialogue import Answered, AnswerScan, DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
-from fledge.data.privacy import AuditWriter, PrivacyOptions
-from fledge.data.privacy.answers import AnswerGuard
+from fledge.data.privacy import Audit, AuditWriter, PrivacyOptions
+from fledge.data.privacy.answers import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
+from fledge.data.served import AnswerServer, run_served
 from fledge.engine import Engine
 from fledge.errors import DataError
 from fledge.storage import Fingerprint, Manifest, make_fingerprint
 from fledge.target import Target
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -31,60 +33,96 @@ class RespondSummary:
     """What a folder of conversations holds."""
 
     prompts: int
-    skipped: int  # prompts longer than max_prompt_tokens, and answers with personal data
+    skipped: int  # prompts without a conversation
+    rejected: dict[str, int]  # reason -> prompts that have none, or that ended before their last turn
     statistics: ConversationStatistics
 
 
 def respond(
     target: Target,
-    engine: Engine,
+    engine: Engine | AnswerServer,
     prompts_url: str,
     options: RespondOptions,
     output_url: str,
     progress: Progress = silent,
+    *,
     privacy: PrivacyOptions | None = None,
+    scan: AnswerScan | None = None,
 ) -> RespondSummary:
     """Answer all prompts of a folder into another one, or go on where an earlier call stopped.
 
     A shard holds the conversations of `shard_size` prompts in a row. It is written when the last of them is done,
     while the engine is at work on the next shards already.
+
+    Args:
+        engine: this process's own, or a server.
+        privacy: options of the privacy filter that looks at each answer before it is kept; None: no filter.
+        scan: looks at them in its place.
     """
-    _check_context(engine, options)
+    if isinstance(engine, Engine):
+        _check_context(engine, options)
+    scan = scan or answer_scan(privacy)
     prompts = Manifest.load(prompts_url).records
     respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
-    manifest = Manifest.load(output_url)
-    guard = AnswerGuard.make(target, privacy)
-    audits = AuditWriter(output_url, len(manifest.shards)) if guard is not None else None
-    done = min(len(manifest.shards) * options.shard_size, prompts)
+    writer = ConversationWriter(output_url)
+    done = min(writer.shards * options.shard_size, prompts)
     progress(done, prompts, "")
     rate = TokenRate()
-    jobs = DialogueJobs(target, options)
-    shard: list[Conversation] = []
-    results = run_in_order(
-        engine, (jobs.job(prompt) for prompt in read_prompts(prompts_url, skip=done)), rate
+    jobs = DialogueJobs(target, options, scan)
+    shard: list[Answered] = []
+    waiting = (jobs.job(prompt) for prompt in read_prompts(prompts_url, skip=done))
+    results = (
+        run_in_order(engine, waiting, rate)
+        if isinstance(engine, Engine)
+        else run_served(engine, waiting, rate)
     )
     try:
-        for conversation in results:
+        for answered in results:
             done += 1
-            if conversation is not None and (guard is None or guard.accepts(conversation)):
-                shard.append(conversation)
+            shard.append(answered)
             if done % options.shard_size == 0 or done == prompts:
-                if guard is not None and audits is not None:
-                    audits.write(guard.take_audit())
-                manifest = _write(manifest, shard)
+                write_audit(output_url, writer.shards, shard)
+                writer.write(shard)
                 shard = []
             progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
     finally:
         results.close()
-    if not manifest.records:
-        raise DataError(f"every prompt in {prompts_url} is too long; raise respond.max_prompt_tokens")
-    return RespondSummary(prompts, prompts - manifest.records, conversation_statistics(output_url))
+    return respond_summary(prompts, output_url)
+
+
+def write_audit(output_url: str, shards: int, answered: Sequence[Answered]) -> None:
+    """Write what the scan of a shard's answers counted, if there was one. The shard itself comes after it."""
+    audits = [found.audit for found in answered if found.audit is not None]
+    if audits:
+        total = Audit()
+        for audit in audits:
+            total.merge(audit)
+        AuditWriter(output_url, shards).write(total)
+
+
+def respond_summary(prompts: int, output_url: str) -> RespondSummary:
+    """Count what a finished folder holds.
+
+    Raises:
+        DataError: nothing.
+    """
+    rejected = conversation_rejects(output_url)
+    if not Manifest.load(output_url).records:
+        if set(rejected) == {"too_long"}:
+            raise DataError("every prompt is too long; raise respond.max_prompt_tokens")
+        reasons = ", ".join(f"{reason} {number}" for reason, number in rejected.items())
+        raise DataError(
+            f"no prompt got a usable answer ({reasons}); check the target or the server, delete {output_url} and "
+            "run again"
+        )
+    statistics = conversation_statistics(output_url)
+    return RespondSummary(prompts, prompts - statistics.prompts, rejected, statistics)
 
 
 def respond_fingerprint(
     target: Target, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None = None
 ) -> Fingerprint:
-    """What the stage's output depends on."""
+    """What the stage's output depends on. `privacy`: the filter's options, where there is one."""
     prompts = Manifest.load(prompts_url)
     if not prompts.records:
         raise DataError(f"no prompts in {prompts_url}; run `fledge prompts` first or name another folder")
@@ -93,18 +131,13 @@ def respond_fingerprint(
         "stage": "respond",
         "format": FORMAT,
         "target": target_parts(target),
-        "respond": options.model_dump(mode="json", exclude={"max_batch"}),
+        "respond": options.model_dump(mode="json", exclude={"max_batch", "server"})
+        | {"server_model": options.server.model if options.server else None},
         "prompts": storage.sha256(shards.encode()),
     }
-    if privacy is not None and privacy.answers and privacy.applies(foreign=False):
+    if privacy is not None and privacy.answers:
         parts["privacy"] = privacy.fingerprint_parts()
     return make_fingerprint(parts)
-
-
-def _write(manifest: Manifest, shard: list[Conversation]) -> Manifest:
-    name = f"conversations-{len(manifest.shards):05d}.parquet"
-    tokens = sum(len(conversation.token_ids) for conversation in shard)
-    return manifest.write_shard(name, shard_bytes(shard), records=len(shard), tokens=tokens)
 
 
 def _check_context(engine: Engine, options: RespondOptions) -> None:

@@ -63,4 +63,7 @@ class HeadMetadata:
     target_name: str = ""
     target_revision: str = ""
     tokenizer_hash: str = ""
+    target_architecture: str = ""
+    target_layers: int = 0  # 0: not known
+    feature_layers: tuple[int, ...] = ()  # layers whose OUTPUT the head reads; empty: the default ones
     training: Mapping[str, Any] = field(default_factory=dict)  # facts for people: data, steps, tau

@@ -80,7 +80,7 @@ class Head:
 
     @classmethod
     def load(cls, url: str) -> Head:
-        """Read a head from a folder, in any known checkpoint form."""
+        """Read a head from a folder or hub id, in any known checkpoint form."""
         from fledge.draft.checkpoint import read_head  # the forms build on this class
 
         return read_head(str(url))
@@ -133,7 +133,14 @@ class Head:
             fc_norms=torch.ones(3, config.target_hidden_size) if fc_norm else None,
         )
         owned = {name: t.detach().float().cpu().clone() for name, t in weights.trainable().items()}
-        metadata = HeadMetadata(target.name, target.revision, target.chat.hash)
+        metadata = HeadMetadata(
+            target.name,
+            target.revision,
+            target.chat.hash,
+            target_architecture=target.config.architecture,
+            target_layers=target.config.num_layers,
+            feature_layers=target.config.feature_layers,
+        )
         return cls(config, replace(weights, **owned), metadata)
 
     def check_target(self, target: Target) -> None:
@@ -146,6 +153,12 @@ class Head:
             differences.append(f"features of {ours.target_hidden_size}, the target has {theirs.hidden_size}")
         if self.weights.embedding is None and ours.hidden_size != theirs.hidden_size:
             differences.append(f"hidden size {ours.hidden_size} without an embedding of its own")
+        layers = self.metadata.feature_layers
+        if layers and layers != theirs.feature_layers:
+            differences.append(
+                f"features of layers {_listed(layers)}, this target gives {_listed(theirs.feature_layers)} "
+                "(counted by output; if only the head's config is wrong: fledge import --layers)"
+            )
         recorded = self.metadata.target_revision
         if not differences and recorded and recorded != target.revision:
             differences.append(
@@ -156,6 +169,10 @@ class Head:
                 f"this head was made for another target than {target.name}: it has {'; '.join(differences)}. "
                 "Use the head's own target, or train a head for this one with `fledge run`"
             )
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, layers))
 
 
 def _high_feature_rms(target: Target) -> float:

@@ -7,7 +7,7 @@ from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import PlannedShape
-from fledge.engine.request import Completion, CompletionStats, StepResult
+from fledge.engine.request import Completion, CompletionStats, StepResult, TreeTrace
 from fledge.engine.stops import StopMatcher
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "StopMatcher",
     "TokenLogprob",
     "TreeShape",
+    "TreeTrace",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from fledge.draft.runner import HeadRunner
@@ -12,14 +11,15 @@ from fledge.engine.carried import CarriedSizes, RunningBatch
 from fledge.engine.cost import CostCurve, CostModel, measure_cost
 from fledge.engine.forwards import Models
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
+from fledge.engine.memory import memory_for_kv
 from fledge.engine.planner import MAX_DEPTH, TOPKS, FixedPlanner, Planner, most_nodes
 from fledge.engine.pool import PagePool
+from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 
 _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
-_MEMORY_SHARE = 0.25  # of what is free now, for the KV of target and head together
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,15 @@ def build_parts(
     kv_tokens: int | None,
     tree: TreeShape | None,
     prefill_rows: int,
+    busy_prefill_rows: int = 256,
+    prefix_cache: bool = True,
 ) -> EngineParts:
     """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
     if max_batch < 1:
         raise EngineError(f"max_batch is {max_batch}; an engine runs at least one request at a time")
-    if prefill_rows < 1:
-        raise EngineError(
-            f"prefill_rows is {prefill_rows}; a prefill forward needs at least one row, better hundreds"
-        )
+    for name, rows in (("prefill_rows", prefill_rows), ("busy_prefill_rows", busy_prefill_rows)):
+        if rows < 1:
+            raise EngineError(f"{name} is {rows}; a prefill forward needs at least one row, better hundreds")
     head = None if tree == PLAIN else head
     bounds = _bounds(head, tree)
     adaptive = head is not None and tree is None
@@ -65,7 +66,7 @@ def build_parts(
     size = decoder.page_size
     token_bytes = decoder.kv_bytes_per_token() + (head.kv_bytes_per_token() if head else 0)
     wanted = max_batch * (-(-(context + window) // size) * size)
-    tokens = min(wanted, _memory_for_kv(decoder.device) // token_bytes) if kv_tokens is None else kv_tokens
+    tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes) if kv_tokens is None else kv_tokens
     pages = tokens // size + 1  # page 0 is nobody's
     pool = PagePool(pages, size)
     if max_context is None:
@@ -110,7 +111,15 @@ def build_parts(
         models=models,
         pool=pool,
         batch=batch,
-        scheduler=Scheduler(pool, batch, max_batch=max_batch, window=window, prefill_rows=prefill_rows),
+        scheduler=Scheduler(
+            pool,
+            batch,
+            max_batch=max_batch,
+            window=window,
+            prefill_rows=prefill_rows,
+            busy_prefill_rows=min(busy_prefill_rows, prefill_rows),
+            prefix=PrefixCache(pool) if prefix_cache else None,
+        ),
         planner=planner,
         max_context=context,
     )
@@ -132,9 +141,3 @@ def _bounds(head: HeadRunner | None, tree: TreeShape | None) -> list[TreeShape]:
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
     return [tree]
-
-
-def _memory_for_kv(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _MEMORY_SHARE)
-    return int(psutil.virtual_memory().available * _MEMORY_SHARE)

@@ -94,6 +94,7 @@ class RunningBatch:
         )
         self._views: dict[int, Carried] = {}
         self.pending = np.zeros(rows, dtype=np.int64)  # positions each row's head is behind, however many
+        self.restarted = np.zeros(rows, dtype=bool)  # rows whose head's KV has a gap before its head_start
         self._speculates = np.zeros(rows, dtype=bool)
         self.selection = SelectionRows(rows, sizes.vocabulary, device)
         self._speculating: tuple[bool, Tensor | None] | None = None
@@ -116,6 +117,7 @@ class RunningBatch:
         self._state.head_start[row] = 0
         self.set_pages(row, 0, request.pages)
         self.pending[row] = 0
+        self.restarted[row] = False
         self._speculates[row] = request.speculate
         self.selection.append(request)
         self._changed()
@@ -128,9 +130,16 @@ class RunningBatch:
         if row != last:
             for tensor in self._state:
                 tensor[row] = tensor[last]
-            for column in (self.pending, self._speculates):
+            for column in (self.pending, self.restarted, self._speculates):
                 column[row] = column[last]
         self.selection.remove(row)
+        self._changed()
+
+    def clear(self) -> None:
+        """Take all rows out."""
+        self.size = 0
+        self.pending[:] = 0
+        self.selection.clear()
         self._changed()
 
     def set_pages(self, row: int, start: int, pages: list[int]) -> None:
@@ -208,6 +217,7 @@ class RunningBatch:
         """Let the heads of some rows begin anew at these positions, each at a page border."""
         now = self.view()
         for row, start in zip(numbers.tolist(), starts.tolist(), strict=True):
+            self.restarted[row] = True
             page = start // self._page_size
             now.head_start[row] = start
             now.head_pages[row] = PADDING_PAGE

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import torch
 
 from fledge.engine.build import EngineParts
+from fledge.engine.layout import TreeShape
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
 from fledge.engine.planner import PlannedShape, depth_masses
 from fledge.engine.prefill import PrefillChunk, prefill_head, prefill_target
-from fledge.engine.request import Emitted, Request, StepResult
+from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
 from fledge.engine.round import Outcome, catch_up, plain_round, speculative_round
 from fledge.engine.stops import StopWatch
+from fledge.engine.trace import tree_traces
 from fledge.errors import EngineError
 
 Sink = Callable[[StepResult], None]
@@ -35,6 +37,17 @@ class EngineStats:
     round_tokens: int  # emitted by rounds, over all requests
     prompt_tokens: int  # prefilled, again after a preemption
     preemptions: int
+    hit_tokens: int  # neither prefilled nor counted in prompt_tokens: the prefix cache had them
+    evictions: int  # pages of the prefix cache given to others
+    pages: int  # the KV pool's
+    pages_in_use: int  # by requests
+    pages_cached: int  # by no request, kept for the prefix cache
+    drafts: int  # trees proposed, one per speculating request and round
+    draft_tokens: int  # their nodes, roots left out
+    accepted_by_depth: list[int]  # [d - 1]: trees whose accepted path reached depth d
+    running: int  # requests being decoded or prefilled now
+    waiting: int  # requests the engine has queued
+    kv_usage: float  # share of the KV pool's pages in use
     phases: PhaseSeconds
     shapes: list[PlannedShape]  # the trees that were verified and what came of them, most used first
 
@@ -58,6 +71,13 @@ class EngineCore:
         self._lock = threading.RLock()  # held by a step
         self._queue_lock = threading.RLock()  # held while the queue of waiting requests changes from outside
         self._rounds = self._request_rounds = self._round_tokens = self._prompt_tokens = 0
+        self._drafts = self._draft_tokens = 0
+        self._accepted_by_depth: list[int] = []
+
+    @property
+    def speculative(self) -> bool:
+        """True with a draft head."""
+        return self._models.head is not None
 
     @property
     def busy(self) -> bool:
@@ -74,6 +94,7 @@ class EngineCore:
         speculate: bool,
         sink: Sink | None,
         watch: StopWatch | None = None,
+        trace: bool = False,
     ) -> int:
         """Queue a request; returns its id. `sink` gets each of its results from within the step that made it."""
         self._refuse_impossible(prompt_ids, params)
@@ -87,6 +108,7 @@ class EngineCore:
                 speculate=speculate and self._models.head is not None,
                 sink=sink,
                 watch=watch,
+                trace=trace,
             )
             self._requests[request.id] = request
             self._scheduler.waiting.append(request)
@@ -98,6 +120,12 @@ class EngineCore:
             request = self._requests.pop(request_id, None)
             if request is not None:
                 self._scheduler.remove(request)
+
+    def reset(self) -> None:
+        """Drop every request, whatever state a failed step left it in; all pages are free again."""
+        with self._lock, self._queue_lock:
+            self._requests.clear()
+            self._scheduler.reset()
 
     def step(self, *, unless: Callable[[], bool] | None = None) -> list[StepResult]:
         """One prefill forward if prompts are waiting, then one round; what each request got.
@@ -119,6 +147,11 @@ class EngineCore:
             self._clock.lap("host")
             return results
 
+    def check(self) -> None:
+        """Raise EngineError unless every page of the KV pool is accounted for."""
+        with self._lock, self._queue_lock:
+            self._scheduler.check()
+
     def stats(self) -> EngineStats:
         """Counters and times since the engine started."""
         return EngineStats(
@@ -127,13 +160,24 @@ class EngineCore:
             round_tokens=self._round_tokens,
             prompt_tokens=self._prompt_tokens,
             preemptions=self._scheduler.preemptions,
+            hit_tokens=self._scheduler.hit_tokens,
+            evictions=self._pool.evictions,
+            pages=self._pool.pages - 1,
+            pages_in_use=self._pool.pages - 1 - self._pool.free_pages,
+            pages_cached=self._pool.idle_pages,
+            drafts=self._drafts,
+            draft_tokens=self._draft_tokens,
+            accepted_by_depth=list(self._accepted_by_depth),
+            running=len(self._scheduler.prefilling) + len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            kv_usage=1 - self._pool.free_pages / (self._pool.pages - 1),
             phases=self._clock.read(),
             shapes=self._planner.explain(),
         )
 
     def _prefill(self, chunks: list[PrefillChunk], results: list[StepResult]) -> None:
         for chunk in chunks:
-            if chunk.start == 0 and not chunk.request.output_ids:
+            if chunk.start == chunk.request.prefix_tokens and not chunk.request.output_ids:
                 chunk.request.phases_at_start = self._clock.read()
         # The head sees prompts only if it will be used.
         follow = any(chunk.request.speculate for chunk in chunks)
@@ -153,6 +197,9 @@ class EngineCore:
         company = len(self._scheduler.running) + len(finishing)
         behind = follow and len(finishing) == len(chunks) and not self._planner.pays(company)
         proposed = prefill_head(self._models, chunks, done) if follow and not behind else None
+        for chunk in chunks:
+            if chunk.request.pages:  # a sink may have cancelled it
+                self._scheduler.offer_prefix(chunk, head=proposed is not None)
         joining = [number for number, c in enumerate(chunks) if c.finishes and c.request.id in self._requests]
         for number in joining:
             self._scheduler.start_running(chunks[number].request)
@@ -191,6 +238,7 @@ class EngineCore:
         made = plain_round(self._models, self._batch, self._clock) if outcome is None else outcome
         rows = made.emitted.tolist()  # the round's only value read on the host
         told = made.logprobs.read([row[1:] for row in rows]) if made.logprobs else {}
+        traces = tree_traces(outcome, running) if outcome is not None else {}
         if speculating:
             self._learn(outcome, running, rows, time.perf_counter() - ready, ready - begun)
         self._rounds += 1
@@ -201,7 +249,7 @@ class EngineCore:
             emitted = request.emit(tokens[:count], _ORIGINS[count], told.get(number))
             request.count_round(emitted.origins, drafted=outcome is not None and request.speculate)
             self._round_tokens += len(emitted.token_ids)
-            self._deliver(request, emitted, results)
+            self._deliver(request, emitted, results, traces.get(request.id))
             if request.finish_reason:
                 self._scheduler.remove(request)
 
@@ -225,8 +273,20 @@ class EngineCore:
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
         masses = depth_masses(depths, log_probs, outcome.shape.depth).tolist()
         self._planner.observe(outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before)
+        self._count_drafts(outcome.shape, accepted)
 
-    def _deliver(self, request: Request, emitted: Emitted, results: list[StepResult]) -> None:
+    def _count_drafts(self, shape: TreeShape, depths: list[int]) -> None:
+        """Record a round's trees; `depths` are the accepted depths of the requests that speculated."""
+        self._drafts += len(depths)
+        self._draft_tokens += len(depths) * (shape.nodes - 1)
+        self._accepted_by_depth += [0] * (shape.depth - len(self._accepted_by_depth))
+        for depth in depths:
+            for index in range(depth):
+                self._accepted_by_depth[index] += 1
+
+    def _deliver(
+        self, request: Request, emitted: Emitted, results: list[StepResult], tree: TreeTrace | None = None
+    ) -> None:
         completion = None
         if request.finish_reason:
             self._requests.pop(request.id, None)
@@ -234,7 +294,7 @@ class EngineCore:
             text = self._decode_text(request.text_ids) if watch is None else watch.text
             completion = request.complete(text, self._clock.read())
         result = StepResult(
-            request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text
+            request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text, tree
         )
         results.append(result)
         if request.sink is not None:

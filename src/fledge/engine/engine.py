@@ -44,6 +44,9 @@ class Engine:
     max_context: most tokens of a prompt and its answer together; left out, what target and memory allow.
     kv_tokens: tokens the KV pool holds; left out, a quarter of the free memory at most.
     tree: the draft tree of every round; left out, the planner chooses, "no speculation" included.
+    prefill_rows: most prompt tokens run in one forward; busy_prefill_rows: the same while other requests decode,
+    who wait for it.
+    prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class Engine:
         kv_tokens: int | None = None,
         tree: TreeShape | None = None,
         prefill_rows: int = 1024,
+        busy_prefill_rows: int = 256,
+        prefix_cache: bool = True,
     ) -> None:
         self.target = target
         parts = build_parts(
@@ -66,10 +71,17 @@ class Engine:
             kv_tokens=kv_tokens,
             tree=tree,
             prefill_rows=prefill_rows,
+            busy_prefill_rows=busy_prefill_rows,
+            prefix_cache=prefix_cache,
         )
         self.max_batch = max_batch
         self.max_context = parts.max_context
         self._core = EngineCore(parts, partial(decode, target.tokenizer))
+
+    @property
+    def speculative(self) -> bool:
+        """True with a draft head."""
+        return self._core.speculative
 
     @property
     def busy(self) -> bool:
@@ -142,10 +154,12 @@ class Engine:
         *,
         speculate: bool = True,
         sink: Sink | None = None,
+        trace: bool = False,
     ) -> int:
         """Queue a request of token ids and return its id; `step` serves it.
 
-        `sink` is called with each of the request's results, from within the step that made it.
+        `sink` is called with each of the request's results, from within the step that made it. `trace`: results
+        carry the draft tree of their round.
         """
         self._refuse_unknown_tokens(params)
         stop_ids = frozenset(params.stop_token_ids)
@@ -160,6 +174,7 @@ class Engine:
             speculate=speculate,
             sink=sink,
             watch=StopWatch(self.target.tokenizer, params.stop) if params.stop else None,
+            trace=trace,
         )
 
     def step(self) -> list[StepResult]:
@@ -173,6 +188,14 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Drop a request and free all it holds; nothing happens if it is done already."""
         self._core.cancel(request_id)
+
+    def check(self) -> None:
+        """Raise EngineError unless every page of the KV pool is accounted for; done anyway whenever nothing is left."""
+        self._core.check()
+
+    def reset(self) -> None:
+        """Drop every request, whatever state a failed step left it in; the engine serves new ones as if just built."""
+        self._core.reset()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """A prompt as token ids: questions and conversations through the target's chat template."""

@@ -31,6 +31,7 @@ class CompletionStats:
     token_origins: list[int]  # per token: 0 from the target itself, d an accepted draft of depth d
     phases: PhaseSeconds  # the engine's phases while this request was running, shared with its neighbours
     preemptions: int = 0
+    cached_tokens: int = 0  # of the prompt, whose KV another request had left in the prefix cache
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,16 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class TreeTrace:
+    """A round's draft tree as one request saw it: N nodes, parents first; node 0 is the token before the round."""
+
+    token_ids: list[int]
+    parents: list[int]  # -1 for the root
+    log_probs: list[float]  # the head's, cumulative from the root
+    path: list[int]  # the accepted nodes, the root first
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one engine step added to one request."""
 
@@ -60,6 +71,7 @@ class StepResult:
     text: str | None = (
         None  # what became certain of a text with stop strings; None: no such, decode the tokens
     )
+    tree: TreeTrace | None = None  # for requests submitted with `trace`, in rounds that drafted
 
 
 class Emitted(NamedTuple):
@@ -83,6 +95,7 @@ class Request:
     speculate: bool
     sink: Callable[[StepResult], None] | None
     watch: StopWatch | None = None  # set if there are stop strings
+    trace: bool = False  # results carry the round's draft tree
     submitted: float = field(default_factory=time.perf_counter)
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
@@ -90,6 +103,12 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     pages: list[int] = field(default_factory=list)
+    page_keys: list[bytes] = field(default_factory=list)  # what full pages stand for (see `prefix.py`)
+    shared_pages: int = 0  # of `pages`, the first ones, that others may use too
+    head_written: int = 0  # positions from the first on that the head's KV holds without a gap
+    head_follows: bool = False  # the running batch has all the head needs to go on from there
+    prefix_tokens: int = 0  # where prefill started: all before it was in the prefix cache
+    cached_tokens: int = 0  # the same for the prompt, when it was first prefilled
     prefilled: int = 0  # tokens of `context` whose KV is written
     prefill_length: int = 0  # len(context) when prefill started
     rounds: int = 0
@@ -128,7 +147,7 @@ class Request:
 
     def restart(self) -> None:
         """Forget the KV (the pages are gone already); prompt and answer so far are prefilled again."""
-        self.prefilled = 0
+        self.prefilled = self.prefix_tokens = self.shared_pages = self.head_written = 0
         self.prefill_length = self.length
         self.preemptions += 1
 
@@ -207,6 +226,7 @@ class Request:
             token_origins=list(self.origins),
             phases=phases.since(self.phases_at_start),
             preemptions=self.preemptions,
+            cached_tokens=self.cached_tokens,
         )
         return Completion(
             text=text,

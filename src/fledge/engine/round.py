@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
     tree: DraftTree
     shape: TreeShape  # as verified
     levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
+    path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
 
 
 class PlainOutcome(NamedTuple):
@@ -83,7 +84,7 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
     extend(this, accepted, verified.features)
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
-    return Outcome(emitted, logprobs, tree, shape, levels)
+    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:

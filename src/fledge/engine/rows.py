@@ -58,6 +58,11 @@ class SelectionRows:
                     table[row] = table[last]
         self._changed()
 
+    def clear(self) -> None:
+        """Take all rows out."""
+        self._requests.clear()
+        self._changed()
+
     def selection(self, nodes: int) -> Selection | None:
         """How B * nodes rows of logits choose; None if all of them just take the most likely token."""
         if nodes not in self._selections:

@@ -9,32 +9,46 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 
 from fledge.engine.carried import RunningBatch
 from fledge.engine.pool import PagePool
 from fledge.engine.prefill import PrefillChunk
+from fledge.engine.prefix import PrefixCache
 from fledge.engine.request import Request
 
 _NEWCOMERS_SHARE = 16  # this fraction of max_batch is company enough; below 32 nobody ever waits
 _NEARLY_FULL = 0.75
 _PATIENCE_ROUNDS = 6
+_WORTH_WAITING = 256  # tokens another prompt is just writing that a newcomer would otherwise write again
 
 
 class Scheduler:
     """Queues and pages. It never looks at a device value."""
 
     def __init__(
-        self, pool: PagePool, batch: RunningBatch, *, max_batch: int, window: int, prefill_rows: int
+        self,
+        pool: PagePool,
+        batch: RunningBatch,
+        *,
+        max_batch: int,
+        window: int,
+        prefill_rows: int,
+        busy_prefill_rows: int,
+        prefix: PrefixCache | None,
     ) -> None:
         self.pool = pool
         self.batch = batch
+        self.prefix = prefix
         self.max_batch = max_batch
         self.window = window  # KV indices a round may write beyond the committed length
         self.prefill_rows = prefill_rows
+        self.busy_prefill_rows = busy_prefill_rows  # the same while other requests decode
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
+        self.hit_tokens = 0  # tokens that needn't be prefilled because the prefix cache had them
         self._held = 0  # rounds newcomers have been waiting for company
 
     @property
@@ -46,12 +60,9 @@ class Scheduler:
         """Admit what fits, then fill one forward's row budget with the oldest admitted prompts."""
         if self._hold_newcomers():
             return []
-        while self.waiting and len(self.prefilling) + len(self.running) < self.max_batch:
-            if not self._admit(self.waiting[0]):
-                break
-            self.prefilling.append(self.waiting.popleft())
+        self._admit_waiting()
         chunks = []
-        budget = self.prefill_rows
+        budget = self.busy_prefill_rows if self.running else self.prefill_rows
         for request in self.prefilling:
             stop = min(request.prefill_length, request.prefilled + budget)
             if stop > request.prefilled:
@@ -73,24 +84,49 @@ class Scheduler:
         request.row = self.batch.append(request)
         self.running.append(request)
 
+    def offer_prefix(self, chunk: PrefillChunk, *, head: bool) -> None:
+        """Let others begin with what a prefilling request has written; `head`: the head has run over it, too."""
+        request = chunk.request
+        request.head_follows = request.speculate and request.head_written == chunk.start
+        if head and request.head_follows:
+            request.head_written = chunk.stop
+        if self.prefix is not None:
+            self.prefix.insert(request, chunk.stop)
+
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is, and free all it holds."""
+        """Take a request out, wherever it is, and free all it holds; the prefix cache keeps what is worth keeping."""
         if request.row >= 0:
+            if request.head_follows and not self.batch.restarted[request.row]:
+                request.head_written = request.length - 1 - int(self.batch.pending[request.row])
             moved = self.running.pop()
             self.batch.remove(request.row)
             if moved is not request:
                 self.running[request.row] = moved
                 moved.row = request.row
             request.row = -1
+            if self.prefix is not None:
+                self.prefix.insert(request, request.length - 1)
         elif request in self.prefilling:
             self.prefilling.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
         self.pool.release(request.pages)
 
+    def reset(self) -> None:
+        """Forget all requests and free all pages, without trusting what is recorded of either."""
+        self.waiting.clear()
+        self.prefilling.clear()
+        self.running.clear()
+        self.batch.clear()
+        self.pool.reset()
+        if self.prefix is not None:
+            self.prefix.clear()
+
     def check(self) -> None:
         """Raise EngineError unless every page is accounted for."""
         self.pool.check(request.pages for request in (*self.prefilling, *self.running))
+        if self.prefix is not None:
+            self.prefix.check()
 
     def _hold_newcomers(self) -> bool:
         """True while a large, nearly full batch lets single newcomers wait for company.
@@ -107,13 +143,50 @@ class Scheduler:
         self._held += 1
         return True
 
+    def _admit_waiting(self) -> None:
+        """Start waiting requests, oldest first, until the batch or the pool is full."""
+        later: list[Request] = []
+        filling = {key for request in self.prefilling for key in self._to_fill(request)}
+        while self.waiting and len(self.prefilling) + len(self.running) + len(later) < self.max_batch:
+            request = self.waiting[0]
+            if filling and self._soon_shared(request, filling) * self.pool.page_size >= _WORTH_WAITING:
+                later.append(self.waiting.popleft())
+                continue
+            if not self._admit(request):
+                break
+            self.prefilling.append(self.waiting.popleft())
+            filling.update(self._to_fill(request))
+        self.waiting.extendleft(reversed(later))
+
     def _admit(self, request: Request) -> bool:
-        """Reserve pages for a waiting request's prompt and window, if the running ones keep room to grow."""
-        tokens = request.prefill_length + self.window
-        spare = self.pool.pages_for(self.window) * (len(self.running) + len(self.prefilling))
-        if self.pool.pages_for(tokens) + spare > self.pool.free_pages:
+        """Reserve pages for a waiting request's prompt and window, if the running ones keep room to grow.
+
+        Pages the prefix cache has of it are shared instead; prefill starts behind them.
+        """
+        pool, tokens = self.pool, request.prefill_length + self.window
+        found = self.prefix.match(request) if self.prefix is not None else []
+        spare = pool.pages_for(self.window) * (len(self.running) + len(self.prefilling))
+        if pool.pages_for(tokens) - len(found) + spare > pool.free_pages - pool.idle(found):
             return False
-        return self.pool.reserve(request.pages, tokens)
+        pool.share(request.pages, found)
+        request.shared_pages = len(found)
+        request.head_written = len(found) * pool.page_size if request.speculate else 0
+        request.prefilled = request.prefix_tokens = len(found) * pool.page_size
+        if not request.output_ids:
+            request.cached_tokens = request.prefix_tokens
+        self.hit_tokens += request.prefix_tokens
+        return pool.reserve(request.pages, tokens)
+
+    def _to_fill(self, request: Request) -> list[bytes]:
+        """What the pages stand for that a request's prefill has yet to fill and share."""
+        return [] if self.prefix is None else self.prefix.keys(request)[request.shared_pages :]
+
+    def _soon_shared(self, request: Request, filling: set[bytes]) -> int:
+        """Pages right behind those the prefix cache has of a request that others are filling just now."""
+        if self.prefix is None:
+            return 0
+        missing = self.prefix.keys(request)[len(self.prefix.match(request)) :]
+        return sum(1 for _ in takewhile(filling.__contains__, missing))
 
     def _reserve(self, request: Request) -> bool:
         held = len(request.pages)

@@ -1,14 +1,18 @@
 """The target's hidden states over the conversations, kept in a sharded store."""
 
+from fledge.features.codec import bytes_per_token
 from fledge.features.extract import (
     FeatureExtractor,
     FeatureSummary,
-    bytes_per_token,
     extract_features,
     features_fingerprint,
 )
+from fledge.features.hooks import HookExtractor, extract_with_hooks
+from fledge.features.online import OnlineFeatures
 from fledge.features.options import FeatureOptions
-from fledge.features.store import FeatureSample, FeatureStore, SampleInfo, write_shard
+from fledge.features.shard import FeatureSample, SampleInfo
+from fledge.features.store import FeatureStore, write_shard
+from fledge.features.verify import StoreCheck, verify_store
 
 __all__ = [
     "FeatureExtractor",
@@ -16,9 +20,14 @@ __all__ = [
     "FeatureSample",
     "FeatureStore",
     "FeatureSummary",
+    "HookExtractor",
+    "OnlineFeatures",
     "SampleInfo",
+    "StoreCheck",
     "bytes_per_token",
     "extract_features",
+    "extract_with_hooks",
     "features_fingerprint",
+    "verify_store",
     "write_shard",
 ]

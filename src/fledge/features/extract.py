@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,13 +19,15 @@ from torch import Tensor
 from fledge.data import Conversation, Progress, read_conversations
 from fledge.data.options import silent
 from fledge.errors import DataError
+from fledge.features.codec import bytes_per_token
 from fledge.features.options import FeatureOptions
-from fledge.features.store import FeatureSample, write_shard
+from fledge.features.shard import FeatureSample
+from fledge.features.store import write_shard
 from fledge.storage import Fingerprint, Manifest, make_fingerprint, sha256
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,6 @@ class FeatureSummary:
     shards: int
 
 
-def bytes_per_token(target: Target) -> int:
-    """Bytes a token takes in the store: four hidden states in bf16, ids and mask."""
-    return 4 * target.config.hidden_size * 2 + 4 + 4 + 1
-
-
 def extract_features(
     target: Target,
     conversations_url: str,
@@ -51,11 +49,35 @@ def extract_features(
 ) -> FeatureSummary:
     """Fill a feature store from a folder of conversations, or go on where an earlier call stopped."""
     features_fingerprint(target, conversations_url, options).claim(output_url)
+    extractor = FeatureExtractor(target, options.batch_tokens)
+    return fill_store(extractor, conversations_url, options, output_url, progress)
+
+
+class Extractor(Protocol):
+    """What turns conversations into samples."""
+
+    hidden_size: int
+
+    def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
+        """Their samples, in order."""
+        ...
+
+
+def fill_store(
+    extractor: Extractor,
+    conversations_url: str,
+    options: FeatureOptions,
+    output_url: str,
+    progress: Progress = silent,
+) -> FeatureSummary:
+    """Run the conversations that aren't in the store yet, shard by shard. The store's fingerprint is the caller's."""
     total = Manifest.load(conversations_url).tokens
     manifest = Manifest.load(output_url)
-    extractor = FeatureExtractor(target, options.batch_tokens)
-    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(target))
-    rest = islice(read_conversations(conversations_url), manifest.records, None)
+    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(extractor.hidden_size, options.codec))
+    wanted = (
+        c for c in read_conversations(conversations_url) if options.feed == "offline" or c.split == "heldout"
+    )
+    rest = islice(wanted, manifest.records, None)
     done, start = manifest.tokens, time.perf_counter()
     first = done
     progress(done, total, "")
@@ -65,22 +87,36 @@ def extract_features(
             samples += extractor.extract(batch)
             done += sum(len(c.token_ids) for c in batch)
             progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
-        manifest = write_shard(manifest, samples)
+        manifest = write_shard(manifest, samples, options.codec)
     return FeatureSummary(manifest.records, manifest.tokens, manifest.size, len(manifest.shards))
+
+
+def conversations_digest(url: str) -> str:
+    """The checksum of a folder of conversations, which must hold some."""
+    manifest = Manifest.load(url)
+    if not manifest.records:
+        raise DataError(f"no conversations in {url}; run `fledge respond` first")
+    return sha256("".join(shard.sha256 for shard in manifest.shards).encode())
+
+
+def check_finite(features: Tensor, hidden: Tensor) -> None:
+    """Refuse hidden states that training can't use."""
+    if not bool(torch.isfinite(features).all() and torch.isfinite(hidden).all()):
+        raise DataError(
+            "the target's hidden states hold infinities or NaN; run it in another type (target.dtype) or with "
+            "target.backend=torch"
+        )
 
 
 def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
     """What the store depends on; how many rows go through the target at once is not part of it."""
-    conversations = Manifest.load(conversations_url)
-    if not conversations.records:
-        raise DataError(f"no conversations in {conversations_url}; run `fledge respond` first")
     return make_fingerprint(
         {
             "stage": "features",
             "format": FORMAT,
             "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash},
-            "features": options.model_dump(mode="json", exclude={"batch_tokens"}),
-            "conversations": sha256("".join(shard.sha256 for shard in conversations.shards).encode()),
+            "features": options.model_dump(mode="json", exclude={"batch_tokens", "price_per_gb"}),
+            "conversations": conversations_digest(conversations_url),
         }
     )
 
@@ -90,6 +126,7 @@ class FeatureExtractor:
 
     def __init__(self, target: Target, batch_tokens: int) -> None:
         self._decoder = target.decoder
+        self.hidden_size = target.config.hidden_size
         self._limit = target.config.max_position_embeddings
         self._batch_tokens = batch_tokens
         self._kv: Tensor | None = None
@@ -135,6 +172,7 @@ class FeatureExtractor:
         if out.argmax is not None:
             argmax[rows] = out.argmax.to("cpu", torch.int32)
         features, hidden = (_stored(t) for t in (out.features, out.hidden))
+        check_finite(features, hidden)
         parts = [t.split(lengths) for t in (token_ids, mask, argmax, features, hidden)]
         return [
             FeatureSample(c.conversation_id, c.category, c.split, c.temperature, *tensors)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+from fledge.features.codec import Codec
 
 
 class FeatureOptions(BaseModel):
@@ -13,4 +17,15 @@ class FeatureOptions(BaseModel):
     batch_tokens: int = Field(
         4096, ge=16, description="rows of one prefill of the target, conversations packed"
     )
+    feed: Literal["offline", "online", "hybrid"] = Field(
+        "offline",
+        description="what training reads: offline a store, online the target at work, hybrid the target at work in "
+        "the first pass and what was kept of it later; held-out features are always stored",
+    )
+    codec: Codec = Field(
+        "bf16", description="how hidden states are kept: bf16, or fp8 with a scale per row at half the bytes"
+    )
     shard_mib: int = Field(256, ge=1, description="size of a shard in MiB: what a kill can lose")
+    price_per_gb: float = Field(
+        0.02, ge=0.0, description="what a GB (10^9 bytes) in the store's place costs per month, for estimates"
+    )

@@ -42,12 +42,19 @@ class ChatTemplate:
         ends = set(self._end_token_ids)
         if self._tokenizer.eos_token_id is not None:
             ends.add(int(self._tokenizer.eos_token_id))
-        if self._tokenizer.chat_template:
-            conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
-            after = self._encode(self._render(conversation).rsplit(_MARK, 1)[-1])
-            special = {int(i) for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
-            ends.update(after[:1] if after and after[0] in special else [])
+        if self.reply_end_id is not None:
+            ends.add(self.reply_end_id)
         return ends
+
+    @cached_property
+    def reply_end_id(self) -> int | None:
+        """The special token the template closes a reply with; None if it closes it with text, or not at all."""
+        if not self._tokenizer.chat_template:
+            return None
+        conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
+        after = self._encode(self._render(conversation).rsplit(_MARK, 1)[-1])
+        special = {int(i) for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        return after[0] if after and after[0] in special else None
 
     @cached_property
     def hash(self) -> str:

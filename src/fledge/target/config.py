@@ -21,6 +21,23 @@ _DEFAULT_MAX_POSITIONS = {
 }
 
 
+def engine_feature_layers(n: int) -> tuple[int, int, int] | None:
+    """The layers every engine takes when a head names none, counted by output; None for targets too small for them.
+
+    `[1, n/2-1, n-4]` as in SpecForge, which is the same as the input of layers `[2, n/2, n-3]` (EAGLE, vLLM).
+    """
+    low, middle, high = 1, n // 2 - 1, n - 4
+    return (low, middle, high) if low < middle < high else None
+
+
+def default_feature_layers(n: int) -> tuple[int, int, int]:
+    """Of n layers, those (0-based) whose OUTPUT residual stream is the low, middle and high feature.
+
+    As every engine takes them; below 7 layers first, middle and last.
+    """
+    return engine_feature_layers(n) or (0, (n - 1) // 2, n - 1)
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Sizes and switches of a Llama-family decoder."""
@@ -43,16 +60,8 @@ class DecoderConfig:
 
     @property
     def feature_layers(self) -> tuple[int, int, int]:
-        """Layers (0-based) whose OUTPUT residual stream is the low, middle and high feature.
-
-        `[1, n/2-1, n-4]` as in SpecForge, which is the same as the input of layers `[2, n/2, n-3]` (EAGLE, vLLM).
-        Below 7 layers these would not be three different layers in order, and first, middle and last are taken.
-        """
-        n = self.num_layers
-        low, middle, high = 1, n // 2 - 1, n - 4
-        if low < middle < high:
-            return low, middle, high
-        return 0, (n - 1) // 2, n - 1
+        """Layers (0-based) whose OUTPUT residual stream is the low, middle and high feature."""
+        return default_feature_layers(self.num_layers)
 
     @property
     def qkv_size(self) -> int:

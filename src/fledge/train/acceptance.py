@@ -26,6 +26,7 @@ class DraftRound:
     position: int  # committed length when it was drafted
     accepted: int  # drafted tokens accepted
     emitted: int  # the same and the bonus token, unless the answer ended before it
+    missed: bool = False  # the token after the accepted ones isn't in the draft vocabulary
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Acceptance:
     by_depth: list[float]  # share of rounds that accept at least 1, 2, ... drafted tokens
     rounds: int
     tokens: int
+    misses: float = 0.0  # share of rounds that ended at a token outside the draft vocabulary
 
     @classmethod
     def of(cls, rounds: Iterable[DraftRound], depth: int) -> Acceptance:
@@ -44,11 +46,20 @@ class Acceptance:
         count = len(found)
         tokens = sum(r.emitted for r in found)
         shares = [sum(r.accepted >= d for r in found) / max(1, count) for d in range(1, depth + 1)]
-        return cls(tokens / max(1, count), shares, count, tokens)
+        misses = sum(r.missed for r in found) / max(1, count)
+        return cls(tokens / max(1, count), shares, count, tokens, misses)
 
 
-def replay(hits: Tensor, batch: TrainBatch) -> list[DraftRound]:
-    """The rounds of a batch's answers, from hits [steps, S]: the row's proposal at a step is the true token."""
+def replay(hits: Tensor, batch: TrainBatch, outside: Tensor | None = None) -> list[DraftRound]:
+    """The rounds of a batch's answers.
+
+    Args:
+        hits: [steps, S] bool, the row's proposal at a step is the true token.
+        batch: what they belong to.
+        outside: [V] bool, tokens that aren't in the draft vocabulary; None: misses aren't counted.
+    """
+    depth = hits.shape[0]
+    unknown = [False] * len(batch.labels) if outside is None else outside[batch.labels.cpu()].tolist()
     accepted: Sequence[int] = hits.long().cumprod(0).sum(0).tolist()
     lengths: Sequence[int] = batch.run.tolist()
     positions: Sequence[int] = batch.positions[batch.rows].tolist()
@@ -59,6 +70,7 @@ def replay(hits: Tensor, batch: TrainBatch) -> list[DraftRound]:
         while row < end:
             taken = min(accepted[row], end - row)
             emitted = min(taken + 1, end - row)
-            rounds.append(DraftRound(sample, positions[row] + 1, taken, emitted))
+            missed = taken < min(end - row, depth) and unknown[row + taken]
+            rounds.append(DraftRound(sample, positions[row] + 1, taken, emitted, missed))
             row += emitted
     return rounds

@@ -134,13 +134,6 @@ def heldout_batches(store: FeatureStore, batch_tokens: int, max_tokens: int) -> 
     return list(_by_tokens(sorted(usable, key=lambda info: info.tokens), batch_tokens))
 
 
-def read_batch(
-    store: FeatureStore, infos: Sequence[SampleInfo], dtype: torch.dtype, device: torch.device
-) -> TrainBatch:
-    """Read the conversations and lay them end to end."""
-    return make_batch([store.read(info) for info in infos], dtype).to(device)
-
-
 def _by_tokens(infos: Sequence[SampleInfo], limit: int) -> Iterator[list[SampleInfo]]:
     """Neighbours in groups of at most `limit` tokens; a longer one is alone."""
     group: list[SampleInfo] = []

@@ -20,13 +20,14 @@ class Checkpoint:
     """Where training stands. The order of data follows from seed and step, so no random state is kept."""
 
     step: int  # updates done
+    total: int  # updates of the whole run, as decided at its start
     seconds: float  # of training so far
     metrics: list[dict[str, Any]]  # lines of metrics.jsonl so far
     tensors: dict[str, Tensor]  # of the optimiser, masters included
 
     def save(self, url: str) -> None:
         """Write the checkpoint, then the metrics that belong to it."""
-        facts = {"step": self.step, "seconds": self.seconds, "metrics": self.metrics}
+        facts = {"step": self.step, "total": self.total, "seconds": self.seconds, "metrics": self.metrics}
         data = safetensors.torch.save(self.tensors, metadata={"fledge": json.dumps(facts)})
         write_atomic(join(url, CHECKPOINT_NAME), data)
         lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
@@ -43,6 +44,6 @@ class Checkpoint:
             tensors = safetensors.torch.load(data)
             size = int.from_bytes(data[:8], "little")
             facts = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fledge"])
-            return cls(facts["step"], facts["seconds"], facts["metrics"], tensors)
+            return cls(facts["step"], facts["total"], facts["seconds"], facts["metrics"], tensors)
         except Exception as error:  # safetensors raises its own type for a truncated or foreign file
             raise StorageError(f"{place} is damaged ({error}); delete it to train from the start") from error

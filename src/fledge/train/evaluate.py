@@ -1,4 +1,8 @@
-"""The `evaluate` stage: how many tokens a verify would emit on the held-out conversations, drafting chains."""
+"""The `evaluate` stage: how many tokens a verify would emit on the held-out conversations.
+
+Chains are measured on all of them at once, from the unroll's hits; what serving would get from given tree shapes, on
+greedy answers with the engine's own drafting (see serving.py).
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,17 @@ import torch
 
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
+from fledge.engine import TreeShape
 from fledge.errors import DataError
 from fledge.features import FeatureStore, SampleInfo
 from fledge.storage import join, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, DraftRound, replay
-from fledge.train.batches import heldout_batches, read_batch
+from fledge.train.batches import heldout_batches, is_trainable
+from fledge.train.feed import read_batch
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
+from fledge.train.serving import ServingReplay
 
 EVALUATION_NAME = "evaluation.json"
 _CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -33,6 +40,7 @@ class Evaluation:
     by_category: dict[str, Acceptance]
     by_temperature: dict[str, Acceptance]
     by_context: dict[str, Acceptance]  # key: upper bound of the committed length
+    serving: dict[str, Acceptance]  # key: "depth,topk,nodes" of a tree; greedy answers only
 
 
 def evaluate(
@@ -40,10 +48,10 @@ def evaluate(
     head: Head,
     features_url: str,
     options: EvaluateOptions,
-    output_url: str,
+    output_url: str | None,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Measure a head and write evaluation.json."""
+    """Measure a head and write evaluation.json (not if `output_url` is None)."""
     head.check_target(target)
     store = FeatureStore(features_url)
     learner = Learner(head, target.weights, compute_dtype(target), target.device)
@@ -53,6 +61,7 @@ def evaluate(
             f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
         )
     found = measure(learner, store, batches, options.depth, progress)
+    by_shape = predict_serving(target, head, store, options, progress)
     result = Evaluation(
         depth=options.depth,
         conversations=sum(len(batch) for batch in batches),
@@ -60,9 +69,34 @@ def evaluate(
         by_category=_grouped(found, options.depth, lambda r, info: info.category),
         by_temperature=_grouped(found, options.depth, lambda r, info: f"{info.temperature:g}"),
         by_context=_grouped(found, options.depth, lambda r, info: _context(r.position)),
+        serving={name: Acceptance.of(rounds, int(name.split(",")[0])) for name, rounds in by_shape.items()},
     )
-    write_json(join(output_url, EVALUATION_NAME), asdict(result))
+    if output_url is not None:
+        write_json(join(output_url, EVALUATION_NAME), asdict(result))
     return result
+
+
+def predict_serving(
+    target: Target, head: Head, store: FeatureStore, options: EvaluateOptions, progress: Progress = silent
+) -> dict[str, list[DraftRound]]:
+    """The rounds the engine would do in each of `options.shapes`, by "depth,topk,nodes"."""
+    infos = greedy_heldout(store, options.shape_tokens)
+    samples = [store.read(info) for info in infos]
+    found: dict[str, list[DraftRound]] = {}
+    for depth, topk, nodes in options.shapes if samples else ():
+        if topk > head.config.draft_vocab_size:
+            continue
+        replayed = ServingReplay(target, head, TreeShape(depth, topk, nodes))
+        found[f"{depth},{topk},{nodes}"] = replayed.rounds(samples, progress)
+    return found
+
+
+def greedy_heldout(store: FeatureStore, max_tokens: int) -> list[SampleInfo]:
+    """Held-out conversations answered greedily, evenly picked, up to `max_tokens`."""
+    usable = [i for i in store.split("heldout") if is_trainable(i) and i.temperature == 0.0]
+    total = sum(info.tokens for info in usable)
+    keep = len(usable) if total <= max_tokens else int(len(usable) * max_tokens / total)
+    return [usable[i * len(usable) // keep] for i in range(keep)]
 
 
 def measure(
@@ -75,11 +109,13 @@ def measure(
     """All rounds of these conversations, each with its conversation."""
     found: list[tuple[DraftRound, SampleInfo]] = []
     total = sum(info.tokens for infos in batches for info in infos)
-    done = 0
+    done, outside = 0, ~learner.head.vocabulary.t2d
     for infos in batches:
         batch = read_batch(store, infos, learner.dtype, learner.device)
+        if batch is None:
+            continue
         hits = learner.hits(batch, depth)
-        found += [(r, infos[r.sample]) for r in replay(hits, batch)]
+        found += [(r, infos[r.sample]) for r in replay(hits, batch, outside)]
         done += batch.tokens
         progress(done, total, f"tau {Acceptance.of((r for r, _ in found), depth).tau:.2f}")
     return found

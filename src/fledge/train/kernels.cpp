@@ -153,10 +153,15 @@ void fledge_softmax(bf16* logits, int64_t rows, int64_t width, int threads) {
   }
 }
 
-// Logits become the gradient of their cross-entropy against the teacher, 0 in rows that are not counted. If asked for
-// (not null), loss [rows] is the cross-entropy and best [rows] the first highest logit's place.
-void fledge_softmax_gradient(bf16* logits, const bf16* teacher, const uint8_t* counted, float* loss, int64_t* best,
-                             int64_t rows, int64_t width, int threads) {
+// Logits become the gradient of the loss, 0 in rows that are not counted. `mix` holds the shares of soft cross-entropy
+// against the teacher, hard cross-entropy against place `target` [rows], 1 - overlap, and -log(overlap), where overlap
+// is the sum of the smaller of both probabilities. If asked for (not null): loss [rows], overlap [rows], and best
+// [rows], the first highest logit's place.
+void fledge_loss_gradient(bf16* logits, const bf16* teacher, const int64_t* target, const uint8_t* counted,
+                          const float* mix, float* loss, float* overlap, int64_t* best, int64_t rows, int64_t width,
+                          int threads) {
+  const float soft = mix[0], hard = mix[1], tv = mix[2], lk = mix[3];
+  const bool overlaps = tv != 0 || lk != 0;
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> values(width);
@@ -175,14 +180,45 @@ void fledge_softmax_gradient(bf16* logits, const bf16* teacher, const uint8_t* c
         std::memset(row, 0, sizeof(bf16) * width);
         continue;
       }
+      const bool has_target = hard != 0 && target[r] >= 0;
+      float target_logit = has_target ? load(row[target[r]]) : 0.0f;
       float log_sum = softmax_row(row, width, values.data());
+      float shared = 0, below = 0;  // the overlap, and the head's probability where it is the smaller one
+      if (overlaps || overlap) {
+        for (int64_t i = 0; i < width; ++i) {
+          float p = load(wanted[i]), q = values[i];
+          shared += std::min(p, q);
+          below += q < p ? q : 0.0f;
+        }
+        shared = std::max(shared, 1e-6f);
+        if (overlap) overlap[r] = shared;
+      }
       if (loss) {
         float along = 0;
         for (int64_t i = 0; i < width; ++i) along += load(wanted[i]) * load(row[i]);
-        loss[r] = log_sum - along;
+        loss[r] = soft * (log_sum - along) + (has_target ? hard * (log_sum - target_logit) : 0.0f) +
+                  tv * (1 - shared) + (lk != 0 ? -lk * std::log(shared) : 0.0f);
       }
-      float keep = counted[r] ? 1.0f : 0.0f;
-      for (int64_t i = 0; i < width; ++i) row[i] = round_bf16(keep * (values[i] - load(wanted[i])));
+      if (!counted[r]) {
+        std::memset(row, 0, sizeof(bf16) * width);
+        continue;
+      }
+      if (!overlaps) {
+        const float both = soft + (has_target ? hard : 0.0f);
+        for (int64_t i = 0; i < width; ++i) row[i] = round_bf16(both * values[i] - soft * load(wanted[i]));
+      } else {
+        const float both = soft + (has_target ? hard : 0.0f), accept = tv + lk / shared;
+        for (int64_t i = 0; i < width; ++i) {
+          float p = load(wanted[i]), q = values[i];
+          row[i] = round_bf16(both * q - soft * p + accept * q * (below - (q < p ? 1.0f : 0.0f)));
+        }
+      }
+      if (has_target) {
+        float q = values[target[r]], p = load(wanted[target[r]]);
+        float slope = (soft + hard) * q - soft * p - hard;
+        if (overlaps) slope += (tv + lk / shared) * q * (below - (q < p ? 1.0f : 0.0f));
+        row[target[r]] = round_bf16(slope);
+      }
     }
   }
 }

@@ -13,8 +13,12 @@ from torch import Tensor
 from fledge.draft import Head, HeadWeights
 from fledge.target.weights import DecoderWeights
 from fledge.train.batches import TrainBatch
+from fledge.train.elementwise import LossMix
 from fledge.train.loss import step_loss, teacher_probabilities
+from fledge.train.parallel import Team
 from fledge.train.unroll import UnrolledHead
+
+ALONE = Team()
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class BatchMeasures:
     """What one batch tells, by TTT step."""
 
     loss: float  # weighted over the steps, as it is minimised
-    losses: list[float]  # mean cross-entropy of each step
+    losses: list[float]  # of each step
+    overlap: list[float]  # of each step, acceptance at temperature 1
     accuracy: list[
         float
     ]  # share of valid rows whose proposal is the conversation's own token, misses counted
@@ -31,51 +36,94 @@ class BatchMeasures:
 class Learner:
     """A head in training beside what it learns from: the target's lm_head rows of the draft vocabulary."""
 
-    def __init__(self, head: Head, target: DecoderWeights, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        head: Head,
+        target: DecoderWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        mix: LossMix = LossMix(),  # noqa: B008 - immutable
+    ) -> None:
         embedding = target.embedding if head.weights.embedding is None else head.weights.embedding
         self.head = head
         self.unrolled = UnrolledHead(head.config, head.weights, embedding, dtype, device)
         self.dtype, self.device = dtype, device
+        self._mix = mix
         vocabulary = head.vocabulary
         self._teacher = target.lm_head[vocabulary.token_ids].to(device, dtype).t().contiguous()  # [Ht, Vd]
         self._draft_ids = vocabulary.draft_ids.to(device)  # [V]
 
-    def learn(self, batch: TrainBatch, step_weights: list[float], *, measure: bool) -> BatchMeasures | None:
-        """Add the batch's gradients to the weights' buffers. `step_weights` sum to 1, one per TTT step."""
+    def learn(
+        self, batch: TrainBatch | None, step_weights: list[float], *, measure: bool, team: Team = ALONE
+    ) -> BatchMeasures | None:
+        """Add the gradients of this process' share of a batch to the weights' buffers; None: no share.
+
+        `step_weights` sum to 1, one per TTT step. A step's loss is a mean over the supervised rows of all shares.
+        """
+        steps = len(step_weights)
+        sums = torch.zeros(4, steps, dtype=torch.float64)  # loss, overlap, hits, valid rows
+        best = None if batch is None else self._draft_ids[batch.argmax]
+        counts = team.sum_(torch.tensor([self._counted(batch, best, step) for step in range(steps)]))
+        if batch is not None and best is not None:
+            self._learn_share(batch, best, step_weights, counts.tolist(), sums if measure else None)
+        if not measure:
+            return None
+        loss, overlap, hits, valid = team.sum_(sums)
+        seen = int((counts > 0).sum())  # a step without rows is followed by none that has some
+        if not seen:
+            return None
+        losses, overlaps = (part[:seen] / counts[:seen] for part in (loss, overlap))
+        total = sum(w * value for w, value in zip(step_weights, losses.tolist(), strict=False))
+        return BatchMeasures(total, losses.tolist(), overlaps.tolist(), (hits / valid)[:seen].tolist())
+
+    def _counted(self, batch: TrainBatch | None, best: Tensor | None, step: int) -> int:
+        """Rows of this share in a step's loss."""
+        if batch is None or best is None:
+            return 0
+        return int((batch.valid(step) & (best[step:] >= 0)).sum())
+
+    def _learn_share(
+        self,
+        batch: TrainBatch,
+        best: Tensor,
+        step_weights: list[float],
+        counts: list[int],
+        sums: Tensor | None,
+    ) -> None:
+        """Forward, loss and backward of one share; `counts` are of all shares, `sums` [4, steps] are added to."""
         workspace = self.unrolled.workspace
         lm_head = self.unrolled.weights["lm_head"]
-        outputs, slopes, losses, accuracy = [], [], [], []
+        outputs, slopes = [], []
         with bf16_products(self.dtype):
             teacher = teacher_probabilities(batch.teacher_hidden, self._teacher)  # [S, Vd]
-            labels, has_teacher = self._draft_ids[batch.labels], self._draft_ids[batch.argmax] >= 0
+            labels = self._draft_ids[batch.labels]
             for step, hidden in enumerate(self.unrolled.unroll(batch, len(step_weights))):
                 valid = batch.valid(step)
-                counted = valid & has_teacher[step:]
-                count = int(counted.sum())
-                if not count:
+                counted = valid & (best[step:] >= 0)
+                rows = int(counted.sum())
+                if not rows:
                     continue
                 result = step_loss(
                     hidden.detach()[: len(valid)],
                     lm_head,
                     teacher[step:],
+                    best[step:],
                     counted,
-                    step_weights[step] / count,
+                    self._mix,
+                    step_weights[step] / counts[step],
                     labels[step:],
                     workspace,
-                    measure=measure,
+                    measure=sums is not None,
                 )
                 outputs.append(hidden[: len(valid)])
                 slopes.append(result.d_hidden)
-                if result.loss is not None and result.hits is not None:
-                    losses.append(float(result.loss))
-                    accuracy.append(float(result.hits[valid].float().mean()))
+                if sums is None or result.loss is None or result.overlap is None or result.hits is None:
+                    continue
+                found = [float(result.loss) * rows, float(result.overlap) * rows]
+                sums[:, step] = torch.tensor([*found, float(result.hits[valid].sum()), float(valid.sum())])
             del teacher
             if outputs:
                 torch.autograd.backward(outputs, slopes)
-        if not losses:
-            return None
-        total = sum(w * loss for w, loss in zip(step_weights, losses, strict=False))
-        return BatchMeasures(total, losses, accuracy)
 
     @torch.no_grad()
     def hits(self, batch: TrainBatch, steps: int) -> Tensor:

@@ -1,4 +1,11 @@
-"""The loss: soft cross-entropy against the target's distribution on the draft vocabulary, and its gradient.
+"""The loss and its gradient, from the head's distribution q and the target's p on the draft vocabulary.
+
+    kl     -sum p log q             soft cross-entropy: KL but for a constant
+    hard   -log q[argmax p]         cross-entropy to the token a greedy target will take
+    tv     1 - sum min(p, q)        what rejection sampling rejects at temperature 1: the total variation distance
+    lk     -log sum min(p, q)       the same as a log-likelihood of acceptance: strong where acceptance is low
+
+A recipe mixes them (`train.loss`). p is the target's distribution within the draft vocabulary.
 
     teacher row      distribution over       is the label of
     r                x[p_r + 2]              row r at step 0, row r - 1 at step 1, row r - 2 at step 2 ...
@@ -16,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.train.elementwise import softmax_, softmax_gradient_
+from fledge.train.elementwise import LossMix, loss_gradient_, softmax_
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
 
@@ -28,7 +35,8 @@ class StepLoss:
     """What one TTT step gives. Sums are over its supervised rows; None where they were not asked for."""
 
     d_hidden: Tensor  # [R, H], gradient of the step's share of the loss
-    loss: Tensor | None  # mean cross-entropy of the rows in the loss
+    loss: Tensor | None  # mean over the rows in the loss
+    overlap: Tensor | None  # mean sum min(p, q) of these rows: acceptance at temperature 1
     hits: Tensor | None  # [R] bool, the proposal is the conversation's own next token
 
 
@@ -46,7 +54,9 @@ def step_loss(
     hidden: Tensor,
     lm_head: Weight,
     teacher: Tensor,
+    best: Tensor,
     counted: Tensor,
+    mix: LossMix,
     scale: float,
     labels: Tensor,
     workspace: Workspace,
@@ -59,7 +69,9 @@ def step_loss(
         hidden: [R, H], the head's output after the final norm.
         lm_head: its weight, stored [H, Vd] or [Vd, H].
         teacher: [R, Vd] the target's distribution for these rows.
+        best: [R] draft id of the target's most probable token, -1 outside the vocabulary.
         counted: [R] bool, rows that are in the loss.
+        mix: which loss.
         scale: what each of them counts.
         labels: [R] draft id of the conversation's own next token, -1 outside the vocabulary.
         workspace: scratch memory.
@@ -67,18 +79,18 @@ def step_loss(
     """
     rows, width = teacher.shape
     d_hidden = torch.empty_like(hidden)
-    values = torch.zeros(rows, dtype=torch.float32, device=hidden.device) if measure else None
+    values = torch.zeros(2, rows, dtype=torch.float32, device=hidden.device) if measure else None
     hits = torch.zeros(rows, dtype=torch.bool, device=hidden.device) if measure else None
     for chunk in pieces(rows, _CHUNK_ROWS):
         shape = (chunk.stop - chunk.start, width)
         logits = workspace.take("logits", shape, hidden.dtype, hidden.device)
         matrix = lm_head.compute if lm_head.transposed else lm_head.compute.t()
         torch.mm(hidden[chunk], matrix, out=logits)
-        found = softmax_gradient_(logits, teacher[chunk], counted[chunk], measure=measure)
+        found = loss_gradient_(logits, teacher[chunk], best[chunk], counted[chunk], mix, measure=measure)
         if found is not None and values is not None and hits is not None:
-            values[chunk] = found.loss
+            values[0, chunk], values[1, chunk] = found.loss, found.overlap
             hits[chunk] = found.best == labels[chunk]
         lm_head.multiply_back(logits, out=d_hidden[chunk])
         lm_head.add_gradient(hidden[chunk], logits, workspace, scale)
-    loss = None if values is None else values[counted].mean()
-    return StepLoss(d_hidden.mul_(scale), loss, hits)
+    loss, overlap = (None, None) if values is None else values[:, counted].mean(1).unbind()
+    return StepLoss(d_hidden.mul_(scale), loss, overlap, hits)

@@ -7,6 +7,8 @@ step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ class Optimizer:
     def __init__(self, weights: TrainableWeights, options: TrainOptions, total_steps: int) -> None:
         self._weights = weights
         self._options = options
-        self._total = total_steps
+        self.total_steps = total_steps  # the schedule's length
         self._first = torch.zeros_like(weights.master)  # AdamW's moments; the first is Muon's momentum too
         self._second = torch.zeros_like(weights.master)
         self.average = weights.master.clone() if options.ema else None
@@ -39,10 +41,10 @@ class Optimizer:
     def _schedule(self, step: int) -> float:
         """The rate of a step relative to the peak."""
         o = self._options
-        warmup = max(1, round(o.warmup * self._total))
+        warmup = max(1, round(o.warmup * self.total_steps))
         if step < warmup:
             return (step + 1) / warmup
-        done = (step - warmup) / max(1, self._total - warmup)
+        done = (step - warmup) / max(1, self.total_steps - warmup)
         return o.final_learning_rate + (1 - o.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
 
     def update(self, step: int) -> float:
@@ -66,6 +68,21 @@ class Optimizer:
             decay = min(o.ema, (step + 1) / (step + 10))  # early on the average follows closely
             self.average.lerp_(w.master, 1 - decay)
         return norm
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Take back the updates made inside; only before the first update that stays."""
+        before = self._weights.master.clone()
+        try:
+            yield
+        finally:
+            self._weights.master.copy_(before)
+            self._weights.grad.zero_()
+            self._first.zero_()
+            self._second.zero_()
+            if self.average is not None:
+                self.average.copy_(before)
+            self._weights.refresh()
 
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from fledge.train.elementwise import LossMix
+
+LossName = Literal["kl", "hard", "tv", "lk"]
 
 
 class TrainOptions(BaseModel):
@@ -21,8 +25,17 @@ class TrainOptions(BaseModel):
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
     )
+    loss: dict[LossName, float] = Field(
+        {"kl": 1.0},
+        description="shares of the loss: kl, hard (target's argmax), tv and lk (acceptance); e.g. {kl: 1, lk: 1}",
+    )
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
     epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")
+    minutes: float | None = Field(
+        None,
+        gt=0.0,
+        description="time budget: fewer passes than `epochs` where they would take longer on this machine; null: none",
+    )
     batch_tokens: int = Field(2048, ge=16, description="tokens of a batch, prompts included")
     optimizer: Literal["muon", "adamw"] = Field(
         "muon", description="what moves the layer's matrices; lm_head and norms always move by AdamW"
@@ -49,6 +62,19 @@ class TrainOptions(BaseModel):
         60.0, gt=0.0, description="time between two checkpoints: what a kill can lose"
     )
 
+    @field_validator("loss")
+    @classmethod
+    def _some_loss(cls, shares: dict[LossName, float]) -> dict[LossName, float]:
+        if any(share < 0 for share in shares.values()) or not sum(shares.values()) > 0:
+            raise ValueError("give at least one loss a share above 0, and none a negative one")
+        return shares
+
+    @property
+    def loss_mix(self) -> LossMix:
+        """The shares, together 1."""
+        total = sum(self.loss.values())
+        return LossMix(*(self.loss.get(name, 0.0) / total for name in ("kl", "hard", "tv", "lk")))
+
 
 class EvaluateOptions(BaseModel):
     """Acceptance of the finished head on the held-out conversations, from the stored features."""
@@ -56,5 +82,12 @@ class EvaluateOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     depth: int = Field(6, ge=1, le=16, description="tokens drafted in a row")
+    shapes: tuple[tuple[int, int, int], ...] = Field(
+        ((4, 1, 5), (4, 4, 16)),
+        description="draft trees whose tau in serving is predicted: (depth, topk, nodes); topk 1 is a chain",
+    )
+    shape_tokens: int = Field(
+        20_000, ge=0, description="held-out tokens of greedy answers used for each of them at most; 0: none"
+    )
     max_tokens: int = Field(200_000, ge=1, description="held-out tokens used at most")
     batch_tokens: int = Field(8192, ge=16, description="tokens of a batch")

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,16 +20,21 @@ import torch
 from fledge.data.options import Progress, silent
 from fledge.draft import DraftVocabulary, Head, count_generated
 from fledge.errors import DataError
-from fledge.features import FeatureStore, SampleInfo
+from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
 from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
-from fledge.train.batches import epoch_batches, heldout_batches, read_batch
+from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches
+from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
+from fledge.train.curves import write_curves
 from fledge.train.evaluate import measure
+from fledge.train.feed import FeatureSource, read_ahead, read_batch
+from fledge.train.interrupt import interruptible
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
+from fledge.train.parallel import Team
 from fledge.train.workspace import freed_memory_is_kept
 
 logger = logging.getLogger("fledge")
@@ -62,19 +64,33 @@ def train(
     head_url: str,
     train_url: str,
     progress: Progress = silent,
+    online: OnlineFeatures | None = None,
 ) -> TrainSummary:
     """Train a head into `head_url`, keeping checkpoint and metrics in `train_url`; go on where an earlier call stopped.
 
-    SIGTERM saves a checkpoint and ends the process with status 143.
+    Features come from the store at `features_url`; with `online` only the held-out ones. Under torchrun all processes
+    call this. SIGTERM saves a checkpoint and ends the process with status 143.
     """
-    train_fingerprint(target, features_url, options).claim(train_url)
-    store = FeatureStore(features_url)
-    head, coverage = _initial_head(target, store, options)
-    trainer = Trainer(target, store, head, options, train_url)
-    trainer.run(progress)
+    team = Team.from_environment(target.device)
+    fingerprint = train_fingerprint(target, features_url, options, online.url if online else None)
+    if team.leads:
+        fingerprint.claim(train_url)
+    store = FeatureStore(features_url) if online is None or Manifest.load(features_url).shards else None
+    if store is not None and store.hidden_size != target.config.hidden_size:
+        raise DataError(
+            f"{features_url} holds hidden states of size {store.hidden_size}, {target.name} has "
+            f"{target.config.hidden_size}; run `fledge features` with this target"
+        )
+    source: FeatureSource | None = online or store
+    assert source is not None
+    head, coverage = _initial_head(target, source, options)
+    trainer = Trainer(target, source, store, head, options, train_url, team)
+    trainer.run(progress if team.leads else silent)
     facts = trainer.facts() | {"coverage": round(coverage, 6)}
     metadata = replace(head.metadata, training=facts)
-    Head(head.config, trainer.weights(), metadata).save(head_url)
+    if team.leads:
+        Head(head.config, trainer.weights(), metadata).save(head_url)
+    team.wait()
     return TrainSummary(
         steps=trainer.total,
         conversations=facts["conversations"],
@@ -88,9 +104,12 @@ def train(
     )
 
 
-def train_fingerprint(target: Target, features_url: str, options: TrainOptions) -> Fingerprint:
-    """What the head depends on; how often things are logged or saved is not part of it."""
-    shards = "".join(shard.sha256 for shard in Manifest.load(features_url).shards)
+def train_fingerprint(
+    target: Target, features_url: str, options: TrainOptions, conversations_url: str | None = None
+) -> Fingerprint:
+    """What the head depends on; how often things are logged or saved is not part of it, nor is how features come."""
+    folders = [features_url] + ([] if conversations_url is None else [conversations_url])
+    shards = "".join(shard.sha256 for folder in folders for shard in Manifest.load(folder).shards)
     started = None
     if options.init_head is not None:
         files = (read_bytes(join(options.init_head, n)) for n in ("config.json", "model.safetensors"))
@@ -113,46 +132,62 @@ class Trainer:
     """The training loop and its state."""
 
     def __init__(
-        self, target: Target, store: FeatureStore, head: Head, options: TrainOptions, train_url: str
+        self,
+        target: Target,
+        source: FeatureSource,
+        heldout: FeatureStore | None,
+        head: Head,
+        options: TrainOptions,
+        train_url: str,
+        team: Team,
     ) -> None:
-        self._store = store
+        self._source, self._heldout_store, self._team = source, heldout, team
         self._options = options
         self._url = train_url
-        self._learner = Learner(head, target.weights, getattr(torch, options.dtype), target.device)
-        self._training = store.split("train")
+        dtype = getattr(torch, options.dtype)
+        self._learner = Learner(head, target.weights, dtype, target.device, options.loss_mix)
+        self._training = source.split("train")
         self._schedule = _schedule(self._training, options)
-        self._heldout = heldout_batches(store, options.batch_tokens, options.evaluate_tokens)
-        self.total = len(self._schedule)
+        measured = options.batch_tokens, options.evaluate_tokens
+        self._heldout = heldout_batches(heldout, *measured) if heldout else []
+        self.total = self._planned = len(self._schedule)
         if not self.total:
-            raise DataError(f"no training conversations in {store.url}; respond to more prompts")
+            raise DataError(f"no training conversations in {source.url}; respond to more prompts")
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
         self._step_weights = [weight / sum(weights) for weight in weights]
         self._metrics: list[dict[str, Any]] = []
+        self._drawn = 0  # rows that are in the TensorBoard curves
         self._step = 0
         self._acceptance: Acceptance | None = None
         self.seconds = 0.0
 
     def run(self, progress: Progress) -> None:
         """Train from the last checkpoint, if there is one, to the end."""
-        self._resume()
+        resumed = self._resume()
         clock = _Clock(self.seconds)
         saved = time.monotonic()
+        if self._options.minutes is not None and not resumed:
+            self._fit_into(60 * self._options.minutes)
+            self._save(clock)  # the decision holds from now on, whatever happens
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
-        with freed_memory_is_kept(), _interruptible() as stop:
-            while self._step < self.total:
+        rest = self._schedule[self._step : self.total]
+        with freed_memory_is_kept(), interruptible() as stop:
+            for batch in read_ahead(rest, self._read, self._source.ahead):
                 logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
-                measures, norm = self._advance(clock, measure_it=logs)
+                measures, norm = self._advance(batch, clock, measure_it=logs)
                 if logs:
                     self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
                 else:
                     progress(self._step, self.total, clock.note())
                 due = time.monotonic() - saved >= self._options.checkpoint_seconds
-                if due or stop.is_set() or self._step == self.total:
+                stopping = self._team.any(stop.is_set())
+                if due or stopping or self._step == self.total:
                     self._save(clock)
                     saved = time.monotonic()
-                if stop.is_set():
+                if stopping:
+                    self._team.wait()  # for the checkpoint
                     raise SystemExit(143)
         self.seconds = clock.seconds()
 
@@ -161,7 +196,7 @@ class Trainer:
         last = next((row for row in reversed(self._metrics) if row["tau"] is not None), None)
         return {
             "steps": self.total,
-            "epochs": self._options.epochs,
+            "epochs": round(self._epochs(self.total), 4),
             "ttt_steps": self._options.ttt_steps,
             "conversations": len(self._training),
             "tokens": sum(info.tokens for info in self._training),
@@ -174,13 +209,53 @@ class Trainer:
         """The finished head's weights."""
         return self._learner.trained_head(self._optimizer.average)
 
-    def _advance(self, clock: _Clock, *, measure_it: bool) -> tuple[BatchMeasures | None, float]:
+    def _epochs(self, step: int) -> float:
+        """Passes over the training conversations after so many steps."""
+        return step / self._planned * self._options.epochs
+
+    def _fit_into(self, budget: float) -> None:
+        """Shorten the run to what fits into `budget` seconds here, calibration included."""
+        start = time.perf_counter()
+        with self._optimizer.undone(), freed_memory_is_kept():
+            each = seconds_per_token(self._schedule, self._try_out, budget, self._team.any)
+        measuring = 0.0
+        if self._heldout:
+            before = time.perf_counter()
+            self._measure_tau()
+            measuring = time.perf_counter() - before
+        left = budget - (time.perf_counter() - start) - measuring  # of step 0
+        fits = steps_within(self._schedule, each, measuring, self._options.evaluate_every, left)
+        self.total = min(self._team.gather(fits))
+        self._optimizer.total_steps = self.total
+        if self.total < self._planned:
+            logger.info(
+                "%d of %d steps (%.2f epochs) fit into %g minutes",
+                self.total,
+                self._planned,
+                self._epochs(self.total),
+                budget / 60,
+            )
+
+    def _try_out(self, infos: Sequence[SampleInfo]) -> None:
+        """One step for the clock."""
+        self._learner.learn(self._read(infos), self._step_weights, measure=False, team=self._team)
+        self._team.sum_(self._learner.unrolled.weights.grad)
+        self._optimizer.update(0)
+
+    def _read(self, infos: Sequence[SampleInfo]) -> TrainBatch | None:
+        """This process' share of a batch."""
+        mine = self._team.share(infos)
+        return read_batch(self._source, mine, self._learner.dtype, self._learner.device)
+
+    def _advance(
+        self, batch: TrainBatch | None, clock: _Clock, *, measure_it: bool
+    ) -> tuple[BatchMeasures | None, float]:
         """One batch, one update."""
-        batch = read_batch(self._store, self._schedule[self._step], self._learner.dtype, self._learner.device)
-        measures = self._learner.learn(batch, self._step_weights, measure=measure_it)
+        measures = self._learner.learn(batch, self._step_weights, measure=measure_it, team=self._team)
+        self._team.sum_(self._learner.unrolled.weights.grad)
         norm = self._optimizer.update(self._step)
+        clock.add(sum(info.tokens for info in self._schedule[self._step]))
         self._step += 1
-        clock.add(batch.tokens)
         return measures, norm
 
     def _log(
@@ -194,10 +269,11 @@ class Trainer:
             found = self._measure_tau()
         row = {
             "step": self._step,
-            "epoch": round(self._step / self.total * self._options.epochs, 4),
+            "epoch": round(self._epochs(self._step), 4),
             "loss": measures.loss if measures else None,
             "loss_by_step": measures.losses if measures else None,
             "accuracy": measures.accuracy if measures else None,
+            "overlap": measures.overlap if measures else None,
             "tau": round(found.tau, 4) if found else None,
             "acceptance": [round(share, 4) for share in found.by_depth] if found else None,
             "lr": rate,
@@ -219,21 +295,32 @@ class Trainer:
         weights, depth = self._learner.unrolled.weights, self._options.ttt_steps
         if self._optimizer.average is not None:
             weights.compute.copy_(self._optimizer.average)
-        found = measure(self._learner, self._store, self._heldout, depth)
+        assert self._heldout_store is not None
+        mine = self._heldout[self._team.rank :: self._team.size]
+        found = [r for r, _ in measure(self._learner, self._heldout_store, mine, depth)]
         weights.refresh()
-        return Acceptance.of((r for r, _ in found), depth)
+        return Acceptance.of((r for part in self._team.gather(found) for r in part), depth)
 
     def _save(self, clock: _Clock) -> None:
-        Checkpoint(self._step, clock.seconds(), self._metrics, self._optimizer.state()).save(self._url)
+        if not self._team.leads:
+            return
+        Checkpoint(self._step, self.total, clock.seconds(), self._metrics, self._optimizer.state()).save(
+            self._url
+        )
+        if len(self._metrics) > self._drawn:
+            write_curves(self._url, self._metrics, time.time() - clock.seconds())
+            self._drawn = len(self._metrics)
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
         checkpoint = Checkpoint.load(self._url)
         if checkpoint is None:
-            return
+            return False
         self._optimizer.load_state(checkpoint.tensors)
         self._step, self.seconds = checkpoint.step, checkpoint.seconds
+        self.total = self._optimizer.total_steps = checkpoint.total
         self._metrics = [row for row in checkpoint.metrics if row["step"] <= checkpoint.step]
         logger.info("training goes on at step %d of %d", self._step, self.total)
+        return True
 
 
 class _Clock:
@@ -257,10 +344,10 @@ class _Clock:
         return f"{self.rate():,.0f} tokens/s"
 
 
-def _initial_head(target: Target, store: FeatureStore, options: TrainOptions) -> tuple[Head, float]:
+def _initial_head(target: Target, source: FeatureSource, options: TrainOptions) -> tuple[Head, float]:
     """The head training starts from, and how much of the generated tokens its vocabulary covers."""
-    training = store.split("train")
-    counts = count_generated((store.tokens(info) for info in training), target.config.vocab_size)
+    training = source.split("train")
+    counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
         head = Head.load(options.init_head)
         head.check_target(target)
@@ -286,17 +373,3 @@ def _schedule(infos: list[SampleInfo], options: TrainOptions) -> list[list[Sampl
         share = min(1.0, options.epochs - epoch)
         batches += found[: math.ceil(share * len(found))]
     return batches
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets instead of ending the process, where signals can be caught at all."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -70,3 +70,9 @@ def test_a_failing_cloud_dlp_stops_without_quoting_the_text() -> None:
         recognizer.analyze("my secret text", [])
     assert "secret" not in str(raised.value)
     assert raised.value.__suppress_context__
+
+
+def test_a_threshold_for_spacy_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave the threshold out"):
+        NerModel(kind="spacy", model="en_core_web_lg", threshold=0.7)
+    assert NerModel(kind="gliner", model="x", threshold=0.7).threshold == 0.7

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fledge.bench.load import LoadResult
 from fledge.bench.results import BenchResult
 
 
@@ -54,6 +55,7 @@ class ReportFacts:
 
     target: str
     bench: BenchResult | None = None
+    load: LoadResult | None = None  # measured over HTTP
     data: DataFacts | None = None
     training: TrainingFacts | None = None
     released: TrainingFacts | None = None  # how the head that ships with the package was made

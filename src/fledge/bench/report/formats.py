@@ -45,9 +45,11 @@ def human_bytes(count: float | None) -> str:
 
 
 def human_count(count: float | None) -> str:
-    """`1234` -> `1,234`, `1234567` -> `1.23 M`."""
+    """`1234` -> `1,234`, `1234567` -> `1.23 M`, `7.06e10` -> `70.6 B`."""
     if count is None:
         return ABSENT
+    if count >= 1e9:
+        return f"{count / 1e9:.3g} B"
     if count >= 1e6:
         return f"{count / 1e6:.3g} M"
     return f"{count:,.0f}"

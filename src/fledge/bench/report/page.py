@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fledge.bench.report import figures, speed, story
+from fledge.bench.report import figures, money, speed, story
 from fledge.bench.report.facts import ReportFacts
+from fledge.bench.report.limits import LimitView, ShapeView, limit_views, shape_views
+from fledge.bench.report.served import ServedView, served_view
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, LevelRow
 from fledge.bench.summary import acceptance_by_depth, head_summary
 
@@ -27,10 +29,15 @@ class Page:
     workload_rows: list[speed.WorkloadRow]
     tpot_chart: str
     throughput_chart: str
+    ttft_chart: str
     load_note: str
     levels: list[LevelRow]
     depth_chart: str
     rounds: list[story.RoundView]
+    limits: list[LimitView]
+    shapes: list[ShapeView]
+    costs: list[speed.BarGroup]
+    served: ServedView | None
     plain_bars: list[speed.Bar]
     verify_chart: str
     data: list[story.DataView]
@@ -59,7 +66,7 @@ def make_page(facts: ReportFacts) -> Page:
     return Page(
         facts=facts,
         target=facts.target.rstrip("/").rsplit("/", 1)[-1],
-        headline=speed.headline(heroes),
+        headline=speed.headline(heroes) if bench or not facts.load else speed.served_headline(facts.load),
         naming=naming,
         heads=heads,
         engines=[PLAIN, *heads],
@@ -70,10 +77,15 @@ def make_page(facts: ReportFacts) -> Page:
         workload_rows=speed.workload_rows(workloads, naming),
         tpot_chart=figures.load_chart(levels, naming.labels, naming.styles, "median_tpot_ms"),
         throughput_chart=figures.load_chart(levels, naming.labels, naming.styles, "output_throughput"),
+        ttft_chart=figures.load_chart(levels, naming.labels, naming.styles, "median_ttft_ms"),
         load_note=speed.load_note(levels, heads, naming),
         levels=levels,
         depth_chart=figures.depth_chart(by_depth, naming.labels, naming.styles),
         rounds=story.round_views(bench, naming),
+        limits=limit_views(bench, naming),
+        shapes=shape_views(bench, naming),
+        costs=money.cost_groups(bench, naming),
+        served=served_view(facts.load),
         plain_bars=story.plain_bars(bench),
         verify_chart=figures.verify_chart(costs) if costs and costs.verify else "",
         data=story.data_views(facts, naming),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fledge.bench.load import LoadResult
 from fledge.bench.report.formats import number, plural, times
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
@@ -111,6 +112,17 @@ def headline(heroes: Sequence[Hero]) -> str:
     if max(speedups) < _FASTER:
         return f"No faster: {max(speedups):.2f}× plain decode, {same}"
     return f"{' and '.join(times(speedup) for speedup in speedups)} faster, {same}"
+
+
+def served_headline(load: LoadResult) -> str:
+    """A load test in one line: the best believed ratio at the lowest load, and what became of it at the highest."""
+    believed = [one for one in load.comparisons if not one.rejected and one.speedup is not None]
+    if not believed:
+        return f"{' and '.join(load.servers)}, measured over HTTP"
+    first = next(iter(believed))
+    last = next(one for one in reversed(believed) if one.server == first.server)
+    text = f"{first.server}: tokens {times(first.speedup)} as fast as {load.servers[0]}"
+    return text if last is first else f"{text}, {times(last.speedup)} at the highest load"
 
 
 def scale_of(parts: Sequence[ByHead]) -> float:

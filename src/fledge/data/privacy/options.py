@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fledge.data.privacy import entities
 
@@ -59,7 +61,15 @@ class NerModel(BaseModel):
 
     kind: Literal["spacy", "gliner", "transformers"] = Field(description="the library that runs it")
     model: str = Field(min_length=1, description="installed spaCy package, folder or hub id")
-    threshold: float = Field(0.5, ge=0.0, le=1.0, description="least score of the model that counts")
+    threshold: float | None = Field(
+        None, ge=0.0, le=1.0, description="least score of the model that counts; null: 0.5. Not for spacy"
+    )
+
+    @model_validator(mode="after")
+    def _spacy_has_no_scores(self) -> NerModel:
+        if self.kind == "spacy" and self.threshold is not None:
+            raise ValueError("spaCy gives its findings no score; leave the threshold out")
+        return self
 
 
 class CloudDlp(BaseModel):
@@ -153,8 +163,13 @@ class PrivacyOptions(BaseModel):
         return self.wanted - {entities.PERSON, entities.LOCATION, entities.ORGANIZATION}
 
     def fingerprint_parts(self) -> dict[str, Any]:
-        """What a stage's output depends on: everything but the number of processes, and the rules' version."""
-        return self.model_dump(mode="json", exclude={"processes", "enabled"}) | {"rules": RULES_VERSION}
+        """What a stage's output depends on: everything but the number of processes, and the rules' version.
+
+        Listed words may be private themselves: one checksum stands for all of them.
+        """
+        shown = self.model_dump(mode="json", exclude={"processes", "enabled", "deny", "allow"})
+        lists = json.dumps(self.model_dump(mode="json", include={"deny", "allow"}), sort_keys=True)
+        return shown | {"lists": hashlib.sha256(lists.encode()).hexdigest(), "rules": RULES_VERSION}
 
     def applies(self, *, foreign: bool) -> bool:
         """Whether texts are treated; `foreign`: they come from people rather than from the target."""

@@ -1,0 +1,5 @@
+"""`python -m fledge`, as torchrun starts it."""
+
+from fledge.cli import main
+
+main()

@@ -1,0 +1,60 @@
+"""What is sent when: conversations of a workload in a closed loop, at Poisson times, or as they once came in."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fledge.bench.workloads import Prompt, parse_prompts
+from fledge.errors import DataError
+from fledge.storage import exists, read_bytes
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A conversation and when its first turn is due, in seconds after the start; None: when a slot is free."""
+
+    prompt: Prompt
+    due: float | None
+
+
+def closed_loop(prompts: Sequence[Prompt], count: int) -> list[Arrival]:
+    """`count` conversations, taken in order and again from the start."""
+    return [Arrival(prompts[index % len(prompts)], None) for index in range(count)]
+
+
+def poisson(prompts: Sequence[Prompt], count: int, rate: float, seed: int) -> list[Arrival]:
+    """`count` conversations with exponential gaps of mean 1 / rate; an infinite rate sends all at once."""
+    generator = random.Random(seed)
+    arrivals, now = [], 0.0
+    for index in range(count):
+        arrivals.append(Arrival(prompts[index % len(prompts)], now))
+        now += generator.expovariate(rate) if rate != float("inf") else 0.0
+    return arrivals
+
+
+def read_traffic(url: str, speed: float = 1.0) -> list[Arrival]:
+    """A traffic log: JSON lines of `turns` with a `timestamp` in seconds, replayed `speed` times as fast."""
+    if not exists(url):
+        raise DataError(f"no traffic log {url}; check the path given with --replay")
+    text = read_bytes(url).decode("utf-8", errors="replace")
+    prompts = parse_prompts(text, url)
+    lines = [line for line in text.splitlines() if line.strip()]
+    times = []
+    for number, line in enumerate(lines, start=1):
+        stamp = json.loads(line).get("timestamp")
+        if isinstance(stamp, bool) or not isinstance(stamp, (int, float)):
+            raise DataError(
+                f"{url}, line {number}: `timestamp` must be a number of seconds; "
+                'write each line like {"timestamp": 0.25, "turns": ["Hello!"]}'
+            )
+        times.append(float(stamp))
+    if not prompts:
+        raise DataError(
+            f"{url} holds no requests; write one JSON object with `turns` and `timestamp` on each line"
+        )
+    first = min(times)
+    ordered = sorted(zip(times, prompts, strict=True), key=lambda pair: pair[0])
+    return [Arrival(prompt, (stamp - first) / speed) for stamp, prompt in ordered]

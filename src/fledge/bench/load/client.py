@@ -1,0 +1,204 @@
+"""One streamed request to an OpenAI-compatible server, and when each part of its answer came.
+
+    sent                first chunk                                  last chunk      [DONE]
+     |------- TTFT -------|---- gap ----|---- gap ----| ... ---- gap ----|
+                          |------------- (tokens - 1) * TPOT ------------|
+     |------------------------------- E2E ------------------------------|
+
+Under speculation a chunk may hold several tokens. TPOT is right whatever the chunks are, as it divides by the number
+of tokens the server counts (`usage`). Gaps are per chunk; they become inter-token latencies only where the server
+tells the tokens of each chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from fledge.errors import ServerError
+
+_MAX_LINE = 1 << 20
+
+
+@dataclass
+class RequestRecord:
+    """What happened to one request. Times are seconds on the host's monotonic clock."""
+
+    question_id: str
+    turn: int
+    due: float  # when it was to be sent: the start of all its latencies
+    sent: float = 0.0
+    arrivals: list[float] = field(default_factory=list)  # of chunks with text
+    arrival_tokens: list[int] = field(
+        default_factory=list
+    )  # tokens so far at each arrival, if the server tells
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    counted: bool = False  # output_tokens come from the server; otherwise one per chunk
+    text: str = ""
+    finish_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if an answer came."""
+        return self.error is None and bool(self.arrivals)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first chunk, queueing in the load generator included."""
+        return self.arrivals[0] - self.due
+
+    @property
+    def e2e(self) -> float:
+        """Seconds to the last chunk."""
+        return self.arrivals[-1] - self.due
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per token after the first chunk's; None if there were none."""
+        later = self.output_tokens - (self.arrival_tokens[0] if self.arrival_tokens else 1)
+        return (self.arrivals[-1] - self.arrivals[0]) / later if later > 0 else None
+
+    @property
+    def itls(self) -> list[float]:
+        """Seconds between tokens: a chunk's gap shared by its tokens where the server tells them, else the gap."""
+        gaps = [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        if not self.arrival_tokens:
+            return gaps
+        counts = [b - a for a, b in zip(self.arrival_tokens, self.arrival_tokens[1:], strict=False)]
+        return [
+            gap / count
+            for gap, count in zip(gaps, counts, strict=True)
+            for _ in range(max(count, 1))
+            if count
+        ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """How to ask a server: address, model and sampling."""
+
+    url: str  # http://host:port, without /v1
+    model: str
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+    token_counts: bool
+    api_key: str | None
+    timeout_s: float
+
+    def body(self, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
+        """The JSON of a chat completion."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if self.token_counts:
+            body["stream_options"]["continuous_usage_stats"] = True
+        return body
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Authorization, if there is a key."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session without a limit on connections: the load generator decides how many are open."""
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=600)
+    return aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_LINE)
+
+
+async def send(
+    session: aiohttp.ClientSession, call: Call, messages: Sequence[dict[str, str]], record: RequestRecord
+) -> RequestRecord:
+    """Send one chat completion and fill in its record. Failures end in `record.error`, not in an exception."""
+    record.sent = time.perf_counter()
+    timeout = aiohttp.ClientTimeout(total=call.timeout_s)
+    try:
+        async with session.post(
+            f"{call.url}/v1/chat/completions", json=call.body(messages), headers=call.headers, timeout=timeout
+        ) as response:
+            if response.status != 200:
+                record.error = f"HTTP {response.status}: {_short(await response.text())}"
+                return record
+            await _read_stream(response, record)
+    except asyncio.TimeoutError:  # noqa: UP041 - aiohttp's own timeouts derive from it on 3.11 too
+        record.error = f"no whole answer within {call.timeout_s:.0f} s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        record.error = _short(f"{type(error).__name__}: {error}")
+    if record.error is None and not record.arrivals:
+        record.error = "the answer is empty"
+    if not record.counted:
+        record.output_tokens = len(record.arrivals)
+    return record
+
+
+async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
+    """Server-sent events, one JSON object in each `data:` line."""
+    texts: list[str] = []
+    async for line in response.content:
+        now = time.perf_counter()
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            break
+        chunk = json.loads(data)
+        if "error" in chunk:
+            record.error = _short(json.dumps(chunk["error"]))
+            break
+        _take(chunk, now, record, texts)
+    record.text = "".join(texts)
+
+
+def _take(chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[str]) -> None:
+    usage = chunk.get("usage")
+    if usage:
+        record.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        record.output_tokens = int(usage.get("completion_tokens") or 0)
+        record.counted = True
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or delta.get("reasoning_content") or choice.get("text")
+        if text:
+            texts.append(text)
+            record.arrivals.append(now)
+            if usage:
+                record.arrival_tokens.append(record.output_tokens)
+        record.finish_reason = choice.get("finish_reason") or record.finish_reason
+    if len(record.arrival_tokens) != len(record.arrivals):
+        record.arrival_tokens = []  # told for some chunks only: of no use
+
+
+async def model_name(session: aiohttp.ClientSession, url: str, api_key: str | None = None) -> str:
+    """The first model of `/v1/models`."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with session.get(f"{url}/v1/models", headers=headers, timeout=timeout) as response:
+            value = await response.json(content_type=None)
+            return str(value["data"][0]["id"])
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ServerError(
+            f"no OpenAI-compatible server answers at {url}/v1/models ({_short(str(error) or type(error).__name__)}); "
+            "start it, or correct the address"
+        ) from error
+
+
+def _short(text: str, limit: int = 300) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,0 +1,119 @@
+"""A level's figures, under the names that SGLang's `bench_serving` and vLLM's `bench serve` write.
+
+    {mean,median,std,p90,p95,p99}_{ttft,tpot,itl,e2e_latency}_ms      latencies in milliseconds
+    request_throughput, input_throughput, output_throughput, total_throughput     per second
+    accept_length                                                     SGLang's name of tau
+    spec_decode_*, request_goodput, total_token_throughput            vLLM's names
+
+Percentiles interpolate between neighbours, as numpy does by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fledge.bench.load.client import RequestRecord
+from fledge.bench.load.counters import Speculation
+from fledge.bench.load.options import Objective
+
+_KINDS = ("ttft", "tpot", "itl", "e2e_latency")
+
+
+@dataclass(frozen=True)
+class LevelSetting:
+    """What a level was: which server, how many requests at once or per second, which repeat."""
+
+    server: str
+    workload: str
+    concurrency: int | None  # of the closed loop; None: open loop
+    request_rate: float | None  # of the open loop
+    repeat: int
+    max_tokens: int
+
+
+def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
+    """By kind, over the requests that were answered; ITL over all their tokens."""
+    done = [record for record in records if record.ok]
+    return {
+        "ttft": [1e3 * record.ttft for record in done],
+        "tpot": [1e3 * tpot for record in done if (tpot := record.tpot) is not None],
+        "itl": [1e3 * itl for record in done for itl in record.itls],
+        "e2e_latency": [1e3 * record.e2e for record in done],
+    }
+
+
+def distribution(values: Sequence[float], name: str) -> dict[str, float | None]:
+    """The figures of one kind of latency; None where there is nothing to measure."""
+    if not values:
+        return {
+            f"{figure}_{name}_ms": None for figure in ("mean", "median", "std", "p90", "p95", "p99", "max")
+        }
+    data = np.asarray(values)
+    p50, p90, p95, p99 = (float(value) for value in np.percentile(data, (50, 90, 95, 99)))
+    figures = {"mean": float(data.mean()), "median": p50, "std": float(data.std())}
+    figures |= {"p90": p90, "p95": p95, "p99": p99, "max": float(data.max())}
+    return {f"{figure}_{name}_ms": value for figure, value in figures.items()}
+
+
+def meets(record: RequestRecord, slo: Objective) -> bool:
+    """Whether one request kept every objective."""
+    if not record.ok:
+        return False
+    tpot = record.tpot
+    itls = record.itls
+    limits = (
+        (slo.ttft, record.ttft),
+        (slo.tpot, tpot if tpot is not None else 0.0),
+        (slo.itl, float(np.percentile(itls, 99)) if itls else 0.0),
+        (slo.e2e, record.e2e),
+    )
+    return all(limit is None or 1e3 * seconds <= limit for limit, seconds in limits)
+
+
+def level_figures(
+    setting: LevelSetting,
+    records: Sequence[RequestRecord],
+    seconds: float,
+    speculation: Speculation | None,
+    slo: Objective | None,
+) -> dict[str, Any]:
+    """One line of `load.jsonl`."""
+    done = [record for record in records if record.ok]
+    prompt, output = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
+    row: dict[str, Any] = {
+        "backend": setting.server,
+        "dataset_name": setting.workload,
+        "request_rate": setting.request_rate,
+        "max_concurrency": setting.concurrency,
+        "repeat": setting.repeat,
+        "max_tokens": setting.max_tokens,
+        "duration": seconds,
+        "completed": len(done),
+        "failed": len(records) - len(done),
+        "total_input_tokens": prompt,
+        "total_output_tokens": output,
+        "request_throughput": len(done) / seconds,
+        "input_throughput": prompt / seconds,
+        "output_throughput": output / seconds,
+        "total_throughput": (prompt + output) / seconds,
+        "total_token_throughput": (prompt + output) / seconds,
+        # mean requests in flight (Little's law), as SGLang counts it
+        "concurrency": sum(record.e2e for record in done) / seconds,
+        "tokens_counted_by": "server" if done and all(record.counted for record in done) else "chunks",
+        "itl_basis": "tokens" if done and all(record.arrival_tokens for record in done) else "chunks",
+    }
+    found = latencies_ms(records)
+    for kind in _KINDS:
+        row |= distribution(found[kind], kind)
+    if slo is not None:
+        row["request_goodput"] = sum(meets(record, slo) for record in records) / seconds
+    if speculation is not None:
+        row |= speculation.figures()
+    errors = sorted({record.error for record in records if record.error})
+    if errors:
+        row["errors"] = errors[:5]
+    return row

@@ -1,0 +1,167 @@
+"""What a load test found: rows as other tools write them, and every server against the first.
+
+load.jsonl        one line per server, level and repeat (`metrics.py` lists the fields)
+load.json         what was run, the comparisons, machine and versions
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fledge.bench.machine import Machine
+from fledge.bench.statistics import compare_paired
+from fledge.errors import StorageError
+from fledge.storage import join, read_bytes, read_json, write_atomic, write_json
+
+Row = Mapping[str, Any]
+
+
+class Comparison(BaseModel):
+    """One server against the baseline at one level: medians over the repeats, and how sure the ratios are."""
+
+    server: str
+    concurrency: int | None
+    request_rate: float | None
+    tpot_ms: float | None
+    tpot_baseline_ms: float | None
+    ttft_ms: float | None
+    ttft_baseline_ms: float | None
+    throughput: float
+    throughput_baseline: float
+    speedup: float | None  # baseline's TPOT over this one's
+    speedup_low: float | None
+    speedup_high: float | None
+    throughput_ratio: float
+    tau: float | None
+    noise: float | None
+    significant: bool
+    identical: int  # answers equal to the baseline's, of those that both gave
+    compared: int
+    rejected: str | None  # why the row isn't believed
+
+
+class LoadResult(BaseModel):
+    """All of a load test."""
+
+    version: int = 1
+    servers: list[str]  # the baseline first
+    models: dict[str, str]
+    commands: dict[str, str]  # how each server was started, or its address
+    workload: str
+    options: dict[str, Any]
+    comparisons: list[Comparison]
+    machine: Machine
+    versions: dict[str, str]
+    notes: list[str] = []
+    rows: list[dict[str, Any]] = []
+
+    def save(self, folder: str) -> None:
+        """Write both files; load.json last, so that it stands for a whole result."""
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows)
+        write_atomic(join(folder, "load.jsonl"), text.encode())
+        write_json(join(folder, "load.json"), self.model_dump(mode="json", exclude={"rows"}))
+
+    @classmethod
+    def load(cls, folder: str) -> LoadResult:
+        """Read a saved result."""
+        value = read_json(join(folder, "load.json"))
+        try:
+            text = read_bytes(join(folder, "load.jsonl")).decode()
+            rows = [json.loads(line) for line in text.splitlines() if line]
+            return cls.model_validate({**value, "rows": rows})
+        except (ValidationError, TypeError, ValueError) as error:
+            raise StorageError(
+                f"{folder} holds no load test ({error}); run `fledge bench server` again"
+            ) from error
+
+
+def level_key(row: Row) -> tuple[int | None, float | None]:
+    """What makes rows the same level."""
+    return row["max_concurrency"], row["request_rate"]
+
+
+def compare_levels(
+    rows: Sequence[Row], servers: Sequence[str], same: Mapping[tuple[str, Any], tuple[int, int]]
+) -> list[Comparison]:
+    """Every server against the first one, level by level. `same`: (equal, compared) answers by server and level."""
+    levels = list(dict.fromkeys(level_key(row) for row in rows))
+    return [
+        compare_level(rows, servers[0], server, level, same.get((server, level), (0, 0)))
+        for level in levels
+        for server in servers[1:]
+    ]
+
+
+def compare_level(
+    rows: Sequence[Row],
+    baseline: str,
+    server: str,
+    level: tuple[int | None, float | None],
+    same: tuple[int, int],
+) -> Comparison:
+    """One level; its repeats were measured block by block."""
+    here = {name: _repeats(rows, name, level) for name in (baseline, server)}
+    blocks = sorted(here[baseline].keys() & here[server].keys())
+    plain, other = ([here[name][block] for block in blocks] for name in (baseline, server))
+    tpots = [(a["median_tpot_ms"], b["median_tpot_ms"]) for a, b in zip(plain, other, strict=True)]
+    timed = [(a, b) for a, b in tpots if a and b]
+    found = compare_paired([b for _, b in timed], [a for a, _ in timed]) if timed else None
+    tau = _median(row.get("accept_length") for row in other)
+    speedup = found.ratio.value if found else None
+    throughput, before = (_median(row["output_throughput"] for row in part) or 0.0 for part in (other, plain))
+    return Comparison(
+        server=server,
+        concurrency=level[0],
+        request_rate=level[1],
+        tpot_ms=_median(b for _, b in timed),
+        tpot_baseline_ms=_median(a for a, _ in timed),
+        ttft_ms=_median(row["median_ttft_ms"] for row in other),
+        ttft_baseline_ms=_median(row["median_ttft_ms"] for row in plain),
+        throughput=throughput,
+        throughput_baseline=before,
+        speedup=speedup,
+        speedup_low=found.ratio.low if found else None,
+        speedup_high=found.ratio.high if found else None,
+        throughput_ratio=throughput / before if before else 0.0,
+        tau=tau,
+        noise=found.noise if found and found.ratio.count > 1 else None,
+        significant=bool(found and found.significant),
+        identical=same[0],
+        compared=same[1],
+        rejected=reason_to_reject(plain, other, speedup, tau),
+    )
+
+
+def reason_to_reject(
+    plain: Sequence[Row], other: Sequence[Row], speedup: float | None, tau: float | None
+) -> str | None:
+    """Why a level's ratio isn't believed; None if it is."""
+    failed = sum(row["failed"] for row in (*plain, *other))
+    if failed:
+        return f"{failed} requests failed: {'; '.join(_errors((*plain, *other)))}"
+    if speedup is None:
+        return "no answer is long enough to have a time per output token"
+    if tau is not None and speedup > tau:
+        return f"speed-up {speedup:.2f} exceeds tau {tau:.2f}: the baseline was disturbed or is broken"
+    tokens = [sum(row["total_output_tokens"] for row in part) for part in (plain, other)]
+    if min(tokens) < 0.8 * max(tokens):
+        return f"the servers wrote {tokens[0]} and {tokens[1]} tokens: they didn't do the same work"
+    return None
+
+
+def _repeats(rows: Iterable[Row], server: str, level: tuple[int | None, float | None]) -> dict[int, Row]:
+    return {row["repeat"]: row for row in rows if row["backend"] == server and level_key(row) == level}
+
+
+def _errors(rows: Iterable[Row]) -> list[str]:
+    return sorted({error for row in rows for error in row.get("errors", [])})[:2]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return median(found) if found else None

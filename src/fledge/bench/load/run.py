@@ -1,0 +1,210 @@
+"""A load test from end to end: servers up, warm-up, every level in alternation, servers down.
+
+    level 1   repeat 1: plain, eagle3    repeat 2: eagle3, plain      (ABBA)
+    level 2   ...
+
+Without `fresh`, all servers stay up for the whole test, so that an alternation costs nothing; with it a server is
+started for each block and stopped after it, so that only one is in memory and none inherits another block's cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
+from fledge.bench.load.client import Call, open_session
+from fledge.bench.load.counters import between, read_counters
+from fledge.bench.load.drive import Driven, drive
+from fledge.bench.load.metrics import LevelSetting, level_figures
+from fledge.bench.load.options import LoadOptions
+from fledge.bench.load.results import LoadResult, compare_levels
+from fledge.bench.load.servers import ServerSpec, running
+from fledge.bench.machine import machine_facts, versions
+from fledge.bench.statistics import alternation
+from fledge.bench.workloads import Workload
+from fledge.errors import ServerError
+
+Progress = Callable[[float, float, str], None]
+Answers = dict[tuple[str, int], str]  # (question, turn) -> text
+
+
+class Level(NamedTuple):
+    """One amount of load."""
+
+    concurrency: int | None
+    rate: float | None
+    arrivals: Sequence[Arrival]
+
+
+def run_load(
+    specs: Sequence[ServerSpec],
+    workload: Workload,
+    options: LoadOptions,
+    *,
+    traffic: Sequence[Arrival] = (),
+    fresh: bool = False,
+    ready_s: float = 600.0,
+    progress: Progress = lambda done, total, note: None,
+) -> LoadResult:
+    """Measure every server at every level. `traffic` is replayed with its own timing instead of the levels."""
+    levels = plan_levels(workload, options, traffic)
+    api_key = os.environ.get("OPENAI_API_KEY")
+    test = _Test(specs, workload.name, options, levels, api_key, ready_s, progress)
+    return asyncio.run(test.run(fresh=fresh))
+
+
+def plan_levels(workload: Workload, options: LoadOptions, traffic: Sequence[Arrival] = ()) -> list[Level]:
+    """The levels in the order they are measured."""
+    if traffic:
+        return [Level(None, None, traffic)]
+    prompts = workload.prompts
+    if options.rates:
+        count = options.requests_at(None)
+        return [Level(None, rate, poisson(prompts, count, rate, options.seed)) for rate in options.rates]
+    return [Level(c, None, closed_loop(prompts, options.requests_at(c))) for c in options.concurrency]
+
+
+class _Test:
+    def __init__(
+        self,
+        specs: Sequence[ServerSpec],
+        workload: str,
+        options: LoadOptions,
+        levels: Sequence[Level],
+        api_key: str | None,
+        ready_s: float,
+        progress: Progress,
+    ) -> None:
+        self._specs, self._workload, self._options, self._levels = specs, workload, options, levels
+        self._api_key, self._ready_s, self._progress = api_key, ready_s, progress
+        self._rows: list[dict[str, Any]] = []
+        self._models: dict[str, str] = {}
+        self._same: dict[tuple[str, Any], tuple[int, int]] = {}
+        self._first: dict[tuple[Any, str], Answers] = {}
+
+    async def run(self, *, fresh: bool) -> LoadResult:
+        async with open_session() as session, AsyncExitStack() as stack:
+            calls: dict[str, Call] = {}
+            if not fresh:
+                for spec in self._specs:
+                    place = await stack.enter_async_context(
+                        running(spec, session, self._api_key, self._ready_s)
+                    )
+                    calls[spec.name] = await self._ready(session, spec, place)
+            await self._measure(session, calls)
+        return LoadResult(
+            servers=[spec.name for spec in self._specs],
+            models=self._models,
+            commands={spec.name: spec.url or shlex.join(spec.command) for spec in self._specs},
+            workload=self._workload,
+            options=json.loads(json.dumps(asdict(self._options))),  # as the file will have them
+            comparisons=compare_levels(self._rows, [spec.name for spec in self._specs], self._same),
+            machine=machine_facts(),
+            versions=versions(),
+            notes=self._notes(),
+            rows=self._rows,
+        )
+
+    async def _measure(self, session: aiohttp.ClientSession, calls: dict[str, Call]) -> None:
+        by_name = {spec.name: spec for spec in self._specs}
+        done, total = 0, len(self._levels) * self._options.repeats * len(self._specs)
+        for level in self._levels:
+            for repeat, order in enumerate(alternation(list(by_name), self._options.repeats)):
+                for name in order:
+                    if name in calls:
+                        row = await self._block(session, calls[name], name, level, repeat)
+                    else:
+                        place = running(by_name[name], session, self._api_key, self._ready_s)
+                        async with place as found:
+                            call = await self._ready(session, by_name[name], found)
+                            row = await self._block(session, call, name, level, repeat)
+                    done += 1
+                    self._progress(done, total, f"{name} at {_describe(level)}: {_brief(row)}")
+
+    async def _ready(self, session: aiohttp.ClientSession, spec: ServerSpec, place: tuple[str, str]) -> Call:
+        """How to call a server, after its warm-up."""
+        url, model = place
+        self._models[spec.name] = model
+        options = self._options
+        call = Call(
+            url=url,
+            model=model,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            ignore_eos=options.ignore_eos,
+            token_counts=options.token_counts,
+            api_key=self._api_key,
+            timeout_s=options.timeout_s,
+        )
+        prompts = [arrival.prompt for arrival in self._levels[0].arrivals]
+        if options.warmup:
+            warm = await drive(session, call, closed_loop(prompts, options.warmup), options.warmup)
+            errors = [record.error for record in warm.records if record.error]
+            if errors and len(errors) == len(warm.records):
+                raise ServerError(
+                    f"{spec.name} at {url} answers no request: {errors[0]}; "
+                    "send one by hand to see what it wants"
+                )
+        return call
+
+    async def _block(
+        self, session: aiohttp.ClientSession, call: Call, name: str, level: Level, repeat: int
+    ) -> dict[str, Any]:
+        """One server at one level, once."""
+        before = await read_counters(session, call.url)
+        driven = await drive(session, call, level.arrivals, level.concurrency)
+        speculation = between(before, await read_counters(session, call.url))
+        setting = LevelSetting(
+            name, self._workload, level.concurrency, level.rate, repeat, self._options.max_tokens
+        )
+        row = level_figures(setting, driven.records, driven.seconds, speculation, self._options.slo)
+        self._rows.append(row)
+        self._compare_answers(driven, name, level, repeat)
+        return row
+
+    def _compare_answers(self, driven: Driven, name: str, level: Level, repeat: int) -> None:
+        """Count answers equal to the baseline's. Only greedy answers can be compared."""
+        if self._options.temperature > 0 or repeat:
+            return
+        key = (level.concurrency, level.rate)
+        answers = {(r.question_id, r.turn): r.text for r in driven.records if r.ok}
+        self._first[key, name] = answers
+        baseline = self._first.get((key, self._specs[0].name))
+        if baseline is None:
+            return
+        for spec in self._specs[1:]:
+            other = self._first.get((key, spec.name))
+            if other is not None:
+                both = baseline.keys() & other.keys()
+                self._same[spec.name, key] = (sum(baseline[one] == other[one] for one in both), len(both))
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if any(row["tokens_counted_by"] == "chunks" for row in self._rows):
+            notes.append(
+                "A server sent no usage: its output tokens are counted as one per chunk, so under speculation its TPOT "
+                "is too high and its throughput too low."
+            )
+        if any(row["itl_basis"] == "chunks" for row in self._rows):
+            notes.append("ITL is the time between chunks; a chunk may hold several tokens under speculation.")
+        return notes
+
+
+def _describe(level: Level) -> str:
+    if level.concurrency is not None:
+        return f"{level.concurrency} in flight"
+    return f"{level.rate:g} requests/s" if level.rate is not None else "the log's own times"
+
+
+def _brief(row: dict[str, Any]) -> str:
+    tpot = row["median_tpot_ms"]
+    return f"{row['output_throughput']:.0f} tokens/s" + (f", TPOT {tpot:.1f} ms" if tpot else "")

@@ -1,0 +1,224 @@
+"""Every peer in its own process and Python, all of them loaded, asked in turn.
+
+TPOT at one request in flight is the time of a whole answer less the time of its first token, over the other tokens;
+the same for every engine, whatever statistics it keeps. Throughput counts whole answers, prefill included.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+from fledge.bench.peers.catalogue import PEERS, Peer, installed
+from fledge.bench.sets import find_workload
+from fledge.bench.statistics import alternation
+from fledge.errors import DataError, ServerError
+from fledge.target import Target
+
+Progress = Callable[[float, float, str], None]
+_MARGIN = 8
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """What to measure."""
+
+    target: str
+    head: str | None  # folder of the draft head
+    peers: tuple[str, ...] = ()  # only these; empty: all
+    pythons: Mapping[str, str] = field(default_factory=dict)  # peer -> its Python
+    models: Mapping[str, str] = field(default_factory=dict)  # peer -> the weights in its own form
+    workload: str = "mixed"
+    prompts: int = 8
+    max_tokens: int = 64
+    concurrency: tuple[int, ...] = (1, 8)
+    repeats: int = 3
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """One peer in one mode at one concurrency, once."""
+
+    peer: str
+    mode: str
+    version: str
+    concurrency: int
+    repeat: int
+    tpot_ms: float | None  # at one request in flight
+    throughput: float
+    identical: int  # answers equal to fledge's plain ones
+    answers: int
+
+
+@dataclass(frozen=True)
+class PeersFound:
+    """All rows, and why peers are missing."""
+
+    rows: list[PeerRow]
+    missing: list[str]
+    options: PeerOptions
+
+
+class Worker:
+    """A peer's process; see workers/protocol.py."""
+
+    def __init__(self, peer: Peer, mode: str, process: subprocess.Popen[str], log: IO[str]) -> None:
+        self.peer, self.mode, self.version = peer.name, mode, ""
+        self._process, self._log = process, log
+
+    def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one line, read one line."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("the worker was started without pipes")
+        try:
+            stdin.write(json.dumps(value) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer = json.loads(line) if line else {"error": f"ended without an answer: {self._tail()}"}
+        if "error" in answer:
+            raise ServerError(
+                f"{self.peer} ({self.mode}) failed: {answer['error']}; leave it out with --peer"
+            )
+        return dict(answer)
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        return " ".join(self._log.read()[-300:].split())
+
+
+def run_peers(
+    target: Target, options: PeerOptions, progress: Progress = lambda done, total, note: None
+) -> PeersFound:
+    """Load every peer that is there, in every mode it has, and ask all in alternation."""
+    chosen, missing = choose_peers(options)
+    prompts = _prompts(target, options)
+    context = max(len(one["ids"]) for one in prompts) + options.max_tokens + _MARGIN
+    rows: list[PeerRow] = []
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for peer, mode in chosen:
+            if mode == "eagle3" and options.head is None:
+                continue
+            config = {
+                "model": options.models.get(peer.name, str(target.folder)),
+                "head": options.head,
+                "mode": mode,
+                "max_batch": max(options.concurrency),
+                "max_context": context,
+            }
+            try:
+                worker = stack.enter_context(start_worker(peer, mode, options.pythons.get(peer.name), config))
+                workers[f"{peer.name} {mode}"] = worker
+            except ServerError as error:
+                missing.append(str(error))
+        if not workers:
+            raise ServerError(f"no engine to measure: {'; '.join(missing)}")
+        _measure(workers, prompts, options, rows, progress)
+    return PeersFound(rows, missing, options)
+
+
+def choose_peers(options: PeerOptions) -> tuple[list[tuple[Peer, str]], list[str]]:
+    """(peer, mode) of what is installed, and a line for everything that isn't."""
+    names = [peer.name for peer in PEERS]
+    unknown = sorted({*options.peers, *options.pythons, *options.models} - set(names))
+    if unknown:
+        raise DataError(f"no peer is called {unknown[0]!r}; use one of {', '.join(names)}")
+    chosen, missing = [], []
+    for peer in PEERS:
+        if options.peers and peer.name not in options.peers:
+            continue
+        if not installed(options.pythons.get(peer.name, sys.executable), peer.module):
+            missing.append(f"{peer.name}: not installed; {peer.install}, and give --python {peer.name}=PATH")
+        elif peer.own_model and peer.name not in options.models:
+            missing.append(f"{peer.name}: needs the weights in its own form; {peer.install}")
+        else:
+            chosen += [(peer, mode) for mode in peer.modes]
+    return chosen, missing
+
+
+@contextmanager
+def start_worker(peer: Peer, mode: str, python: str | None, config: Mapping[str, Any]) -> Iterator[Worker]:
+    """A peer's process while it is needed."""
+    script = Path(str(resources.files("fledge.bench.peers") / "workers" / peer.worker))
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [python or sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        worker = Worker(peer, mode, process, log)
+        try:
+            worker.version = str(worker.ask(config)["ready"])
+            yield worker
+        finally:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _prompts(target: Target, options: PeerOptions) -> list[dict[str, Any]]:
+    """Token ids for engines that take them, and the same as text for those that don't."""
+    workload = find_workload(options.workload).limited(options.prompts)
+    every = [target.chat.prompt_ids(prompt.messages) for prompt in workload.prompts]
+    return [{"ids": ids, "text": target.tokenizer.decode(ids)} for ids in every]
+
+
+def _measure(
+    workers: Mapping[str, Worker],
+    prompts: Sequence[dict[str, Any]],
+    options: PeerOptions,
+    rows: list[PeerRow],
+    progress: Progress,
+) -> None:
+    for worker in workers.values():  # warm up: first calls compile, allocate and page in
+        worker.ask({"prompts": prompts[:1], "max_tokens": 4})
+    reference: dict[int, list[list[int]]] = {}
+    done, total = 0, len(options.concurrency) * options.repeats * len(workers)
+    for level in options.concurrency:
+        for repeat, order in enumerate(alternation(list(workers), options.repeats)):
+            for name in order:
+                row, tokens = _ask_level(workers[name], prompts, level, repeat, options.max_tokens)
+                if name == "fledge plain":
+                    reference.setdefault(level, tokens)
+                plain = reference.get(level, [])
+                same = sum(one == other for one, other in zip(tokens, plain, strict=False))
+                rows.append(PeerRow(**{**row.__dict__, "identical": same, "answers": len(plain)}))
+                done += 1
+                progress(done, total, f"{name}, {level} at once: {row.throughput:.0f} tokens/s")
+
+
+def _ask_level(
+    worker: Worker, prompts: Sequence[dict[str, Any]], level: int, repeat: int, max_tokens: int
+) -> tuple[PeerRow, list[list[int]]]:
+    """All prompts in groups of `level`; with one in flight the first tokens alone, too."""
+    tokens: list[list[int]] = []
+    whole = first = 0.0
+    for start in range(0, len(prompts), level):
+        group = prompts[start : start + level]
+        if level == 1:
+            first += worker.ask({"prompts": group, "max_tokens": 1})["seconds"]
+        answer = worker.ask({"prompts": group, "max_tokens": max_tokens})
+        whole += answer["seconds"]
+        tokens += answer["tokens"]
+    made = sum(map(len, tokens))
+    later = made - len(prompts)
+    tpot = 1e3 * (whole - first) / later if level == 1 and later > 0 else None
+    return PeerRow(worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, 0, 0), tokens

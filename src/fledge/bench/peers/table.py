@@ -1,0 +1,101 @@
+"""The table of peers: medians over the repeats, each against fledge's plain decode in the same block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from fledge.bench.machine import machine_facts, versions
+from fledge.bench.peers.run import PeerRow, PeersFound
+from fledge.bench.report.exports import table
+from fledge.bench.report.formats import number, times
+from fledge.bench.statistics import compare_paired
+from fledge.storage import join, write_atomic
+
+_BASELINE = ("fledge", "plain")
+
+
+@dataclass(frozen=True)
+class PeersTable:
+    """What is printed and written."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def peers_table(found: PeersFound) -> PeersTable:
+    """A line per engine, mode and concurrency, the fastest first."""
+    keys = dict.fromkeys((row.concurrency, row.peer, row.mode) for row in found.rows)
+    rows: list[tuple[int, float, list[str]]] = []
+    for level, peer, mode in keys:
+        own = _select(found.rows, level, peer, mode)
+        speed = median(row.throughput for row in own)
+        tpots = [row.tpot_ms for row in own if row.tpot_ms is not None]
+        base = _select(found.rows, level, *_BASELINE)
+        ratio = interval = "–"
+        if base:
+            difference = compare_paired([r.throughput for r in base], [r.throughput for r in own]).ratio
+            ratio, interval = times(difference.value), f"{difference.low:.2f}–{difference.high:.2f}"
+        same = f"{own[0].identical} of {own[0].answers}" if own[0].answers else "–"
+        tpot = number(median(tpots), 2) if tpots else "–"
+        cells = [own[0].version, mode, str(level), tpot, number(speed), ratio, interval, same]
+        rows.append((level, -speed, cells))
+    columns = [
+        "engine",
+        "mode",
+        "in flight",
+        "TPOT ms",
+        "tokens/s",
+        "over fledge plain",
+        "95 %",
+        "same answers",
+    ]
+    return PeersTable(columns, [cells for *_, cells in sorted(rows)], [*_behind(found), *found.missing])
+
+
+def write_peers(folder: str, found: PeersFound) -> PeersTable:
+    """`peers.jsonl`, `peers.md` and what they were measured with."""
+    made = peers_table(found)
+    lines = "".join(json.dumps(asdict(row)) + "\n" for row in found.rows)
+    write_atomic(join(folder, "peers.jsonl"), lines.encode())
+    machine = machine_facts()
+    setting = {"options": asdict(found.options), "machine": machine.model_dump(), "versions": versions()}
+    write_atomic(join(folder, "peers.json"), (json.dumps(setting, indent=2) + "\n").encode())
+    notes = "".join(f"- {line}\n" for line in made.notes)
+    setup = (
+        f"{machine.cpu}, {machine.cores} cores; interleaved, greedy, {found.options.max_tokens} new tokens"
+    )
+    head = f"Peers on {setup}.\n\n"
+    write_atomic(join(folder, "peers.md"), (head + table(made.columns, made.rows) + f"\n\n{notes}").encode())
+    return made
+
+
+def _select(rows: Sequence[PeerRow], level: int, peer: str, mode: str) -> list[PeerRow]:
+    return sorted(
+        (row for row in rows if (row.concurrency, row.peer, row.mode) == (level, peer, mode)),
+        key=lambda row: row.repeat,
+    )
+
+
+def _behind(found: PeersFound) -> list[str]:
+    """Where another engine is ahead of fledge's best mode."""
+    notes = []
+    for level in dict.fromkeys(row.concurrency for row in found.rows):
+        best: dict[str, float] = {}
+        for row in found.rows:
+            if row.concurrency == level:
+                own = _select(found.rows, level, row.peer, row.mode)
+                best[row.peer] = max(best.get(row.peer, 0.0), median(one.throughput for one in own))
+        fledge = best.get("fledge")
+        ahead = [
+            f"{peer} {times(speed / fledge)}" for peer, speed in best.items() if fledge and speed > fledge
+        ]
+        if ahead:
+            notes.append(
+                f"{level} in flight: ahead of fledge are {', '.join(ahead)}; `fledge report` on a benchmark of this "
+                "target says which term of the round limits it"
+            )
+    return notes

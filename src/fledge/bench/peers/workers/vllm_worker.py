@@ -1,0 +1,34 @@
+"""vLLM, for CPU or GPU. Modes: plain, ngram, eagle3 (a chain of three drafts)."""
+
+from protocol import serve
+
+
+def load(config):
+    """The offline engine in bf16."""
+    import vllm
+
+    speculative = {
+        "plain": None,
+        "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4},
+        "eagle3": {"method": "eagle3", "model": config["head"], "num_speculative_tokens": 3},
+    }[config["mode"]]
+    engine = vllm.LLM(
+        model=config["model"],
+        dtype="bfloat16",
+        max_num_seqs=config["max_batch"],
+        max_model_len=config["max_context"],
+        speculative_config=speculative,
+        enable_prefix_caching=False,  # the same prompts come again and again here
+    )
+
+    def generate(prompts, max_tokens):
+        params = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        asked = [{"prompt_token_ids": one["ids"]} for one in prompts]
+        return [
+            list(answer.outputs[0].token_ids) for answer in engine.generate(asked, params, use_tqdm=False)
+        ]
+
+    return f"vllm {vllm.__version__}", generate
+
+
+serve(load)

@@ -1,0 +1,73 @@
+"""Seconds of a forward: the slower of reading and computing (the roofline), and what launches cost besides.
+
+seconds  ^                     ___/  computing: rows * 2 * weights / FLOP/s
+         |          __________/
+         |---------/                 reading: weights / bandwidth (+ each request's KV)
+         +------------------------> rows
+
+round = (depth - 1) draft steps + one verify + one draft-extend, as the engine's own cost model has it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fledge.bench.plan.shape import HeadShape, ModelShape
+from fledge.engine import TreeShape
+
+_KV_BYTES = 2  # bf16
+
+
+@dataclass(frozen=True)
+class Device:
+    """All devices together, and what kernels reach of them."""
+
+    bandwidth: float  # bytes per second
+    flops: float  # per second
+    weight_bytes: float  # per weight
+    overhead: float  # seconds per layer of a forward: launches, and between devices the exchange of results
+
+    def at_best(self, read_bytes: float, flops: float) -> float:
+        """Seconds, whichever is slower."""
+        return max(read_bytes / self.bandwidth, flops / self.flops)
+
+
+def forward_seconds(model: ModelShape, device: Device, requests: int, rows_each: int, context: int) -> float:
+    """One forward of the target over `rows_each` tokens of each request, whose prefix is `context` tokens long."""
+    rows = requests * rows_each
+    read = model.weights_read(rows) * device.weight_bytes + requests * context * model.kv_values * _KV_BYTES
+    flops = rows * (2 * model.weights_per_token + context * model.attention_flops)
+    return device.at_best(read, flops) + model.layers * device.overhead
+
+
+def head_seconds(head: HeadShape, device: Device, rows: int, *, features: bool) -> float:
+    """One forward of the head; `features`: with the projection of the target's hidden states."""
+    weights = head.weights + (head.fc if features else 0)
+    return device.at_best(weights * 2.0, 2.0 * rows * weights) + device.overhead
+
+
+def round_seconds(
+    model: ModelShape, head: HeadShape, device: Device, requests: int, shape: TreeShape, context: int
+) -> float:
+    """Draft, verify and extend; plain decode is a shape of depth 0."""
+    verify = forward_seconds(model, device, requests, shape.nodes, context)
+    if not shape.depth:
+        return verify
+    steps = (shape.depth - 1) * head_seconds(head, device, requests * shape.topk, features=False)
+    return steps + verify + head_seconds(head, device, requests * (shape.depth + 1), features=True)
+
+
+def tree_tau(acceptance: Sequence[float], depth: int) -> float:
+    """Tokens per verify: one, and one for each depth that is reached.
+
+    acceptance[d - 1] is the share of rounds whose accepted path reaches depth d; deeper levels than were measured go
+    on with the last conditional acceptance.
+    """
+    shares = list(acceptance[:depth])
+    if shares:
+        before = shares[-2] if len(shares) > 1 else 1.0
+        ratio = shares[-1] / before if before else 0.0
+        while len(shares) < depth:
+            shares.append(shares[-1] * ratio)
+    return 1.0 + sum(shares)

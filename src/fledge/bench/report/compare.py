@@ -1,0 +1,152 @@
+"""Two runs side by side: is one faster, or is it the machine's mood?
+
+Rows are paired by workload and prompt. Times of two runs were not measured in alternation, so a drift of the machine
+between them shows up as a difference; plain decode, which both runs measured, tells how large that drift is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fledge.bench.report.formats import number, percent, times
+from fledge.bench.results import AnswerRow, BenchResult
+from fledge.bench.statistics import Difference, compare_paired
+from fledge.bench.summary import workload_summary
+from fledge.errors import DataError
+from fledge.storage import write_atomic
+
+_COLUMNS = ("workload", "prompts", "figure", "first", "second", "ratio", "95 %", "verdict")
+_FIGURES: dict[str, Callable[[AnswerRow], float | None]] = {
+    "ms per token": lambda row: row.tpot_ms,
+    "plain ms per token": lambda row: row.tpot_plain_ms,
+    "speed-up": lambda row: row.speedup,
+    "tau": lambda row: row.tau,
+    "TTFT ms": lambda row: row.ttft_ms,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of one workload in both runs."""
+
+    workload: str
+    prompts: int
+    figure: str
+    first: float
+    second: float
+    difference: Difference
+
+    @property
+    def cells(self) -> list[str]:
+        """As a table shows it."""
+        ratio = self.difference.ratio
+        interval = f"{number(ratio.low, 2)}–{number(ratio.high, 2)}"
+        figures = [number(self.first, 2), number(self.second, 2), times(ratio.value), interval]
+        return [self.workload, str(self.prompts), self.figure, *figures, self.difference.verdict]
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """All figures of two runs' own heads, and what differs in how they were measured."""
+
+    names: tuple[str, str]
+    lines: list[Line]
+    differences: list[str]
+    warning: str
+
+
+def compare_runs(first: BenchResult, second: BenchResult, names: tuple[str, str]) -> RunComparison:
+    """Compare the first head of both runs, prompt by prompt."""
+    for name, result in zip(names, (first, second), strict=True):
+        if not result.heads:
+            raise DataError(f"{name} measured no head; compare runs that did")
+    rows = [_by_prompt(result) for result in (first, second)]
+    common = [key for key in rows[0] if key in rows[1]]
+    if not common:
+        raise DataError(
+            f"{names[0]} and {names[1]} have no prompt in common; measure both on the same workloads"
+        )
+    lines = []
+    for workload in dict.fromkeys(key[0] for key in common):
+        pairs = [(rows[0][key], rows[1][key]) for key in common if key[0] == workload]
+        for figure, value in _FIGURES.items():
+            both = [(x, y) for a, b in pairs if (x := value(a)) and (y := value(b))]
+            if both:
+                difference = compare_paired([x for x, _ in both], [y for _, y in both])
+                before, after = (
+                    _middle(workload, figure, [pair[n] for pair in pairs], both, n) for n in (0, 1)
+                )
+                lines.append(Line(workload, len(both), figure, before, after, difference))
+    return RunComparison(names, lines, _settings(first, second), _drift(lines))
+
+
+def render_comparison(comparison: RunComparison) -> str:
+    """One page, in the report's own style."""
+    folder = resources.files("fledge.bench.report") / "templates"
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    template = environment.from_string((folder / "compare.html").read_text(encoding="utf-8"))
+    style = (folder / "report.css").read_text(encoding="utf-8")
+    return template.render(style=Markup(style), comparison=comparison, columns=_COLUMNS)
+
+
+def write_comparison(url: str, comparison: RunComparison) -> None:
+    """Write the page whole."""
+    write_atomic(url, render_comparison(comparison).encode())
+
+
+def comparison_columns() -> tuple[str, ...]:
+    """The columns of `Line.cells`."""
+    return _COLUMNS
+
+
+def _middle(
+    workload: str, figure: str, rows: list[AnswerRow], both: list[tuple[float, float]], which: int
+) -> float:
+    """Tau is over all rounds, as everywhere; the others are medians."""
+    if figure == "tau":
+        return workload_summary(rows).tau or 0.0
+    values = sorted(pair[which] for pair in both)
+    half = len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
+
+
+def _by_prompt(result: BenchResult) -> dict[tuple[str, str], AnswerRow]:
+    return {
+        (row.workload, row.question_id): row for row in result.rows(result.heads[0]) if row.rejected is None
+    }
+
+
+def _settings(first: BenchResult, second: BenchResult) -> list[str]:
+    """What was not the same besides what was measured."""
+    parts = [
+        ("target", first.subject.model_dump(), second.subject.model_dump()),
+        ("machine", first.machine.model_dump(), second.machine.model_dump()),
+        ("version", first.versions, second.versions),
+        ("option", first.options.model_dump(), second.options.model_dump()),
+    ]
+    return [
+        f"{part} {key}: {one.get(key)} → {other.get(key)}"
+        for part, one, other in parts
+        for key in sorted({*one, *other})
+        if one.get(key) != other.get(key)
+    ]
+
+
+def _drift(lines: list[Line]) -> str:
+    """Plain decode is the same program in both runs: if its time changed, the machine did."""
+    changed = [line for line in lines if line.figure == "plain ms per token" and line.difference.significant]
+    if not changed:
+        return ""
+    worst = max(changed, key=lambda line: abs(line.difference.ratio.value - 1))
+    change = worst.difference.ratio.value - 1
+    return (
+        f"Plain decode itself took {percent(abs(change), 1)} {'more' if change > 0 else 'less'} time in the second run "
+        f"({worst.workload}): the machine or the engine changed between the runs. Compare speed-ups, not milliseconds."
+    )

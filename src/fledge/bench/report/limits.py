@@ -1,0 +1,123 @@
+"""What limits the speed-up next: each term of the equation made ideal in turn.
+
+speed-up = tau * t_plain / (t_draft + t_verify + t_accept + t_extend + t_host)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fledge.bench.report.formats import percent, times
+from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.results import BenchResult
+from fledge.bench.summary import acceptance_by_depth
+
+_BETTER = 0.1  # points of acceptance at every depth
+_SHAPES_SHOWN = 8  # the planner may use dozens
+
+
+@dataclass(frozen=True)
+class LimitView:
+    """One head: the speed-up as it is, and with each term made ideal, the largest gain first."""
+
+    label: str
+    sentence: str
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class ShapeView:
+    """Which trees one head drafted, by share of its rounds."""
+
+    label: str
+    note: str
+    bars: list[Bar]
+
+
+def limit_views(bench: BenchResult | None, naming: Naming) -> list[LimitView]:
+    """Per head, from the mean round of all its answers."""
+    if bench is None or bench.plain is None:
+        return []
+    views = [_limit_view(bench, head, bench.plain.ms_per_token, naming) for head in bench.heads]
+    return [view for view in views if view is not None]
+
+
+def _limit_view(bench: BenchResult, head: str, step: float, naming: Naming) -> LimitView | None:
+    rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
+    rounds = sum(row.rounds for row in rows)
+    if not rounds:
+        return None
+    ms = {
+        name: sum(row.phases_ms.get(name, 0.0) for row in rows) / rounds
+        for name in ("draft", "verify", "accept", "extend", "host")
+    }
+    tau, whole = sum(row.round_tokens for row in rows) / rounds, sum(ms.values())
+    if whole <= 0:
+        return None
+    drafting = ms["draft"] + ms["extend"]
+    ideal = {
+        "drafting for nothing": (tau, whole - drafting),
+        "a verify at the price of a plain step": (tau, whole - max(ms["verify"] - step, 0.0)),
+        "accept and host hidden": (tau, whole - ms["accept"] - ms["host"]),
+        f"{100 * _BETTER:.0f} points more acceptance at every depth": (
+            better_tau(acceptance_by_depth(rows), tau),
+            whole,
+        ),
+    }
+    now = tau * step / whole
+    found = {name: t * step / left for name, (t, left) in ideal.items() if left > 0}
+    order = sorted(found, key=lambda name: -found[name])
+    scale = max([now, *found.values()])
+    bars = [Bar("as it is", "s-plain", times(now), 100 * now / scale)]
+    bars += [Bar(name, "s-third", times(found[name]), 100 * found[name] / scale) for name in order]
+    share = percent((whole - ms["verify"]) / whole)
+    label = naming.labels[head]
+    sentence = (
+        f"{label[:1].upper()}{label[1:]}: {order[0]} would bring {times(found[order[0]])} instead of {times(now)}. "
+        f"{share} of a round isn't the verify."
+    )
+    return LimitView(label, sentence, bars)
+
+
+def better_tau(by_depth: Sequence[float], tau: float) -> float:
+    """Tau if each depth, once the one above is accepted, were accepted more often by ten points."""
+    now = later = 0.0
+    reached = better = 1.0
+    for share in by_depth:
+        given = share / reached if reached else 0.0
+        reached = share
+        better *= min(1.0, given + _BETTER)
+        now, later = now + share, later + better
+    return tau + later - now
+
+
+def shape_views(bench: BenchResult | None, naming: Naming) -> list[ShapeView]:
+    """The tree shapes each head used while it answered one request at a time, and under load."""
+    if bench is None:
+        return []
+    used = [(head, "one at a time", bench.shapes.get(head, {})) for head in bench.heads]
+    used += [
+        (row.engine, f"{row.concurrency} in flight", row.shapes)
+        for row in bench.levels
+        if row.engine in bench.heads and row.concurrency > 1
+    ]
+    return [
+        ShapeView(naming.labels[head], note, _shares(shapes))
+        for head, note, shapes in used
+        if any(shapes.values())
+    ]
+
+
+def _shares(shapes: dict[str, int]) -> list[Bar]:
+    total = sum(shapes.values())
+    ordered = sorted(shapes.items(), key=lambda item: -item[1])
+    others = sum(rounds for _, rounds in ordered[_SHAPES_SHOWN:])
+    ordered = ordered[:_SHAPES_SHOWN] + (
+        [(f"{len(ordered) - _SHAPES_SHOWN} others", others)] if others else []
+    )
+    return [
+        Bar(name, "s-stage", percent(rounds / total), 100 * rounds / total)
+        for name, rounds in ordered
+        if rounds
+    ]

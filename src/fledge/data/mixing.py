@@ -1,0 +1,191 @@
+"""The `prompts` stage with sources: gather each one's pool, then select from all of them.
+
+prompts/pool/NAME/   what passed of each source, treated      prompts/selection.json   what was done, for the card
+prompts/prompts-*    what was chosen                          prompts/rejects/         duplicates among the pools
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fledge.data.gathering import ExamineAll, Examiner, ExaminerSettings, examine_here, gather
+from fledge.data.options import Progress, PromptOptions
+from fledge.data.privacy import Audit, AuditWriter
+from fledge.data.prompt_store import (
+    SELF_LICENCE,
+    pool_url,
+    read_selection,
+    reject_counts,
+    traffic_url,
+    write_selection,
+)
+from fledge.data.selection.matching import NgramCounts, features
+from fledge.data.selection.quotas import share_out
+from fledge.data.selection.select import PoolSource, Selected, select_prompts
+from fledge.data.sources import Source, SourceOptions, open_source
+from fledge.data.sources.opening import ShapedSource
+from fledge.errors import DataError
+from fledge.storage import Manifest
+
+_LONGEST_TRAFFIC = 10**6  # words: traffic isn't judged by its length
+
+logger = logging.getLogger("fledge")
+
+# Lets the target write that many prompts into a pool folder.
+WritePool = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The opened sources of a recipe."""
+
+    prompts: tuple[ShapedSource, ...]  # without the target itself
+    traffic: tuple[ShapedSource, ...]
+
+    @classmethod
+    def open(cls, options: PromptOptions) -> Sources:
+        """Check all terms and find all files before any work begins."""
+        chosen = tuple(open_source(source) for source in options.sources if source.kind != "self")
+        return cls(chosen, tuple(map(open_source, options.traffic)))
+
+    def digests(self) -> dict[str, str]:
+        """What the stage's output depends on besides the recipe."""
+        return {
+            f"{kind}.{s.name}": s.digest() for kind in ("prompts", "traffic") for s in getattr(self, kind)
+        }
+
+
+def mix_prompts(
+    sources: Sources,
+    settings: ExaminerSettings,
+    output_url: str,
+    write_pool: WritePool,
+    count_tokens: Callable[[Sequence[str]], int],
+    progress: Progress,
+    examine: ExamineAll | None = None,
+) -> None:
+    """Fill a folder of prompts from the recipe's sources, or go on where an earlier call stopped.
+
+    Args:
+        write_pool: makes the pool of the target itself; only called if it is among the sources.
+        examine: how batches of rows are examined; None: in this process.
+    """
+    options = settings.options
+    if read_selection(output_url):
+        return
+    for source in (*sources.prompts, *sources.traffic):
+        logger.info("source %s: shape %s, licence %s", source.name, source.shape, source.licence)
+        for warning in source.terms.warnings:
+            logger.warning("%s", warning)
+    audit = Audit()
+    traffic = read_traffic(sources.traffic, settings, audit)
+    if audit.scanned:
+        AuditWriter(traffic_url(output_url), 0).write(audit)
+    by_name = {source.name: source for source in sources.prompts}
+    weights = {source.label: source.weight for source in options.sources}
+    own = share_out(options.count, weights, dict.fromkeys(weights, options.count))
+    for chosen in options.sources:
+        url = pool_url(output_url, chosen.label)
+        if chosen.kind == "self":
+            write_pool(max(1, own[chosen.label]), url)
+        else:
+            gather(
+                by_name[chosen.label],
+                url,
+                examine or examine_here(settings),
+                options.shard_size,
+                lambda rows, name=chosen.label: progress(0, 0, f"{name}: {rows:,} rows"),  # type: ignore[misc]
+            )
+    pools = [PoolSource(s.label, pool_url(output_url, s.label), s.weight) for s in options.sources]
+    if not sum(Manifest.load(pool.url).records for pool in pools):
+        raise DataError(
+            f"no row of the sources can be used ({_reasons(pools)}); correct the sources or the limits"
+        )
+    selected = select_prompts(
+        pools,
+        traffic,
+        options,
+        output_url,
+        settings.salt,
+        count_tokens,
+        lambda note: progress(0, 0, note),
+    )
+    write_selection(output_url, _told(options.sources, by_name, pools, selected))
+
+
+def read_traffic(
+    traffic: Sequence[Source], settings: ExaminerSettings, audit: Audit
+) -> dict[str, NgramCounts]:
+    """N-gram counts of the traffic samples per category, private data treated first. No text is kept.
+
+    `audit` is told what the privacy filter found.
+    """
+    if not traffic:
+        return {}
+    relaxed = settings.options.model_copy(
+        update={"min_words": 1, "max_words": _LONGEST_TRAFFIC, "languages": (), "evaluation_files": ()}
+    )
+    examiner = Examiner(
+        ExaminerSettings(relaxed, settings.special_tokens, settings.salt, settings.make_treatment)
+    )
+    found: dict[str, NgramCounts] = {}
+    for source in traffic:
+        for row in source.records():
+            examined = examiner.examine([row], source.name, source.licence)
+            if examined.audit is not None:
+                audit.merge(examined.audit)
+            for prompt in examined.prompts:
+                found.setdefault(prompt.category, NgramCounts()).add(features(prompt.turns))
+    if not found:
+        raise DataError("the traffic sample has no usable prompt; correct prompts.traffic or remove it")
+    return dict(sorted(found.items()))
+
+
+def _told(
+    chosen: Sequence[SourceOptions],
+    opened: Mapping[str, ShapedSource],
+    pools: Sequence[PoolSource],
+    selected: Selected,
+) -> dict[str, Any]:
+    """What the data card needs, as JSON."""
+    sources = []
+    contaminated: Counter[str] = Counter()
+    for options, pool in zip(chosen, pools, strict=True):
+        source = opened.get(pool.name)
+        rejects = reject_counts(pool.url)
+        fit = Manifest.load(pool.url).records
+        contaminated.update(
+            {detail: n for (reason, detail), n in rejects.details.items() if reason == "evaluation"}
+        )
+        sources.append(
+            {
+                "name": pool.name,
+                "kind": options.kind,
+                "path": options.path,
+                "shape": source.shape if source else "self",
+                "licence": source.licence if source else SELF_LICENCE,
+                "terms_declared_by": source.terms.declared_by if source else "recipe",
+                "warnings": list(source.terms.warnings) if source else [],
+                "weight": options.weight,
+                "rows": fit + rejects.rows,
+                "rejected": rejects.reasons,
+                "fit": fit,
+                "wanted": selected.wanted[pool.name],
+                "chosen": selected.chosen[pool.name],
+            }
+        )
+    rest = asdict(selected)
+    return {
+        "sources": sources,
+        "contamination": dict(sorted(contaminated.items())),
+        **{key: rest[key] for key in ("pool", "duplicates", "surplus", "distances")},
+    }
+
+
+def _reasons(pools: Sequence[PoolSource]) -> str:
+    reasons = sum((Counter(reject_counts(pool.url).reasons) for pool in pools), Counter[str]())
+    return ", ".join(f"{reason} {number}" for reason, number in reasons.most_common(4)) or "they are empty"

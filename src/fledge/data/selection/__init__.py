@@ -1,0 +1,16 @@
+"""Which of the sources' prompts are kept: duplicates out, matched to traffic, mixed by weight. Memory stays flat."""
+
+from fledge.data.selection.duplicates import DuplicateFinder
+from fledge.data.selection.matching import TrafficModel, distance
+from fledge.data.selection.quotas import share_out
+from fledge.data.selection.select import PoolSource, Selected, select_prompts
+
+__all__ = [
+    "DuplicateFinder",
+    "PoolSource",
+    "Selected",
+    "TrafficModel",
+    "distance",
+    "select_prompts",
+    "share_out",
+]

@@ -1,0 +1,292 @@
+"""Answers from a server: any OpenAI-compatible one that says which ids it generated (vLLM, SGLang: `return_token_ids`).
+
+    POST /v1/completions   {"prompt": [ids as serving renders them], "return_token_ids": true, ...}
+
+Sending ids keeps the template in one place. A server that returns text only is used where the text, tokenised again,
+is as long as the server says its answer was; other answers are rejected one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+import httpx2
+
+from fledge.data.generation import AnswerFailed, Generation, Job, TokenRate
+from fledge.data.options import ServerOptions
+from fledge.data.turns import decode_all, encode_plain
+from fledge.engine import Completion, CompletionStats
+from fledge.engine.phases import PhaseSeconds
+from fledge.engine.request import FinishReason
+from fledge.errors import DataError
+from fledge.target import Target
+
+T = TypeVar("T")
+
+_LARGEST_REPLY = 64 * 2**20  # bytes
+_LONGEST_PAUSE_S = 60.0
+_FAILURES_IN_A_ROW = 8  # replies that tell of a broken server rather than of a prompt it can't take
+_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+
+
+class AnswerServer:
+    """One server and the limits on its use. Safe to use from several threads."""
+
+    def __init__(
+        self, target: Target, options: ServerOptions, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Finds out which model is served.
+
+        Raises:
+            DataError: the server can't be reached, or serves several models and the recipe names none of them.
+        """
+        self._target, self._options, self._pause = target, options, pause
+        key = os.environ.get(options.api_key_env, "") if options.api_key_env else ""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx2.Timeout(options.timeout_s, connect=min(10.0, options.timeout_s))
+        self._client = httpx2.Client(base_url=options.url.rstrip("/"), headers=headers, timeout=timeout)
+        self._lock = threading.Lock()
+        self._next_slot = 0.0
+        self._spent = 0
+        self._failures = 0
+        self.model = options.model or self._only_model()
+
+    @property
+    def concurrency(self) -> int:
+        """Requests under way at once."""
+        return self._options.concurrency
+
+    def complete(self, wanted: Generation) -> Completion:
+        """The server's answer.
+
+        Raises:
+            AnswerFailed: this prompt can't be answered, or the answer's ids can't be trusted.
+            DataError: the server is gone or broken, or the token budget is spent.
+        """
+        params = wanted.params
+        body = {
+            "model": self.model,
+            "prompt": wanted.prompt_ids,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": params.seed,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        reply = self._post("/v1/completions", body)
+        completion = self._read(wanted, reply)
+        with self._lock:
+            self._spent += len(completion.token_ids)
+        return completion
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        last = ""
+        for attempt in range(self._options.retries + 1):
+            if attempt:
+                self._pause(min(_LONGEST_PAUSE_S, self._options.backoff_s * 2 ** (attempt - 1)))
+            self._wait_for_slot()
+            try:
+                status, data = self._exchange(path, body)
+            except httpx2.HTTPError as error:
+                last = f"{type(error).__name__} {error}".strip()
+                continue
+            if status in _AGAIN:
+                last = f"status {status}"
+                continue
+            if status != 200:
+                self._count_failure(f"status {status}")
+                raise AnswerFailed("refused_by_server")
+            try:
+                reply = json.loads(data)
+            except ValueError:
+                last = "a reply that isn't JSON"
+                continue
+            self._failures = 0
+            return reply
+        if last.startswith(("status 5", "a reply")):
+            self._count_failure(last)
+            raise AnswerFailed("server_error")
+        raise self._gone(last)
+
+    def _exchange(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        """Status and body; a body without end is given up."""
+        deadline = time.monotonic() + self._options.timeout_s
+        data = bytearray()
+        with self._client.stream("POST", path, json=body) as response:
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) > _LARGEST_REPLY or time.monotonic() > deadline:
+                    raise AnswerFailed("endless")
+            return response.status_code, bytes(data)
+
+    def _read(self, wanted: Generation, reply: Any) -> Completion:
+        try:
+            choice = reply["choices"][0]
+            text, finish = choice["text"], choice["finish_reason"]
+            usage = reply.get("usage") or {}
+        except (KeyError, IndexError, TypeError) as error:
+            self._count_failure("a reply without choices")
+            raise AnswerFailed("malformed_reply") from error
+        if not isinstance(text, str) or not isinstance(finish, str):
+            raise AnswerFailed("malformed_reply")
+        if finish not in ("stop", "length"):
+            raise AnswerFailed(f"finish_{finish}"[:40])
+        echoed = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
+        if echoed is not None and list(echoed) != list(wanted.prompt_ids):
+            raise AnswerFailed("wrong_prompt_ids")
+        given = choice.get("token_ids")
+        ids = self._checked(given, text) if given is not None else self._tokenised(text, usage, finish)
+        ids = self._ended(ids, finish, choice.get("stop_reason"))
+        if not ids or len(ids) > wanted.params.max_tokens + 1:
+            raise AnswerFailed("wrong_length")
+        reason: FinishReason = "stop" if finish == "stop" else "length"
+        return Completion(text, ids, wanted.prompt_ids, reason, no_stats(len(ids)))
+
+    def _checked(self, ids: Any, text: str) -> list[int]:
+        """Ids that belong to the vocabulary and mean the text."""
+        size = len(self._target.tokenizer)
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
+            raise AnswerFailed("wrong_ids")
+        ends = self._target.chat.turn_end_ids
+        body = ids[:-1] if ids and ids[-1] in ends else ids
+        plain = self._target.tokenizer.decode(
+            body, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        spelled = {decode_all(self._target, ids), decode_all(self._target, body), plain}
+        # A cut in the middle of a character leaves a mark that servers write differently.
+        if text.strip().rstrip("\ufffd") not in {one.strip().rstrip("\ufffd") for one in spelled}:
+            raise AnswerFailed("wrong_ids")
+        return ids
+
+    def _tokenised(self, text: str, usage: Any, finish: str) -> list[int]:
+        """Ids of a text whose length in tokens the server tells, if they are as many."""
+        told = usage.get("completion_tokens")
+        if not isinstance(told, int):
+            raise AnswerFailed("no_token_ids")
+        ids = encode_plain(self._target, text)
+        lengths = (len(ids), len(ids) + 1) if finish == "stop" else (len(ids),)
+        if told not in lengths or decode_all(self._target, ids) != text:
+            raise AnswerFailed("no_round_trip")
+        return ids
+
+    def _ended(self, ids: list[int], finish: str, stop_reason: Any) -> list[int]:
+        """Nothing after the turn's end; and the end itself, where the server left it out of a finished answer."""
+        ends = self._target.chat.turn_end_ids
+        for position, token in enumerate(ids):
+            if token in ends:
+                return ids[: position + 1]
+        if finish == "length":
+            return ids
+        if type(stop_reason) is int and stop_reason in ends:
+            return [*ids, stop_reason]
+        end = self._target.chat.reply_end_id
+        if end is None:
+            raise AnswerFailed("no_turn_end")
+        return [*ids, end]
+
+    def _wait_for_slot(self) -> None:
+        budget, per_second = self._options.token_budget, self._options.requests_per_second
+        with self._lock:
+            if budget is not None and self._spent >= budget:
+                raise DataError(
+                    f"the token budget of {budget:,} is spent; finished shards are kept: raise "
+                    "respond.server.token_budget and run again to go on"
+                )
+            if per_second is None:
+                return
+            now = time.monotonic()
+            slot = max(now, self._next_slot)
+            self._next_slot = slot + 1 / per_second
+        self._pause(max(0.0, slot - now))
+
+    def _count_failure(self, what: str) -> None:
+        with self._lock:
+            self._failures += 1
+            if self._failures >= _FAILURES_IN_A_ROW:
+                raise DataError(
+                    f"{self._options.url} failed {self._failures} times in a row ({what}); finished shards are kept: "
+                    "look at the server's log, and run again to go on"
+                )
+
+    def _gone(self, why: str) -> DataError:
+        return DataError(
+            f"{self._options.url} can't be reached ({why}, {self._options.retries + 1} attempts); finished shards are "
+            "kept: start the server, and run again to go on"
+        )
+
+    def _only_model(self) -> str:
+        try:
+            reply = self._client.get("/v1/models")
+            names = [model["id"] for model in reply.json()["data"]]
+        except httpx2.HTTPError as error:
+            raise self._gone(f"{type(error).__name__} {error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{self._options.url} doesn't list its models; set respond.server.model, or correct the URL"
+            ) from error
+        if len(names) != 1:
+            raise DataError(
+                f"{self._options.url} serves {', '.join(names) or 'no model'}; set respond.server.model to one"
+            )
+        return str(names[0])
+
+
+def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) -> Generator[T, None, None]:
+    """Results of the jobs in their order; as many requests under way as the server is allowed."""
+    numbered: Iterator[tuple[int, Job[T]]] = enumerate(jobs)
+    running: dict[Future[Completion], tuple[int, Job[T]]] = {}
+    finished: dict[int, T] = {}
+    exhausted, number = False, 0
+    pool = ThreadPoolExecutor(server.concurrency, thread_name_prefix="respond")
+
+    def advance(index: int, job: Job[T], resume: Callable[[], Generation]) -> None:
+        try:
+            wanted = resume()
+        except StopIteration as stop:
+            finished[index] = stop.value
+        else:
+            running[pool.submit(server.complete, wanted)] = (index, job)
+
+    try:
+        while True:
+            while (
+                not exhausted
+                and len(running) < server.concurrency
+                and len(finished) < 64 * server.concurrency
+            ):
+                try:
+                    index, job = next(numbered)
+                except StopIteration:
+                    exhausted = True
+                    break
+                advance(index, job, lambda job=job: next(job))  # type: ignore[misc]
+            while number in finished:
+                yield finished.pop(number)
+                number += 1
+            if not running:
+                if exhausted:
+                    return
+                continue
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                index, job = running.pop(future)
+                try:
+                    completion = future.result()
+                except AnswerFailed as failed:
+                    advance(index, job, lambda job=job, failed=failed: job.throw(failed))  # type: ignore[misc]
+                else:
+                    rate.add(len(completion.token_ids))
+                    advance(index, job, lambda job=job, done=completion: job.send(done))  # type: ignore[misc]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def no_stats(tokens: int) -> CompletionStats:
+    """A server doesn't say how an answer came about."""
+    return CompletionStats(tokens, 0, 1.0, 0.0, 0.0, 0.0, [], 0, [], PhaseSeconds())

@@ -1,0 +1,27 @@
+"""Where prompts come from besides the target itself: files, Hugging Face datasets, request logs.
+
+source     rows (or why a row can't be read)   shape         user turns
+files ──► {"conversations": [...]} ─────────► sharegpt ──► ["Why ...?", "And then?"]
+hub   ──► {"messages": [...]}      ─────────► messages     answers are dropped here and never written
+logs  ──► {"body": {...}}          ─────────► request
+"""
+
+from fledge.data.sources.base import Record, RowSource, Source, Unusable
+from fledge.data.sources.opening import open_source
+from fledge.data.sources.options import SourceOptions
+from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
+from fledge.data.sources.terms import Terms, check_terms
+
+__all__ = [
+    "SHAPES",
+    "Record",
+    "RowSource",
+    "Source",
+    "SourceOptions",
+    "Terms",
+    "Unusable",
+    "check_terms",
+    "detect_shape",
+    "open_source",
+    "user_turns",
+]

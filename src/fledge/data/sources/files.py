@@ -1,0 +1,240 @@
+"""Rows of local or remote files, one at a time: JSON lines, JSON arrays, CSV and Parquet, compressed or not.
+
+Whatever is wrong with one row (no JSON, not UTF-8, megabytes long) costs that row and nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from typing import IO, Any
+
+import fsspec
+import ijson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fledge.data.sources.base import BadRow
+from fledge.errors import DataError
+
+logger = logging.getLogger("fledge")
+
+LARGEST_ROW = 16 * 2**20  # bytes of a line; longer ones are read past, never held
+_CHUNK = 2**20
+_PARQUET_ROWS = 64
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".log")
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+
+
+class FileRows:
+    """The rows of all files that a path, folder or glob names, in the order of their names."""
+
+    def __init__(self, path: str) -> None:
+        self._filesystem, self._paths = _find(path)
+        self._path = path
+
+    def rows(self, skip: int = 0) -> Iterator[Any]:
+        """Rows without the first `skip`."""
+        for path in self._paths:
+            kind = _kind(path)
+            if kind == "parquet":
+                with self._filesystem.open(path, "rb") as file:
+                    parquet = _parquet(file, path)
+                    count = parquet.metadata.num_rows
+                    if skip < count:
+                        yield from islice(_parquet_rows(parquet), skip, None)
+                    skip = max(0, skip - count)
+                continue
+            for row in self._text_rows(path, kind):
+                if skip:
+                    skip -= 1
+                else:
+                    yield row
+
+    def digest(self) -> str:
+        """Over each file's name, length, beginning and end."""
+        digest = hashlib.sha256()
+        for path in self._paths:
+            size = self._filesystem.size(path) or 0
+            name = path.rsplit("/", 1)[-1]
+            digest.update(f"{name}\0{size}\0".encode())
+            digest.update(self._filesystem.read_block(path, 0, _CHUNK))
+            digest.update(self._filesystem.read_block(path, max(0, size - _CHUNK), _CHUNK))
+        return digest.hexdigest()
+
+    def _text_rows(self, path: str, kind: str) -> Iterator[Any]:
+        with self._open(path) as file:
+            start = file.read(4096)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise DataError(f"{path} is UTF-16; save it as UTF-8")
+        with self._open(path) as file:
+            if kind == "csv":
+                separator = "\t" if ".tsv" in path else ","
+                yield from _csv_rows(file, separator, path)
+            elif kind == "text":
+                yield from _lines(file, parse=False)
+            elif start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+                yield from _array_rows(file, path, skip_mark=start.startswith(b"\xef\xbb\xbf"))
+            else:
+                yield from _lines(file, parse=True)
+
+    def _open(self, path: str) -> IO[bytes]:
+        stream: IO[bytes] = self._filesystem.open(path, "rb", compression="infer")
+        return stream
+
+
+def _find(path: str) -> tuple[Any, list[str]]:
+    try:
+        filesystem, place = fsspec.core.url_to_fs(path)
+        if filesystem.isdir(place):
+            found = [f for f in filesystem.find(place) if _kind(f, strict=False) and not _hidden(f, place)]
+        elif filesystem.exists(place):
+            found = [place]
+        else:
+            found = [
+                f
+                for f in filesystem.glob(place)
+                if not filesystem.isdir(f) and not f.rsplit("/", 1)[-1].startswith(".")
+            ]
+    except (ImportError, ValueError, OSError) as error:
+        raise DataError(f"can't look at the source {path} ({error}); check the path") from error
+    if not found:
+        raise DataError(
+            f"the source {path} has no files; name a file, a glob, or a folder with {', '.join(_SUFFIXES)} files"
+        )
+    for file in found:
+        _kind(file)
+    return filesystem, sorted(found)
+
+
+def _hidden(path: str, folder: str) -> bool:
+    return any(part.startswith(".") for part in path.removeprefix(folder).split("/"))
+
+
+def _kind(path: str, strict: bool = True) -> str:
+    name = path.rsplit("/", 1)[-1].lower()
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    if name.endswith((".jsonl", ".ndjson", ".json", ".log")):
+        return "json"
+    if name.endswith((".csv", ".tsv")):
+        return "csv"
+    if name.endswith(".parquet"):
+        return "parquet"
+    if name.endswith(".txt"):
+        return "text"
+    if strict:
+        raise DataError(f"can't tell the format of {path} by its name; use one of {', '.join(_SUFFIXES)}")
+    return ""
+
+
+def split_lines(file: IO[bytes], longest: int = LARGEST_ROW) -> Iterator[bytes | None]:
+    """Lines with their ends; None for one that is longer than `longest`, which is never held in memory."""
+    pending, too_long = b"", False
+    while chunk := file.read(_CHUNK):
+        *whole, last = (pending + chunk).split(b"\n")
+        for line in whole:
+            yield None if too_long or len(line) > longest else line + b"\n"
+            too_long = False
+        pending = last
+        if len(pending) > longest:
+            pending, too_long = b"", True
+    if pending or too_long:
+        yield None if too_long else pending
+
+
+def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
+    for line in split_lines(file):
+        if line is None:
+            yield BadRow("too_large")
+            continue
+        try:
+            text = line.decode("utf-8").lstrip("\ufeff")
+        except UnicodeDecodeError:
+            yield BadRow("encoding")
+            continue
+        if not text.strip():
+            continue
+        if not parse:
+            yield text
+            continue
+        try:
+            yield json.loads(text)
+        except (ValueError, RecursionError):
+            yield BadRow("not_json")
+
+
+def _array_rows(file: IO[bytes], path: str, skip_mark: bool) -> Iterator[Any]:
+    if skip_mark:
+        file.read(3)
+    try:
+        yield from ijson.items(file, "item", use_float=True)
+    except (ijson.JSONError, UnicodeDecodeError) as error:
+        logger.warning(
+            "%s is damaged (%s); what comes after the damage is lost", path, " ".join(str(error).split())
+        )
+        yield BadRow("not_json")
+
+
+def _csv_rows(file: IO[bytes], separator: str, path: str) -> Iterator[Any]:
+    csv.field_size_limit(LARGEST_ROW)
+    reader = csv.reader(_csv_text(file), delimiter=separator)
+    header = next(reader, None)
+    if not header:
+        raise DataError(f"{path} has no header; give its columns names in the first line")
+    header = [name.strip() for name in header]
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield BadRow("too_large")
+            continue
+        if not cells:
+            continue
+        if any(not cell.isascii() and _has_surrogate(cell) for cell in cells):
+            yield BadRow("encoding")
+        elif len(cells) != len(header):
+            yield BadRow("columns")
+        else:
+            yield dict(zip(header, map(_json_cell, cells), strict=True))
+
+
+def _csv_text(file: IO[bytes]) -> Iterator[str]:
+    """Lines as text; bytes that aren't UTF-8, and lines too long to hold, leave a lone surrogate behind."""
+    first = True
+    for line in split_lines(file):
+        text = "\udcff\n" if line is None else line.decode("utf-8", errors="surrogateescape")
+        yield text.lstrip("\ufeff") if first else text
+        first = False
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _json_cell(cell: str) -> Any:
+    """A cell that holds a JSON list or object, as exports of chat data do; else its text."""
+    if cell[:2] not in ("[{", '["', '{"'):
+        return cell
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell
+
+
+def _parquet(file: IO[bytes], path: str) -> Any:
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} is not a Parquet file ({error}); replace it") from error
+
+
+def _parquet_rows(parquet: Any) -> Iterator[Any]:
+    for batch in parquet.iter_batches(batch_size=_PARQUET_ROWS):
+        yield from batch.to_pylist()

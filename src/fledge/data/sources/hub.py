@@ -1,0 +1,70 @@
+"""Rows of a Hugging Face data set: a hub name, or a folder that `datasets` can load. Streamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from fledge.data.sources.options import SourceOptions
+from fledge.errors import DataError
+
+
+class HubRows:
+    """A data set's rows through the `datasets` library, an optional dependency."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._dataset = _load(options)
+
+    def rows(self, skip: int = 0) -> Iterator[Any]:
+        """Rows without the first `skip`."""
+        try:
+            yield from self._dataset.skip(skip) if skip else self._dataset
+        except Exception as error:  # the library raises whatever the loader of the format raises
+            raise DataError(
+                f"reading the data set {self._options.path} failed ({_one_line(error)}); "
+                "run again to go on, or drop the source"
+            ) from error
+
+    def digest(self) -> str:
+        """Over what names the data set; give a `revision` so that it can't change unnoticed."""
+        chosen = self._options
+        info = self._dataset.info
+        parts = [
+            chosen.path,
+            chosen.config,
+            chosen.split,
+            chosen.revision,
+            str(info.version),
+            info.dataset_size,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @property
+    def licence(self) -> str:
+        """What the data set says of itself, often nothing."""
+        return str(self._dataset.info.license or "")
+
+
+def _load(options: SourceOptions) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"reading the data set {options.path} needs a package: pip install 'fledge[datasets]'"
+        ) from error
+    try:
+        return datasets.load_dataset(
+            options.path, options.config, split=options.split, revision=options.revision, streaming=True
+        )
+    except Exception as error:  # as above
+        raise DataError(
+            f"can't load the data set {options.path}, split {options.split} ({_one_line(error)}); "
+            "check its name, configuration, split and revision, and the connection"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

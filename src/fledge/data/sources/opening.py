@@ -1,0 +1,96 @@
+"""From a recipe's source to its records: terms checked, rows read, shape found, user turns taken out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+
+from fledge.data.sources.base import BadRow, Record, RowSource, Source, Unusable
+from fledge.data.sources.files import FileRows
+from fledge.data.sources.hub import HubRows
+from fledge.data.sources.options import SourceOptions
+from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
+from fledge.data.sources.terms import Terms, check_terms
+from fledge.errors import DataError
+
+_LOOKED_AT = 100  # rows that decide the shape
+DEFAULT_CATEGORY = "general"
+
+
+def open_source(options: SourceOptions) -> ShapedSource:
+    """The records of a source.
+
+    Raises:
+        DataError: its terms are refused, it can't be found, or no row has a known shape.
+    """
+    if options.kind == "dataset":
+        if options.training_allowed is False:
+            check_terms(options.label, options.licence, False)  # before anything is loaded
+        rows = HubRows(options)
+        terms = check_terms(options.label, options.licence or rows.licence, options.training_allowed)
+        return ShapedSource(options, rows, terms)
+    terms = check_terms(options.label, options.licence, options.training_allowed)
+    return ShapedSource(options, FileRows(options.path), terms)
+
+
+class ShapedSource(Source):
+    """Rows and the shape they are in."""
+
+    def __init__(self, options: SourceOptions, rows: RowSource, terms: Terms) -> None:
+        self._options = options
+        self._rows = rows
+        self.terms = terms
+        self.name = options.label
+        self.licence = terms.licence
+        self.shape = self._find_shape()
+
+    def records(self, skip: int = 0) -> Iterator[Record | Unusable]:
+        """All rows in order without the first `skip`."""
+        options = self._options
+        rows = self._rows.rows(skip)
+        if options.limit is not None:
+            rows = islice(rows, max(0, options.limit - skip))
+        for number, row in enumerate(rows, start=skip):
+            if isinstance(row, BadRow):
+                yield Unusable(number, row.reason)
+                continue
+            found = user_turns(row, self.shape, options.field)
+            if isinstance(found, str):
+                yield Unusable(number, found)
+                continue
+            category = options.category or found.category or DEFAULT_CATEGORY
+            yield Record(number, found.turns, found.system if options.system else None, category)
+
+    def digest(self) -> str:
+        """Over the rows and how they are read."""
+        return hashlib.sha256(f"{self._rows.digest()}\0{self.shape}".encode()).hexdigest()
+
+    def _find_shape(self) -> str:
+        options = self._options
+        if options.kind == "log":
+            return "request"
+        if options.shape != "auto":
+            return options.shape
+        first = list(islice(self._rows.rows(), _LOOKED_AT))
+        usable = [row for row in first if not isinstance(row, BadRow)]
+        if not usable:
+            reasons = sorted({row.reason for row in first if isinstance(row, BadRow)})
+            raise DataError(
+                f"source {self.name}: none of the first {len(first)} rows can be read "
+                f"({', '.join(reasons) or 'empty'}); check the file's format"
+            )
+        if options.field:
+            usable = [row.get(options.field) if isinstance(row, dict) else row for row in usable]
+        shape = detect_shape(usable)
+        if shape is None:
+            raise DataError(
+                f"source {self.name}: the rows have no known shape ({_columns(usable[0])}); "
+                f"set the source's `shape` to one of {', '.join(SHAPES)}, and `field` to the column with the turns"
+            )
+        return shape
+
+
+def _columns(row: object) -> str:
+    """The names of a row's columns; its values are never shown."""
+    return f"columns {', '.join(map(str, list(row)[:8]))}" if isinstance(row, dict) else type(row).__name__

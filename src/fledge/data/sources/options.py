@@ -1,0 +1,61 @@
+"""What a recipe says about one source of prompts."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Kind = Literal["self", "file", "dataset", "log"]
+ShapeName = Literal["auto", "sharegpt", "messages", "alpaca", "turns", "prompt", "request"]
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class SourceOptions(BaseModel):
+    """One source: where it is, how to read it, its weight in the mix, and its terms."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Kind = Field("file", description="self (the target writes), file, dataset (Hugging Face) or log")
+    path: str = Field(
+        "", description="file, folder, glob or fsspec URL; for a dataset its hub name or folder"
+    )
+    name: str = Field("", description="what records and reports call it; default: made from the path")
+    weight: float = Field(
+        1.0, gt=0.0, allow_inf_nan=False, description="share of the mix, relative to others"
+    )
+    shape: ShapeName = Field("auto", description="how a row holds its turns; auto looks at the first rows")
+    field: str = Field("", description="column that holds the turns, where the shape's usual names don't fit")
+    system: bool = Field(False, description="keep system prompts too")
+    category: str = Field(
+        "", description="workload of all its records; default: the row's own, else `general`"
+    )
+    limit: int | None = Field(None, ge=1, description="rows to read at most")
+    config: str | None = Field(None, description="a dataset's configuration")
+    split: str = Field("train", description="a dataset's split")
+    revision: str | None = Field(None, description="a dataset's revision")
+    licence: str = Field("", description="its licence: an SPDX id, `own`, or a name")
+    training_allowed: bool | None = Field(
+        None,
+        description="whether its terms allow training a draft head; needed where the licence doesn't say",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> SourceOptions:
+        if self.kind != "self" and not self.path:
+            raise ValueError(f"a source of kind {self.kind} needs a path")
+        if self.kind == "self" and self.path:
+            raise ValueError("the target itself (kind self) has no path")
+        if self.kind == "log" and self.shape not in ("auto", "request"):
+            raise ValueError("a log's shape is always request; use kind file for another shape")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The name used in records, folders and reports."""
+        if self.name:
+            return _NAME.sub("-", self.name)
+        if self.kind == "self":
+            return "self"
+        return _NAME.sub("-", self.path.split("://")[-1].strip("/*")).strip("-.") or self.kind

@@ -1,0 +1,70 @@
+"""A source's terms: refused when nobody declared them, warned of when they are known to restrict this use.
+
+Nothing here is legal advice: the lists hold what licences commonly found on data sets say of themselves, and a recipe
+overrules them with `training_allowed`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fledge.errors import DataError
+
+_OPEN = re.compile(
+    r"apache-2\.0|mit|isc|bsd-[23]-clause|bsd|unlicense|cc0-1\.0|cc-by-(sa-)?[1234]\.\d|odc-by|odc-by-1\.0|"
+    r"pddl|odbl|cdla-(permissive|sharing)-[12]\.0|public-domain|own|wtfpl|zlib"
+)
+_NONCOMMERCIAL = re.compile(r"(^|[-_ ])nc([-_ ]|$)|non-?commercial|research-only|academic")
+# Terms under which outputs may not be used to build models that compete with the provider's.
+_NO_COMPETE = re.compile(
+    r"openai|chatgpt|gpt-?4|anthropic|claude|gemini|google-tos|llama-?2|llama-?3(?!\.)|xai|grok"
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is known about a source's terms."""
+
+    licence: str
+    training_allowed: bool  # always True for terms that passed
+    declared_by: str  # "licence" or "recipe"
+    warnings: tuple[str, ...] = ()
+
+
+def check_terms(source: str, licence: str, training_allowed: bool | None) -> Terms:
+    """Accept a source's terms, or refuse them.
+
+    Raises:
+        DataError: nobody declared terms, the recipe says training isn't allowed, or the licence is unknown and the
+            recipe is silent.
+    """
+    name = " ".join(licence.split())
+    if training_allowed is False:
+        raise DataError(
+            f"the terms of source {source} don't allow training; remove the source from the recipe"
+        )
+    if not name and training_allowed is None:
+        raise DataError(
+            f"source {source} has no declared terms; read them, then give it a `licence` (`own` for your own data) "
+            "or `training_allowed: true` in the recipe"
+        )
+    known = name.lower().replace(" ", "-")
+    warnings = tuple(_warnings(source, name, known))
+    if training_allowed is None and not warnings and not _OPEN.fullmatch(known):
+        raise DataError(
+            f"source {source} has the licence {name!r}, which fledge doesn't know; read it, then set "
+            "`training_allowed: true` in the recipe, or remove the source"
+        )
+    return Terms(name or "not stated", True, "licence" if training_allowed is None else "recipe", warnings)
+
+
+def _warnings(source: str, name: str, known: str) -> list[str]:
+    found = []
+    if _NONCOMMERCIAL.search(known):
+        found.append(
+            f"source {source}: {name} forbids commercial use; don't serve a head trained on it to customers"
+        )
+    if _NO_COMPETE.search(known):
+        found.append(f"source {source}: {name} forbids training models that compete with its provider's")
+    return found

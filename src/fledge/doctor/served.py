@@ -1,0 +1,139 @@
+"""A served engine seen from outside: its prompts, answers and acceptance, one prompt at a time.
+
+engine    answers from token ids    acceptance of one request
+vLLM      POST /v1/completions      counters spec_decode_num_{drafts,accepted_tokens} before and after
+SGLang    POST /generate            meta_info: completion_tokens / spec_verify_ct
+
+Neither shows its draft logits; tau, prompt by prompt, is what can be compared from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fledge.errors import EngineError
+
+_SECONDS = 600.0  # for one answer: a first request may compile kernels
+
+
+@dataclass(frozen=True)
+class ServedAnswer:
+    """One answer of a served engine."""
+
+    token_ids: list[int]  # empty if the engine doesn't return ids
+    text: str
+    drafts: int  # verifies that checked drafted tokens; 0: none, or not told
+    tau: float  # tokens per verify, bonus token included; 0: not told
+
+
+class ServedEngine:
+    """A running SGLang, vLLM or fledge server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        found = self._call("/v1/models")
+        try:
+            self.model = str(found["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise EngineError(
+                f"{self.url} names no model at /v1/models: give an OpenAI-compatible server"
+            ) from None
+        self.kind = "sglang" if self._try("/get_model_info") or self._try("/model_info") else "vllm"
+
+    def prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
+        """The ids the server makes of a conversation; None if it doesn't tell."""
+        body = {"model": self.model, "messages": list(messages), "add_generation_prompt": True}
+        found = self._try("/tokenize", body)
+        ids = (found or {}).get("tokens")
+        return [int(i) for i in ids] if isinstance(ids, list) else None
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> ServedAnswer:
+        """Continue a prompt greedily."""
+        if self.kind == "sglang":
+            return self._from_sglang(prompt_ids, max_tokens)
+        drafts, accepted = self._counters()
+        body = {
+            "model": self.model,
+            "prompt": list(prompt_ids),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        choice = self._call("/v1/completions", body)["choices"][0]
+        now_drafts, now_accepted = self._counters()
+        count = now_drafts - drafts
+        tau = 1 + (now_accepted - accepted) / count if count else 0.0
+        return ServedAnswer(list(choice.get("token_ids") or []), str(choice["text"]), count, tau)
+
+    def _from_sglang(self, prompt_ids: Sequence[int], max_tokens: int) -> ServedAnswer:
+        body = {
+            "input_ids": list(prompt_ids),
+            "sampling_params": {"max_new_tokens": max_tokens, "temperature": 0},
+        }
+        found = self._call("/generate", body)
+        meta = found.get("meta_info") or {}
+        verifies = int(meta.get("spec_verify_ct") or 0)
+        tau = int(meta.get("completion_tokens") or 0) / verifies if verifies else 0.0
+        return ServedAnswer(
+            [int(i) for i in found.get("output_ids") or []], str(found.get("text", "")), verifies, tau
+        )
+
+    def _counters(self) -> tuple[int, int]:
+        """Drafts and accepted tokens so far, from the metrics page; zeros if it has none."""
+        text = self._open("/metrics").decode()
+
+        def total(name: str) -> int:
+            values = re.findall(rf"^[a-z]+:{name}_total(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.MULTILINE)
+            return int(sum(map(float, values)))
+
+        return total("spec_decode_num_drafts"), total("spec_decode_num_accepted_tokens")
+
+    def _try(self, path: str, body: Any = None) -> Any:
+        try:
+            return self._call(path, body)
+        except EngineError:
+            return None
+
+    def _call(self, path: str, body: Any = None) -> Any:
+        try:
+            return json.loads(self._open(path, body))
+        except ValueError as error:
+            raise EngineError(f"{self.url}{path} doesn't answer in JSON: give an engine's address") from error
+
+    def _open(self, path: str, body: Any = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(
+                self.url + path, data=data, headers={"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+                content: bytes = response.read()
+            return content
+        except urllib.error.HTTPError as error:
+            told = error.read(300).decode(errors="replace")
+            raise EngineError(
+                f"{self.url}{path} refuses: {error.code} {told}; see the server's log"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{self.url}{path} can't be reached ({error}): is the server up?") from error
+
+
+def wait_until_ready(url: str, seconds: float, alive: Any = lambda: True) -> None:
+    """Return once the server answers /health; `alive()` false or the time over is an error."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not alive():
+            raise EngineError("the server ended before it was ready: read its log above")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(1)
+    raise EngineError(f"{url}/health didn't answer within {seconds:.0f} seconds: read the server's log")

@@ -1,0 +1,76 @@
+"""What SGLang and vLLM do silently with a head's files, each by its own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fledge.doctor.findings import Finding
+from fledge.errors import HeadError
+from fledge.target import Target
+from fledge.target.config import engine_feature_layers
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_EXPORT = "fledge export HEAD FOLDER --form {}"
+
+
+def engine_findings(
+    engine: str, raw: Mapping[str, Any], tensor_names: Iterable[str], target: Target
+) -> Iterator[Finding]:
+    """The traps of `sglang` or `vllm`."""
+    if engine == "sglang":
+        yield from _sglang(raw, list(tensor_names))
+    elif engine == "vllm":
+        yield from _vllm(raw)
+    else:
+        raise HeadError(f"--engine {engine} isn't known: use vllm, sglang or a server's URL")
+    yield from _layers(engine, raw, target)
+
+
+def _sglang(raw: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:
+    remedy = _EXPORT.format("sglang")
+    if raw.get("architectures") != ["LlamaForCausalLMEagle3"]:
+        yield Finding(
+            "engine", f"SGLang loads the class LlamaForCausalLMEagle3, not {raw.get('architectures')}", remedy
+        )
+    if any("layers.0." in name for name in names):
+        yield Finding("engine", "older SGLang versions drop tensors called layers.0.* silently", remedy)
+    if raw.get("draft_vocab_size") is None and "lm_head.weight" in names:
+        yield Finding(
+            "engine",
+            "without draft_vocab_size SGLang takes the target's lm_head instead of the head's",
+            remedy,
+        )
+
+
+def _vllm(raw: Mapping[str, Any]) -> Iterator[Finding]:
+    if raw.get("speculators_model_type"):
+        if "norm_before_residual" not in raw:
+            yield Finding(
+                "engine",
+                "norm_before_residual is left out; vLLM takes true, a plain EAGLE-3 head needs false",
+                _EXPORT.format("speculators"),
+            )
+        return
+    architecture = (raw.get("architectures") or ["none"])[0]
+    if "Eagle3" not in architecture:
+        yield Finding("engine", f"vLLM has no EAGLE-3 class {architecture}", _EXPORT.format("vllm"))
+
+
+def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Finding]:
+    """The layers this engine would really read, counted by output."""
+    n = target.config.num_layers
+    default = engine_feature_layers(n) or (1, n // 2 - 1, n - 4)
+    nested, top = (raw.get("eagle_config") or {}).get(_IDS), raw.get(_IDS)
+    if engine == "sglang":
+        read = tuple(nested) if nested else default
+    else:
+        ids = top or nested
+        read = tuple(i - 1 for i in ids)[:3] if ids else default
+    if read != target.config.feature_layers:
+        wanted = ", ".join(map(str, target.config.feature_layers))
+        yield Finding(
+            "layers",
+            f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are {wanted}",
+            _EXPORT.format(engine) + " --target TARGET",
+        )

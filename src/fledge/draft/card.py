@@ -1,0 +1,80 @@
+"""The model card of an exported head: README.md with the front matter model hubs read, from what the head knows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import yaml
+
+from fledge.draft.forms import Form
+
+if TYPE_CHECKING:
+    from fledge.draft.head import Head
+
+_SERVE = {
+    "sglang": "python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 \\\n"
+    "    --speculative-draft-model-path {head} --speculative-num-steps 3 --speculative-eagle-topk 1 \\\n"
+    "    --speculative-num-draft-tokens 4",
+    "vllm": "vllm serve {target} --speculative-config \\\n"
+    '    \'{{"method": "eagle3", "model": "{head}", "num_speculative_tokens": 3}}\'',
+    "eagle": "EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={head!r}, use_eagle3=True)",
+}
+
+
+def model_card(head: Head, form: Form, name: str) -> str:
+    """The card of a head written in `form`; `name` is what readers call it."""
+    c, m = head.config, head.metadata
+    target = m.target_name or "the target"
+    front = {
+        "library_name": "fledge",
+        "tags": ["eagle3", "speculative-decoding", "draft-head", form],
+        **({"base_model": m.target_name} if "/" in m.target_name else {}),
+    }
+    parameters = sum(tensor.numel() for tensor in head.weights.trainable().values())
+    kind = "EAGLE-3.1" if c.fc_norm or c.norm_output else "EAGLE-3"
+    facts = [
+        ("target", target),
+        ("target revision", m.target_revision or "not recorded"),
+        ("chat template (hash)", m.tokenizer_hash or "not recorded"),
+        ("kind", kind),
+        ("form", form),
+        ("parameters", f"{parameters:,}"),
+        ("draft vocabulary", f"{c.draft_vocab_size:,} of {c.vocab_size:,} tokens"),
+        ("feature layers (by output)", ", ".join(map(str, m.feature_layers)) or "the default ones"),
+        ("context", f"{c.max_position_embeddings:,} positions, RoPE base {c.rope_theta:g}"),
+        ("embedding", "the target's" if head.weights.embedding is None else "included"),
+    ]
+    lines = [
+        "---",
+        yaml.safe_dump(front, sort_keys=False).strip(),
+        "---",
+        f"# {name}",
+        "",
+        f"An {kind} draft head for {target}. It makes decoding faster and leaves the output as it is. It belongs to",
+        "this one target: another revision or chat template costs acceptance without an error.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in facts),
+        "",
+        *_training(dict(m.training)),
+        "## Use",
+        "```",
+        _SERVE[
+            "vllm" if form in ("vllm", "speculators") else "eagle" if form == "eagle" else "sglang"
+        ].format(target=target, head=name),
+        "```",
+        "`fledge doctor TARGET HEAD` says why, if acceptance is low.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _training(facts: dict[str, object]) -> list[str]:
+    if not facts:
+        return []
+    rows = [
+        f"| {key} | {value if isinstance(value, str) else json.dumps(value)} |"
+        for key, value in facts.items()
+    ]
+    return ["## Training", "| fact | value |", "|---|---|", *rows, ""]

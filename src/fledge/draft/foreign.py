@@ -1,0 +1,149 @@
+"""Reading a head that SGLang, vLLM, speculators, EAGLE or SpecForge could load: one canonical head from all of them.
+
+form                      told by                          differences undone here
+SGLang, EAGLE, SpecForge  LlamaForCausalLMEagle3           none: `midlayer.*`, flat config
+vLLM                      Eagle3LlamaForCausalLM           `layers.0.*`, `model.` prefix
+speculators               speculators_model_type           nested `transformer_layer_config`, `layers.0.*`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.draft.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV
+from fledge.draft.head import HeadWeights
+from fledge.errors import HeadError
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def canonical_name(name: str) -> str:
+    """The canonical name of a tensor, whatever the form calls it."""
+    name = name.removeprefix("model.")
+    later = f"{LATER_LAYER}."
+    return f"{LAYER}.{name.removeprefix(later)}" if name.startswith(later) else name
+
+
+def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """One flat mapping for all forms; variants the head can't compute are refused."""
+    if "transformer_layer_config" not in raw:
+        flat = dict(raw)
+    else:
+        if raw.get("speculators_model_type") != "eagle3":
+            kind = raw.get("speculators_model_type")
+            raise HeadError(f"{url} holds a speculator of type {kind!r}; use an EAGLE-3 head (eagle3)")
+        layer = raw["transformer_layer_config"]
+        outer = {k: v for k, v in raw.items() if k != "transformer_layer_config" and v is not None}
+        flat = {**layer, **outer}
+    eagle = flat.get("eagle_config") or {}
+    refused = [key for key in ("norm_before_residual", "norm_before_fc") if flat.get(key) or eagle.get(key)]
+    if int(flat.get("num_hidden_layers") or 1) != 1:
+        refused.append(f"num_hidden_layers={flat['num_hidden_layers']}")
+    refused += [key for key in ("attention_bias", "mlp_bias", "bias") if flat.get(key)]
+    if flat.get("hidden_act", "silu") not in ("silu", "swish"):
+        refused.append(f"hidden_act={flat['hidden_act']}")
+    if refused:
+        raise HeadError(
+            f"the head in {url} uses {', '.join(refused)}, which isn't supported: use a plain EAGLE-3 head"
+        )
+    return flat
+
+
+def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str) -> HeadWeights:
+    """The fused weights, from tensors under canonical names."""
+
+    def take(name: str) -> Tensor:
+        if name not in named:
+            hint = "; heads that borrow the target's aren't supported" if name == "lm_head.weight" else ""
+            raise HeadError(
+                f"the head in {url} has no tensor {name}{hint}: export it again with all its tensors"
+            )
+        return named[name]
+
+    lm_head = take("lm_head.weight")
+    d2t = named.get("d2t")
+    if d2t is None and lm_head.shape[0] != int(flat.get("vocab_size") or lm_head.shape[0]):
+        raise HeadError(f"the head in {url} has a reduced vocabulary but no d2t: export it again with d2t")
+    norms = [named[name] for name in FC_NORMS if name in named]
+    if flat.get("fc_norm") and len(norms) != len(FC_NORMS):
+        missing = next(name for name in FC_NORMS if name not in named)
+        raise HeadError(
+            f"the head in {url} has no tensor {missing}, though its config has fc_norm: export it again"
+        )
+    if norms and not flat.get("fc_norm"):
+        raise HeadError(
+            f"the head in {url} has fc_norm tensors, but its config doesn't switch them on: "
+            'write "fc_norm": true into its config.json if it was trained with them, or export it again'
+        )
+    return HeadWeights(
+        **{field: take(name) for field, name in PLAIN.items()},
+        qkv=torch.cat([take(name) for name in QKV]),
+        gate_up=torch.cat([take(name) for name in GATE_UP]),
+        d2t=torch.zeros(lm_head.shape[0], dtype=torch.int64) if d2t is None else d2t.long(),
+        embedding=named.get(EMBEDDING),
+        fc_norms=torch.stack(norms) if norms else None,
+    )
+
+
+def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig:
+    """The head's shape, from a flat config and the weights."""
+    try:
+        heads, hidden = int(flat["num_attention_heads"]), int(flat["hidden_size"])
+        parameters = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
+        theta = float(parameters.pop("rope_theta", None) or flat.get("rope_theta") or 10000.0)
+        kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+        return HeadConfig(
+            hidden_size=hidden,
+            intermediate_size=int(flat["intermediate_size"]),
+            num_heads=heads,
+            num_kv_heads=int(flat.get("num_key_value_heads") or heads),
+            head_dim=int(flat.get("head_dim") or hidden // heads),
+            rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
+            rope_theta=theta,
+            rope_scaling=None if kind == "default" else {"rope_type": kind, **parameters},
+            max_position_embeddings=int(flat["max_position_embeddings"]),
+            vocab_size=int(flat["vocab_size"]),
+            draft_vocab_size=w.lm_head.shape[0],
+            target_hidden_size=w.fc.shape[1] // 3,
+            fc_norm=bool(flat.get("fc_norm")),
+            norm_output=bool(flat.get("norm_output")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error
+
+
+def head_metadata(raw: Mapping[str, Any], flat: Mapping[str, Any]) -> HeadMetadata:
+    """What is known about where the head comes from; layers the config names beat what fledge noted."""
+    own = raw.get("fledge") or {}
+    verifier = (raw.get("speculators_config") or {}).get("verifier") or {}
+    architectures = verifier.get("architectures") or [""]
+    return HeadMetadata(
+        target_name=str(own.get("target_name", verifier.get("name_or_path") or "")),
+        target_revision=str(own.get("target_revision", "")),
+        tokenizer_hash=str(own.get("tokenizer_hash", "")),
+        target_architecture=str(own.get("target_architecture", "" if own else architectures[0])),
+        target_layers=int(own.get("target_layers") or 0),
+        feature_layers=named_layers(flat) or tuple(own.get("feature_layers") or ()),
+        training=own.get("training") or {},
+    )
+
+
+def named_layers(flat: Mapping[str, Any]) -> tuple[int, ...]:
+    """The feature layers a config names, counted by output; empty if it names none.
+
+    Top-level ids, and all ids of vLLM's and speculators' own classes, count inputs; nested ids count outputs, as
+    SGLang and SpecForge read them.
+    """
+    nested = (flat.get("eagle_config") or {}).get(_IDS)
+    top = flat.get(_IDS)
+    ids = [int(i) for i in (top or nested or [])][:3]  # speculators may name the last layer as a fourth
+    if not ids:
+        return ()
+    architecture = (flat.get("architectures") or [""])[0]
+    inputs = bool(top) or architecture.startswith("Eagle3")
+    return tuple(i - 1 for i in ids) if inputs else tuple(ids)

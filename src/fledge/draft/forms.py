@@ -1,0 +1,192 @@
+"""Writing a head in the form an engine or trainer loads: tensor names and config.json of each.
+
+form          layer's prefix   config.json                                      layer ids, if not the default layers
+sglang        midlayer.        flat, LlamaForCausalLMEagle3                     nested, layers whose output is read
+specforge     the same file: what SpecForge writes is what SGLang loads
+eagle         midlayer.        flat, with the embedding where it is known       default layers only
+vllm          layers.0.        flat, Eagle3LlamaForCausalLM                     top level, layers whose input is read
+speculators   layers.0.        nested transformer_layer_config, eagle3          top level, layers whose input is read
+
+Two conventions name the same features: "output of layer i" and "input of layer i + 1". fledge counts outputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.errors import HeadError
+from fledge.target.config import engine_feature_layers
+
+if TYPE_CHECKING:
+    from fledge.draft.head import Head
+
+Form = Literal["sglang", "specforge", "eagle", "vllm", "speculators"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+LAYER = "midlayer"  # the canonical prefix of the head's one decoder layer
+LATER_LAYER = "layers.0"
+PLAIN = {  # field of HeadWeights -> canonical name, for tensors stored as they are
+    "fc": "fc.weight",
+    "hidden_norm": f"{LAYER}.hidden_norm.weight",
+    "input_norm": f"{LAYER}.input_layernorm.weight",
+    "o": f"{LAYER}.self_attn.o_proj.weight",
+    "post_norm": f"{LAYER}.post_attention_layernorm.weight",
+    "down": f"{LAYER}.mlp.down_proj.weight",
+    "norm": "norm.weight",
+    "lm_head": "lm_head.weight",
+}
+QKV = tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv")
+GATE_UP = tuple(f"{LAYER}.mlp.{name}_proj.weight" for name in ("gate", "up"))
+EMBEDDING = "embed_tokens.weight"
+FC_NORMS = tuple(f"fc_norm.{i}.weight" for i in range(3))
+REQUIRED = (*PLAIN.values(), *QKV, *GATE_UP)  # without them an engine runs on random or neutral values
+
+
+def check_form(name: str) -> Form:
+    """The form of that name."""
+    for form in FORMS:
+        if name == form:
+            return form
+    raise HeadError(f"no checkpoint form {name!r}: use one of {', '.join(FORMS)}")
+
+
+def form_tensors(head: Head, form: Form, dtype: torch.dtype | None = torch.bfloat16) -> dict[str, Tensor]:
+    """The head's tensors under the form's names; `dtype` None keeps each tensor's own."""
+    later = form in ("vllm", "speculators")
+    named = {
+        name.replace(f"{LAYER}.", f"{LATER_LAYER}.") if later else name: tensor.to(dtype or tensor.dtype)
+        for name, tensor in canonical_tensors(head).items()
+    }
+    named["d2t"] = head.weights.d2t.long()
+    named["t2d"] = head.vocabulary.t2d
+    return {name: tensor.contiguous() for name, tensor in named.items()}
+
+
+def canonical_tensors(head: Head) -> dict[str, Tensor]:
+    """The head's floating-point tensors under their canonical names, in the order a forward meets them."""
+    w, c = head.weights, head.config
+    sizes = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
+    tensors = {} if w.embedding is None else {EMBEDDING: w.embedding}
+    if w.fc_norms is not None:
+        tensors |= dict(zip(FC_NORMS, w.fc_norms, strict=True))
+    tensors |= {PLAIN[field]: getattr(w, field) for field in ("fc", "input_norm", "hidden_norm")}
+    tensors |= dict(zip(QKV, w.qkv.split(sizes), strict=True))
+    tensors |= {PLAIN[field]: getattr(w, field) for field in ("o", "post_norm")}
+    tensors |= dict(zip(GATE_UP, w.gate_up.chunk(2), strict=True))
+    return tensors | {PLAIN[field]: getattr(w, field) for field in ("down", "norm", "lm_head")}
+
+
+def form_config(head: Head, form: Form, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json of the form."""
+    c, m = head.config, head.metadata
+    torch_dtype = str(dtype).removeprefix("torch.")
+    if form == "speculators":
+        return _speculators_config(c, m, torch_dtype)
+    flat = {
+        "architectures": ["Eagle3LlamaForCausalLM" if form == "vllm" else "LlamaForCausalLMEagle3"],
+        **_layer_config(c, torch_dtype),
+        "draft_vocab_size": c.draft_vocab_size,
+        "target_hidden_size": c.target_hidden_size,
+        **_switches(c),
+        **_layer_ids(m, form),
+        "fledge": _own(m),
+    }
+    if form == "eagle" and head.weights.embedding is None:
+        # EAGLE's code takes the target's embedding only when this field is absent.
+        _require_same_size(c, "eagle", "name the target, so that the embedding is added")
+        del flat["target_hidden_size"]
+    return flat
+
+
+def _layer_config(c: HeadConfig, torch_dtype: str) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "torch_dtype": torch_dtype,
+        "hidden_act": "silu",
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_theta": c.rope_theta,
+        "rope_scaling": c.rope_scaling,
+        "max_position_embeddings": c.max_position_embeddings,
+        "vocab_size": c.vocab_size,
+    }
+
+
+def _speculators_config(c: HeadConfig, m: HeadMetadata, torch_dtype: str) -> dict[str, Any]:
+    _require_same_size(c, "speculators", "use the sglang or vllm form")
+    layer = _layer_config(c, torch_dtype) | {"attention_bias": False, "mlp_bias": False}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {
+                "name_or_path": m.target_name or None,
+                "architectures": [m.target_architecture] if m.target_architecture else [],
+            },
+        },
+        "transformer_layer_config": layer,
+        "tie_word_embeddings": False,
+        "torch_dtype": torch_dtype,
+        "draft_vocab_size": c.draft_vocab_size,
+        "target_hidden_size": None,
+        "norm_before_residual": False,  # written out: trainer and class have different defaults
+        "norm_before_fc": False,
+        "fc_norm": c.fc_norm,
+        "norm_output": c.norm_output,
+        **_layer_ids(m, "speculators"),
+        "fledge": _own(m),
+    }
+
+
+def _switches(c: HeadConfig) -> dict[str, Any]:
+    """EAGLE-3.1's two norms; absent in a plain EAGLE-3 head."""
+    return ({"fc_norm": True} if c.fc_norm else {}) | ({"norm_output": True} if c.norm_output else {})
+
+
+def _layer_ids(m: HeadMetadata, form: Form) -> dict[str, Any]:
+    """The ids in the form's own convention, left out for the default layers: every engine then takes the same."""
+    if not m.feature_layers or m.feature_layers == engine_feature_layers(m.target_layers):
+        return {}
+    outputs = list(m.feature_layers)
+    if form == "eagle":
+        raise HeadError(
+            f"EAGLE's own code reads fixed layers, but this head reads {outputs}: use the sglang or vllm form"
+        )
+    if form in ("vllm", "speculators"):
+        return {"eagle_aux_hidden_state_layer_ids": [i + 1 for i in outputs]}
+    return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True}}
+
+
+def _own(m: HeadMetadata) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "target_name": m.target_name,
+        "target_revision": m.target_revision,
+        "tokenizer_hash": m.tokenizer_hash,
+    }
+    if m.target_architecture:
+        known["target_architecture"] = m.target_architecture
+    if m.feature_layers:
+        known |= {"target_layers": m.target_layers, "feature_layers": list(m.feature_layers)}
+    return known | {"training": dict(m.training)}
+
+
+def _require_same_size(c: HeadConfig, form: str, remedy: str) -> None:
+    if c.target_hidden_size != c.hidden_size:
+        raise HeadError(
+            f"a head of hidden size {c.hidden_size} for a target of {c.target_hidden_size} "
+            f"can't be written in the {form} form: {remedy}"
+        )

@@ -1,0 +1,26 @@
+"""Heads on a model hub: pushing a folder in one commit. Pulling is `Head.load("org/name")`."""
+
+from __future__ import annotations
+
+from huggingface_hub import HfApi
+
+from fledge.errors import HeadError
+
+
+def push_folder(folder: str, repository: str) -> str:
+    """Create the repository if need be (private) and upload the folder's files; the commit's address."""
+    api = HfApi()
+    try:
+        api.create_repo(repository, repo_type="model", private=True, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository,
+            repo_type="model",
+            folder_path=folder,
+            commit_message="Add an EAGLE-3 draft head (written by fledge)",
+        )
+    except Exception as error:  # whichever HTTP client the hub's library uses has its own types
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise HeadError(
+            f"can't push to {repository} ({first}): run `hf auth login` with a token that may write there"
+        ) from error
+    return str(commit.commit_url)

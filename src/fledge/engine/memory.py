@@ -1,0 +1,37 @@
+"""How much memory the KV pool may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+_SHARE = 0.25  # of what is free now, for the KV of target and head together
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_for_kv(device: torch.device) -> int:
+    """Bytes: a share of the device's free memory, measured now, with the weights loaded."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _SHARE)
+    free: int = psutil.virtual_memory().available
+    limit = container_limit(_CGROUP)
+    return int((free if limit is None else min(free, limit)) * _SHARE)
+
+
+def container_limit(folder: Path) -> int | None:
+    """Bytes that this process's container (cgroup v2) may still use; None without a limit.
+
+    Files the kernel has cached count as used there, but are given up when memory is short.
+    """
+    try:
+        limit = (folder / "memory.max").read_text("utf-8").strip()
+        if limit == "max":
+            return None
+        used = int((folder / "memory.current").read_text("utf-8"))
+        lines = (folder / "memory.stat").read_text("utf-8").splitlines()
+    except OSError:  # no container, or another system
+        return None
+    cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    return max(int(limit) - used + cached, 0)

@@ -1,0 +1,212 @@
+"""Handing a head over: `fledge export` writes it as an engine loads it, `fledge import` takes one trained elsewhere,
+`fledge doctor` says why one accepts little."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import tempfile
+from dataclasses import replace
+
+import torch
+
+from fledge.console import console
+from fledge.doctor import diagnose
+from fledge.draft import Head
+from fledge.draft.card import model_card
+from fledge.draft.checkpoint import read_head, write_head
+from fledge.draft.forms import canonical_tensors, check_form
+from fledge.draft.hub import push_folder
+from fledge.errors import HeadError
+from fledge.released import head_url
+from fledge.storage import join, write_atomic
+from fledge.target import Target
+
+logger = logging.getLogger("fledge")
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def export_head(
+    source: str,
+    destination: str,
+    *,
+    form: str,
+    target: str | None = None,
+    embedding: bool | None = None,
+    dtype: str = "keep",
+    push: str | None = None,
+) -> Head:
+    """Write a head in another form, with a model card, read it back and compare every bit.
+
+    Args:
+        source: a head in any known form, or `released`.
+        destination: folder or fsspec URL.
+        form: one of `fledge.draft.forms.FORMS`.
+        target: the head's target: it is checked, and its name, layers and embedding become known.
+        embedding: include the target's embedding; None: where the form's own code needs it (eagle).
+        dtype: keep, bfloat16, float16 or float32.
+        push: hub repository to upload the folder to.
+    """
+    chosen, wanted = check_form(form), _dtype(dtype)
+    loaded = None if target is None else Target.load(target)
+    head = Head.load(_source(source, loaded))
+    if loaded is not None:
+        head.check_target(loaded)
+        head = _described(head, loaded)
+    if embedding or (embedding is None and chosen == "eagle" and loaded is not None):
+        head = _with_embedding(head, loaded)
+    elif embedding is False and head.weights.embedding is not None:
+        if head.config.hidden_size != head.config.target_hidden_size:
+            raise HeadError(
+                "this head needs its own embedding, its size isn't the target's: leave --no-embedding out"
+            )
+        head = Head(head.config, replace(head.weights, embedding=None), head.metadata)
+    if wanted == torch.float16:
+        _check_float16(head)
+    write_head(head, destination, chosen, dtype=wanted)
+    write_atomic(
+        join(destination, "README.md"), model_card(head, chosen, push or _name(destination)).encode()
+    )
+    _compare(head, read_head(destination), wanted, destination)
+    console.print(f"head: {destination} ({chosen} form, every tensor read back and compared)")
+    if push is not None:
+        _push(head, chosen, wanted, push)
+    return head
+
+
+def import_head(
+    source: str, destination: str, *, target: str | None = None, layers: list[int] | None = None
+) -> Head:
+    """Take a head of any known form into fledge's own, bit for bit.
+
+    `layers` says which three layers' outputs the head was trained on, where its config says it wrongly.
+    """
+    head = Head.load(source)
+    if layers:
+        if len(layers) != 3 or sorted(set(layers)) != layers:
+            raise HeadError(f"--layers {layers} can't be: give three layers in order, such as 1,14,26")
+        head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
+    if target is not None:
+        loaded = Target.load(target)
+        head.check_target(loaded)
+        head = _described(head, loaded)
+    write_head(head, destination, dtype=None)
+    _compare(head, read_head(destination), None, destination)
+    console.print(f"head: {destination} (every tensor read back and compared)")
+    if target is None:
+        console.print("not checked against its target; run: fledge doctor TARGET " + destination, style="dim")
+    return head
+
+
+def examine(
+    target: str, head: str, *, engine: str | None, reference: str | None, depth: int, max_tokens: int
+) -> int:
+    """Print what the doctor finds; the exit code."""
+    loaded = Target.load(target)
+    found = diagnose(
+        loaded,
+        head_url(loaded, head),
+        engine=engine,
+        reference=reference,
+        depth=depth,
+        max_tokens=max_tokens,
+    )
+    for row in found.measured:
+        console.print(f"{row.name}: {row.value}", style="dim", soft_wrap=True)
+    for finding in found.findings:
+        likely = "" if finding.certain else " (likely)"
+        console.print(
+            f"{finding.fault}{likely}: {finding.what}. {finding.remedy}.", soft_wrap=True, markup=False
+        )
+    if not found.findings:
+        console.print("no fault found")
+    return 1 if found.findings else 0
+
+
+def parse_layers(text: str | None) -> list[int] | None:
+    """Layer numbers from `1,14,26`."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise HeadError(f"--layers {text} can't be read: give three numbers such as 1,14,26") from None
+
+
+def first_difference(one: Head, other: Head) -> str | None:
+    """The name of the first tensor, in the order of a forward, that isn't bit for bit the same; None: all are."""
+    if not torch.equal(one.weights.d2t, other.weights.d2t):
+        return "d2t"
+    mine, theirs = canonical_tensors(one), canonical_tensors(other)
+    for name in [*mine, *(name for name in theirs if name not in mine)]:
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None or a.dtype != b.dtype or not torch.equal(a, b):
+            return name
+    return None
+
+
+def _described(head: Head, target: Target) -> Head:
+    """The head with what its target tells filled in where nothing was recorded."""
+    m, c = head.metadata, target.config
+    known = replace(
+        m,
+        target_name=m.target_name or target.name,
+        target_architecture=m.target_architecture or c.architecture,
+        target_layers=c.num_layers,
+        feature_layers=m.feature_layers or c.feature_layers,
+    )
+    return Head(head.config, head.weights, known)
+
+
+def _with_embedding(head: Head, target: Target | None) -> Head:
+    if head.weights.embedding is not None:
+        return head
+    if target is None:
+        raise HeadError("the embedding is the target's: name it with --target")
+    embedding = target.weights.embedding.to("cpu", head.weights.lm_head.dtype)
+    return Head(head.config, replace(head.weights, embedding=embedding), head.metadata)
+
+
+def _compare(head: Head, written: Head, dtype: torch.dtype | None, destination: str) -> None:
+    expected = head if dtype is None else Head(head.config, head.weights.to(dtype), head.metadata)
+    name = first_difference(expected, written) or (
+        None if expected.config == written.config else "config.json"
+    )
+    if name is not None:
+        raise HeadError(
+            f"{destination} reads back with another {name}: don't use it, and report this as a bug"
+        )
+
+
+def _check_float16(head: Head) -> None:
+    largest = torch.finfo(torch.float16).max
+    for name, tensor in canonical_tensors(head).items():
+        if not bool((tensor.abs() <= largest).all()):
+            raise HeadError(f"{name} has values float16 can't hold: export with --dtype bfloat16")
+
+
+def _push(head: Head, form: str, dtype: torch.dtype | None, repository: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = check_form(form)
+        write_head(head, folder, chosen, dtype=dtype)
+        write_atomic(join(folder, "README.md"), model_card(head, chosen, repository).encode())
+        console.print(f"pushed: {push_folder(folder, repository)}")
+
+
+def _source(source: str, target: Target | None) -> str:
+    if source != "released":
+        return source
+    if target is None:
+        raise HeadError("the released head is found by its target: name it with --target")
+    return head_url(target, source)
+
+
+def _name(url: str) -> str:
+    return posixpath.basename(url.rstrip("/")) or url
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    if name != "keep" and name not in _DTYPES:
+        raise HeadError(f"dtype {name!r} isn't known: use keep, {', '.join(_DTYPES)}")
+    return _DTYPES.get(name)

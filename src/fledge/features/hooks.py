@@ -1,0 +1,197 @@
+"""Features of any transformers causal language model, by hooks on its decoder layers.
+
+    token ids -> [ layer 0 ... low ... middle ... high ... layer n-1 ] -> final norm -> lm_head
+                               |        |          |                          |
+                               '--- features ------'                       hidden
+
+For targets the lean decoder doesn't know: mixtures of experts, multimodal models (their text tower alone runs), sliding
+or chunked attention. Weights may be spread over devices (`device_map`). Conversations of like length are padded on the
+right and run together; under a causal mask no real token sees the padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fledge.data import Conversation, Progress
+from fledge.data.options import silent
+from fledge.errors import DataError, TargetError
+from fledge.features.extract import FeatureSummary, check_finite, conversations_digest, fill_store
+from fledge.features.options import FeatureOptions
+from fledge.features.shard import FeatureSample
+from fledge.storage import make_fingerprint
+from fledge.target.config import default_feature_layers
+
+FORMAT = 1
+_LOGIT_ROWS = 256  # rows whose logits exist at once
+
+
+class HookExtractor:
+    """A transformers model as an extractor of features."""
+
+    def __init__(self, model: Any, batch_tokens: int = 4096) -> None:
+        """`model` is a `...ForCausalLM` or `...ForConditionalGeneration`, loaded and in eval mode."""
+        self._tower = text_tower(model)
+        self._layers: nn.ModuleList = self._tower.layers
+        self._lm_head = model.get_output_embeddings()
+        if self._lm_head is None:
+            raise TargetError(
+                f"{type(model).__name__} has no output embeddings: load it as a causal language model, with "
+                "AutoModelForCausalLM or AutoModelForImageTextToText"
+            )
+        self._batch_tokens = batch_tokens
+        text = model.config.get_text_config()
+        self._limit = int(getattr(text, "max_position_embeddings", 0) or 2**31)
+        self.hidden_size = int(text.hidden_size)
+        self.feature_layers = default_feature_layers(len(self._layers))
+        model.eval()
+
+    @classmethod
+    def load(
+        cls, spec: str, *, dtype: str = "bfloat16", device_map: str | dict[str, Any] = "cpu"
+    ) -> HookExtractor:
+        """A local folder or hub id; `device_map` as in transformers ("auto" spreads a large one over all devices)."""
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+        try:
+            config = AutoConfig.from_pretrained(spec)
+            multimodal = any("ConditionalGeneration" in name for name in config.architectures or [])
+            kind = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
+            model = kind.from_pretrained(spec, dtype=getattr(torch, dtype), device_map=device_map)
+        except (OSError, ValueError) as error:
+            raise TargetError(
+                f"transformers can't load {spec}: {error}; check the name or the folder"
+            ) from error
+        return cls(model)
+
+    @torch.no_grad()
+    def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
+        """Their features, in order."""
+        for c in conversations:
+            if not 1 <= len(c.token_ids) <= self._limit:
+                raise DataError(
+                    f"conversation {c.conversation_id} has {len(c.token_ids)} tokens, the target takes 1 to "
+                    f"{self._limit}; lower respond.max_prompt_tokens or respond.max_new_tokens and respond again"
+                )
+        order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].token_ids))
+        found: dict[int, FeatureSample] = {}
+        for group in self._groups(conversations, order):
+            found |= dict(zip(group, self._run([conversations[i] for i in group]), strict=True))
+        return [found[i] for i in range(len(conversations))]
+
+    def _groups(self, conversations: Sequence[Conversation], order: list[int]) -> Iterator[list[int]]:
+        """Neighbours by length, at most `batch_tokens` with their padding."""
+        group: list[int] = []
+        for i in order:
+            if group and (len(group) + 1) * len(conversations[i].token_ids) > self._batch_tokens:
+                yield group
+                group = []
+            group.append(i)
+        if group:
+            yield group
+
+    def _run(self, conversations: list[Conversation]) -> list[FeatureSample]:
+        """One forward."""
+        device = next(self._tower.parameters()).device
+        lengths = [len(c.token_ids) for c in conversations]
+        ids = torch.zeros(len(conversations), max(lengths), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, c in enumerate(conversations):
+            ids[row, : lengths[row]] = torch.tensor(c.token_ids)
+            mask[row, : lengths[row]] = 1
+        with self._captured() as features:
+            out = self._tower(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
+        hidden: Tensor = out.last_hidden_state
+        low_middle_high = torch.cat([features[layer] for layer in self.feature_layers], dim=-1)
+        samples = []
+        for row, (c, n) in enumerate(zip(conversations, lengths, strict=True)):
+            loss_mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
+            mine = low_middle_high[row, :n].to(torch.bfloat16).contiguous()
+            last = hidden[row, :n].to("cpu", torch.bfloat16).contiguous()
+            check_finite(mine, last)
+            samples.append(
+                FeatureSample(
+                    conversation_id=c.conversation_id,
+                    category=c.category,
+                    split=c.split,
+                    temperature=c.temperature,
+                    token_ids=torch.tensor(c.token_ids, dtype=torch.int32),
+                    loss_mask=loss_mask,
+                    argmax=self._argmax(hidden[row, :n], loss_mask),
+                    features=mine,
+                    hidden=last,
+                )
+            )
+        return samples
+
+    def _argmax(self, hidden: Tensor, loss_mask: Tensor) -> Tensor:
+        """The most probable next token where that is generated, else -1, [n] int32."""
+        found = torch.full(loss_mask.shape, -1, dtype=torch.int32)
+        rows = loss_mask[1:].nonzero().flatten()
+        weight = next(self._lm_head.parameters())
+        for chunk in rows.split(_LOGIT_ROWS):
+            logits = self._lm_head(hidden[chunk.to(hidden.device)].to(weight.device, weight.dtype))
+            found[chunk] = logits.argmax(-1).to("cpu", torch.int32)
+        return found
+
+    @contextmanager
+    def _captured(self) -> Iterator[dict[int, Tensor]]:
+        """What the three layers put out during a forward, [b, n, Ht] on the CPU, by layer."""
+        found: dict[int, Tensor] = {}
+
+        def keep(layer: int, output: Any) -> None:
+            found[layer] = (output[0] if isinstance(output, tuple) else output).detach().cpu()
+
+        handles = [
+            self._layers[layer].register_forward_hook(lambda module, args, out, layer=layer: keep(layer, out))
+            for layer in self.feature_layers
+        ]
+        try:
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def extract_with_hooks(
+    extractor: HookExtractor,
+    revision: str,
+    conversations_url: str,
+    options: FeatureOptions,
+    output_url: str,
+    progress: Progress = silent,
+) -> FeatureSummary:
+    """Fill a feature store from conversations of this target; `revision` names its weights in the fingerprint."""
+    make_fingerprint(
+        {
+            "stage": "features",
+            "format": FORMAT,
+            "target": {"revision": revision, "by": "hooks"},
+            "features": options.model_dump(mode="json", exclude={"batch_tokens", "price_per_gb"}),
+            "conversations": conversations_digest(conversations_url),
+        }
+    ).claim(output_url)
+    return fill_store(extractor, conversations_url, options, output_url, progress)
+
+
+def text_tower(model: Any) -> Any:
+    """The module of a transformers model that has its decoder layers and ends with the final norm."""
+    module = model
+    for _ in range(4):
+        if isinstance(getattr(module, "layers", None), nn.ModuleList):
+            return module
+        inner = module.get_decoder() if hasattr(module, "get_decoder") else None
+        if inner is None or inner is module:
+            inner = getattr(module, "model", None)
+        if inner is None:
+            break
+        module = inner
+    raise TargetError(
+        f"{type(model).__name__} has no list of decoder layers that could be found; only decoder-only models of "
+        "transformers work, such as ...ForCausalLM"
+    )

@@ -1,0 +1,133 @@
+"""Features made while training asks for them, instead of read from a store.
+
+    online    conversations -> target -> batch                        no disk; the target runs in every pass
+    hybrid    conversations -> target -> batch, and into a store      the target runs in the first pass only
+                                 store -> batch
+
+A sample is the same either way: the conversation's own forward. What hybrid keeps is an ordinary feature store whose
+shards hold conversations in the order training met them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.data import Conversation, read_conversations
+from fledge.features.codec import bytes_per_token
+from fledge.features.extract import FeatureExtractor, features_fingerprint
+from fledge.features.options import FeatureOptions
+from fledge.features.shard import FeatureSample, SampleInfo
+from fledge.features.store import FeatureStore, write_shard
+from fledge.storage import Manifest
+from fledge.target import Target
+
+
+class _Known(NamedTuple):
+    """A conversation, packed: lists of Python numbers would take ten times the memory."""
+
+    info: SampleInfo
+    token_ids: Tensor  # [n] int32
+    loss_mask: Tensor  # [n] uint8
+    conversation: Conversation  # its ids and mask left out
+
+
+class OnlineFeatures:
+    """The conversations of a folder, run through the target when they are read. One thread extracts at a time."""
+
+    def __init__(
+        self, target: Target, conversations_url: str, options: FeatureOptions, keep_url: str | None = None
+    ) -> None:
+        """`keep_url`: the folder of the store that keeps what is made; None: nothing is kept."""
+        self.url = conversations_url
+        # A float32 target's products share a torch setting with the training step, so they take turns.
+        self.ahead = 0 if target.dtype == torch.float32 else 2
+        self._options, self._keep_url = options, keep_url
+        self._extractor = FeatureExtractor(target, options.batch_tokens)
+        self._lock = Lock()
+        self._known: dict[str, _Known] = {}
+        for number, c in enumerate(read_conversations(conversations_url)):
+            if c.split == "train":
+                self._known[c.conversation_id] = _packed(number, c)
+        self._fresh: list[FeatureSample] = []  # made, not yet in a shard
+        self._kept: FeatureStore | None = None
+        self._places: dict[str, SampleInfo] = {}
+        self._shard_tokens = max(
+            1, options.shard_mib * 2**20 // bytes_per_token(target.config.hidden_size, options.codec)
+        )
+        if keep_url is not None:
+            features_fingerprint(target, conversations_url, options).claim(keep_url)
+            self._reopen()
+
+    def split(self, name: str) -> list[SampleInfo]:
+        """The conversations of "train"; held-out ones are in the feature store."""
+        return [known.info for known in self._known.values() if known.info.split == name]
+
+    def tokens(self, info: SampleInfo) -> tuple[Tensor, Tensor]:
+        """Token ids and loss mask of one."""
+        known = self._known[info.conversation_id]
+        return known.token_ids, known.loss_mask
+
+    def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
+        """Several with their hidden states: those not kept yet go through the target together."""
+        with self._lock, torch.no_grad():
+            fresh = {sample.conversation_id: sample for sample in self._fresh}
+            missing = [
+                i for i in infos if i.conversation_id not in self._places and i.conversation_id not in fresh
+            ]
+            made = self._extract(missing)
+            found = [self._one(info, fresh | made) for info in infos]
+            if self._keep_url is not None:
+                self._keep(list(made.values()))
+        return found
+
+    def _one(self, info: SampleInfo, made: dict[str, FeatureSample]) -> FeatureSample:
+        if info.conversation_id in made or self._kept is None:
+            return made[info.conversation_id]
+        return self._kept.read(self._places[info.conversation_id])
+
+    def _extract(self, infos: Sequence[SampleInfo]) -> dict[str, FeatureSample]:
+        conversations = []
+        for info in infos:
+            known = self._known[info.conversation_id]
+            ids, mask = known.token_ids.tolist(), known.loss_mask.bool().tolist()
+            conversations.append(replace(known.conversation, token_ids=ids, loss_mask=mask))
+        samples = self._extractor.extract(conversations) if conversations else []
+        return {sample.conversation_id: sample for sample in samples}
+
+    def _keep(self, samples: Sequence[FeatureSample]) -> None:
+        """Add to the store once there is a shard's worth, or everything has been made."""
+        self._fresh += samples
+        everything = len(self._places) + len(self._fresh) == len(self._known)
+        if self._fresh and (everything or sum(len(s.token_ids) for s in self._fresh) >= self._shard_tokens):
+            assert self._keep_url is not None
+            write_shard(Manifest.load(self._keep_url), self._fresh, self._options.codec)
+            self._fresh = []
+            self._reopen()
+
+    def _reopen(self) -> None:
+        assert self._keep_url is not None
+        if Manifest.load(self._keep_url).shards:
+            self._kept = FeatureStore(self._keep_url)
+            self._places = {info.conversation_id: info for info in self._kept.samples}
+
+
+def _packed(number: int, c: Conversation) -> _Known:
+    mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
+    info = SampleInfo(
+        shard=0,
+        index=number,
+        split=c.split,
+        category=c.category,
+        temperature=c.temperature,
+        tokens=len(c.token_ids),
+        supervised=int(mask.sum()),
+        conversation_id=c.conversation_id,
+    )
+    empty = replace(c, token_ids=[], loss_mask=[])
+    return _Known(info, torch.tensor(c.token_ids, dtype=torch.int32), mask, empty)

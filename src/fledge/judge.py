@@ -1,0 +1,101 @@
+"""`fledge evaluate --head HEAD` and `fledge compare A B`: what heads are worth, without serving them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fledge.console import StageProgress, console, print_table
+from fledge.draft import Head, head_runner
+from fledge.engine import TreeShape
+from fledge.engine.build import build_parts
+from fledge.engine.cost import measure_cost
+from fledge.released import head_url
+from fledge.run_folder import Run
+from fledge.train import Acceptance, evaluate
+from fledge.train.compare import compare_heads
+
+_COST_CONTEXT = 512  # tokens of the pool the costs are measured on
+
+
+def print_evaluation(run: Run, given: str) -> None:
+    """Acceptance of a head on the run's held-out conversations, and the speed-up it promises here."""
+    head = Head.load(head_url(run.target, given))
+    with StageProgress("evaluate") as progress:
+        found = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, None, progress.update)
+    rows = [("all", found.overall)]
+    parts: Mapping[str, Mapping[str, Acceptance]] = {
+        "": found.by_category,
+        "temperature ": found.by_temperature,
+        "context up to ": found.by_context,
+    }
+    rows += [(f"{prefix}{name}", part) for prefix, part_of in parts.items() for name, part in part_of.items()]
+    print_table(
+        f"Chains of {found.depth} on {found.conversations} held-out conversations",
+        ["of", "tau", "rounds", "ended by a vocabulary miss", "accepted by depth"],
+        [
+            (
+                name,
+                f"{a.tau:.2f}",
+                f"{a.rounds:,}",
+                f"{a.misses:.1%}",
+                " ".join(f"{d:.2f}" for d in a.by_depth),
+            )
+            for name, a in rows
+        ],
+    )
+    if not found.serving:
+        console.print("no greedy held-out answers: tau of trees in serving can't be predicted")
+        return
+    shapes = {name: TreeShape(*map(int, name.split(","))) for name in found.serving}
+    seconds = _round_seconds(run, head, shapes)
+    print_table(
+        "Predicted in serving: greedy, one request",
+        ["depth, topk, nodes", "tau", "a round over a plain step", "speed-up"],
+        [
+            (name, f"{a.tau:.2f}", f"{seconds[name]:.2f}", f"{a.tau / seconds[name]:.2f}×")
+            for name, a in found.serving.items()
+        ],
+    )
+
+
+def print_comparison(run: Run, given: tuple[str, str]) -> None:
+    """The second head against the first on the run's held-out conversations."""
+    heads = [Head.load(head_url(run.target, name)) for name in given]
+    with StageProgress("compare") as progress:
+        found = compare_heads(run.target, heads, run.url("features"), run.recipe.evaluate, progress.update)
+    print_table(
+        f"Chain tau: A = {given[0]}, B = {given[1]}",
+        ["on", "conversations", "A", "B", "B - A, 95 %"],
+        [
+            (
+                d.name,
+                str(d.conversations),
+                f"{d.tau[0]:.3f}",
+                f"{d.tau[1]:.3f}",
+                f"{d.low:+.3f} .. {d.high:+.3f}",
+            )
+            for d in found
+        ],
+    )
+    overall = found[0]
+    better = "B" if overall.low > 0 else "A"
+    verdict = f"{better} is better" if overall.certain else "these conversations can't tell the heads apart"
+    console.print(verdict, markup=False)
+
+
+def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dict[str, float]:
+    """A round of each shape, as a multiple of a plain step, measured now."""
+    largest = max(shapes.values(), key=lambda shape: shape.nodes)
+    limit = run.target.config.max_position_embeddings
+    parts = build_parts(
+        run.target.decoder,
+        head_runner(run.target, head),
+        max_batch=1,
+        max_context=min(_COST_CONTEXT, limit),
+        kv_tokens=None,
+        tree=largest,
+        prefill_rows=_COST_CONTEXT,
+    )
+    cost = measure_cost(parts.models, largest.nodes)
+    plain = max(cost.plain_seconds(1), 1e-9)
+    return {name: cost.round_seconds(1, shape) / plain for name, shape in shapes.items()}

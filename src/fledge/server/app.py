@@ -1,0 +1,258 @@
+"""The application: routes, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from fledge import __version__
+from fledge.engine import Engine
+from fledge.server import errors, playground
+from fledge.server.errors import ApiError
+from fledge.server.gate import Gate
+from fledge.server.generation import Generator
+from fledge.server.metrics import Metrics
+from fledge.server.options import ServerOptions
+from fledge.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PredictRequest,
+    TokenizeRequest,
+)
+from fledge.server.render import Json
+from fledge.server.tokens import Tokens
+from fledge.server.worker import EngineWorker
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every error."""
+
+    error: ErrorDetail
+
+
+class Server:
+    """The application's parts."""
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self.options = options
+        self.engine = engine
+        self.model_names = options.model_names or (engine.target.name,)
+        self.metrics = Metrics(self.model_names[0])
+        self.worker = EngineWorker(engine, max_queue=options.max_queue, metrics=self.metrics)
+        self.tokens = Tokens(engine.target, engine.max_context)
+        self.metrics.watch(self.worker)
+        self.generator = Generator(self.worker, self.tokens, options, self.model_names)
+
+
+def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
+    """An ASGI application that serves `engine`; it owns the engine from start-up to shutdown."""
+    server = Server(engine, options or ServerOptions())
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        server.worker.start()
+        yield
+        await server.worker.close()
+        server.tokens.close()
+
+    app = FastAPI(
+        title="fledge",
+        version=__version__,
+        lifespan=life,
+        docs_url=None,  # the documentation pages load scripts from elsewhere
+        redoc_url=None,
+        responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
+    )
+    app.state.server = server
+    _add_openai(app, server)
+    _add_tools(app, server)
+    _add_operations(app, server)
+    _add_errors(app)
+    if server.options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=server.options.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    app.add_middleware(Gate, options=server.options, metrics=server.metrics)
+    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_openai(app: FastAPI, server: Server) -> None:
+    @app.post("/v1/chat/completions", tags=["OpenAI"])
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await server.generator.respond(body, request)
+
+    @app.post("/v1/completions", tags=["OpenAI"])
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await server.generator.respond(body, request)
+
+    def card(name: str) -> Json:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "fledge",
+            "root": server.engine.target.name,
+            "parent": None,
+            "max_model_len": server.engine.max_context,
+        }
+
+    @app.get("/v1/models", tags=["OpenAI"])
+    async def models() -> Json:
+        return {"object": "list", "data": [card(name) for name in server.model_names]}
+
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"])
+    async def model(model: str) -> Json:
+        return card(server.generator.check_model(model))
+
+
+def _add_tools(app: FastAPI, server: Server) -> None:
+    @app.post("/tokenize", tags=["Tokens"])
+    async def tokenize(body: TokenizeRequest) -> Json:
+        server.generator.check_model(body.model)
+        if body.messages is not None:
+            ids = await server.tokens.chat(body.messages)
+        else:
+            ids = await server.tokens.text(body.prompt or "", special=body.add_special_tokens is not False)
+        names = server.tokens.names(ids) if body.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": server.engine.max_context,
+            "tokens": ids,
+            "token_strs": names,
+        }
+
+    @app.post("/detokenize", tags=["Tokens"])
+    async def detokenize(body: DetokenizeRequest) -> Json:
+        server.generator.check_model(body.model)
+        return {"prompt": await server.tokens.decode(body.tokens)}
+
+    if server.options.predict_route:
+
+        @app.post(server.options.predict_route, tags=["Vertex AI"])
+        async def predict(body: PredictRequest, request: Request) -> Json:
+            """Instances are bodies of chat or text completions; each prediction is the answer to one."""
+            requests = [_instance({**(body.parameters or {}), **instance}) for instance in body.instances]
+            return {"predictions": [await server.generator.answer(each, request) for each in requests]}
+
+
+def _instance(fields: Json) -> ChatRequest | CompletionRequest:
+    fields = {key: value for key, value in fields.items() if key != "@requestFormat"}
+    try:
+        body = (ChatRequest if "messages" in fields else CompletionRequest).model_validate(fields)
+    except ValidationError as error:
+        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+    if body.stream:
+        raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
+    return body
+
+
+def _add_operations(app: FastAPI, server: Server) -> None:
+    async def health() -> Json:
+        """200 while the process is worth keeping."""
+        problem = server.worker.problem
+        if problem is not None:
+            raise ApiError(503, f"{problem}; restart this server", code="unhealthy")
+        return {"status": "ok"}
+
+    for route in filter(None, ("/health", server.options.health_route)):
+        app.add_api_route(route, health, methods=["GET"], tags=["Operations"])
+
+    @app.get("/ready", tags=["Operations"])
+    async def ready() -> Json:
+        """200 while new requests are welcome."""
+        if server.worker.draining:
+            raise errors.draining(1)
+        return await health()
+
+    @app.get("/metrics", tags=["Operations"], response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(server.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/server_info", tags=["Operations"])
+    @app.get("/get_server_info", include_in_schema=False)
+    async def server_info() -> Json:
+        """What runs here; `internal_states` is where SGLang's benchmark looks for the acceptance length."""
+        engine, stats = server.engine, server.engine.stats()
+        found = asdict(stats)
+        found["tau"] = stats.tau
+        return {
+            "version": __version__,
+            "model_path": engine.target.name,
+            "served_model_name": server.model_names[0],
+            "target": {
+                "name": engine.target.name,
+                "revision": engine.target.revision,
+                "dtype": str(engine.target.dtype).removeprefix("torch."),
+                "backend": engine.target.backend,
+            },
+            "speculative": engine.speculative,
+            "max_batch": engine.max_batch,
+            "max_context": engine.max_context,
+            "waiting": server.worker.waiting,
+            "engine": found,
+            "internal_states": [{"avg_spec_accept_length": stats.tau}],
+        }
+
+    page, headers = playground.page(), playground.headers()
+
+    @app.get("/", include_in_schema=False)
+    async def playground_page() -> Response:
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def api_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def wrong_body(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return errors.from_validation(error.errors()).response()
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        messages = {404: "there is nothing here; see /openapi.json", 405: "this method isn't allowed here"}
+        message = messages.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(RequestValidationError, wrong_body)
+    app.add_exception_handler(HTTPException, http_error)
+
+
+def _schema(app: FastAPI) -> Json:
+    """The published OpenAPI: errors as they are, not as the framework would make them."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        app.openapi_schema = schema
+    return app.openapi_schema

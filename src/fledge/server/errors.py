@@ -1,0 +1,104 @@
+"""Every error a client sees, in the shape OpenAI's clients understand: {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+class ApiError(Exception):
+    """An answer that is an error. Messages say what is wrong and what to do; they never repeat a prompt."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The HTTP answer."""
+        return Response(
+            json.dumps(self.body()), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def overloaded(waiting: int, seconds: int) -> ApiError:
+    """The queue is full."""
+    return ApiError(
+        503,
+        f"the server is overloaded: {waiting} answers are waiting; try again in {seconds} s",
+        code="overloaded",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def draining(seconds: int) -> ApiError:
+    """The server is about to stop."""
+    return ApiError(
+        503,
+        "the server is shutting down; try again, another instance may answer",
+        code="shutting_down",
+        headers={"Retry-After": str(seconds), "Connection": "close"},
+    )
+
+
+def engine_failed() -> ApiError:
+    """A step of the engine raised; the request is gone, the engine goes on."""
+    return ApiError(
+        500,
+        "the engine failed while it worked on this request; it has been reset, try again",
+        code="engine_failed",
+    )
+
+
+def timed_out(seconds: float) -> ApiError:
+    """The request took longer than the server allows."""
+    return ApiError(
+        504,
+        f"the answer wasn't finished within {seconds:g} s; ask for fewer tokens or try again later",
+        code="timeout",
+    )
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first thing pydantic found wrong, without the input that was wrong."""
+    if not errors:
+        return invalid("the request is wrong")
+    first = errors[0]
+    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    kind, name = first.get("type"), ".".join(place)
+    if kind == "json_invalid":
+        return invalid("the body is no valid JSON; send one JSON object", code="invalid_json")
+    if kind == "extra_forbidden":
+        return invalid(
+            f"{place[-1]} isn't supported by this server; leave it out", name, "unsupported_parameter"
+        )
+    if kind == "missing":
+        return invalid(f"{name or 'the body'} is missing", name or None, "missing_required_parameter")
+    message = str(first.get("msg", "is wrong")).removeprefix("Value error, ")
+    return invalid(f"{name or 'the body'}: {message}", name or None)

@@ -1,0 +1,224 @@
+"""What every request passes on its way in: size, time, key, content type; and on its way out: errors, log, metrics.
+
+A client that leaves cancels the whole of its request's work at once: the handler runs in a task of its own, beside
+one that watches the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fledge.server.errors import ApiError
+from fledge.server.metrics import Metrics
+from fledge.server.options import ServerOptions
+
+logger = logging.getLogger("fledge.server.access")
+
+OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/metrics"})  # need no key
+_DISCARD_S = 10.0  # what a body that is too large gets to finish sending, so that its sender reads the answer
+
+
+class Gate:
+    """Plain ASGI, around the whole application."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics) -> None:
+        self._app = app
+        self._options = options
+        self._metrics = metrics
+        self._keys = [_digest(key.encode()) for key in options.api_keys]
+        self._open = OPEN_ROUTES | ({options.health_route} if options.health_route else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit = _Visit(scope, send)
+        scope.setdefault("state", {})["visit"] = visit
+        try:
+            self._check(scope, visit)
+            body = await self._body(scope, receive, visit)
+            await self._handle(scope, body, receive, visit)
+        except ApiError as error:
+            await visit.answer(error)
+        except asyncio.CancelledError:
+            visit.left = True
+            raise
+        except Exception:
+            logger.exception("an error of the server's own on %s", scope["path"])
+            await visit.answer(
+                ApiError(500, "an error of the server's own; its log says more", code="internal_error")
+            )
+        finally:
+            self._record(scope, visit)
+
+    def _check(self, scope: Scope, visit: _Visit) -> None:
+        """Raise an ApiError for requests without a key, or of a kind that only a web page's form would send."""
+        if self._keys and scope["path"] not in self._open and scope["method"] != "OPTIONS":
+            given = _digest(_bearer(scope))
+            matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, whichever fits
+            if not any(matches):
+                raise ApiError(
+                    401,
+                    "the API key is missing or wrong; send `Authorization: Bearer <key>`",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            visit.client = "key-" + given.hex()[:12]
+        if scope["method"] == "POST":
+            kind = _header(scope, b"content-type").split(b";")[0].strip().lower()
+            if kind != b"application/json":
+                raise ApiError(
+                    415, "send the body as Content-Type: application/json", code="unsupported_media_type"
+                )
+
+    async def _body(self, scope: Scope, receive: Receive, visit: _Visit) -> bytes:
+        """The whole body, if it is small enough and comes in time."""
+        most = self._options.max_body
+        too_large = ApiError(
+            413, f"the body is larger than {most} bytes; send less", code="request_too_large"
+        )
+        announced = _header(scope, b"content-length")
+        if announced.isdigit() and int(announced) > most:
+            if _header(scope, b"expect").lower() != b"100-continue":
+                await _discard(receive)
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._options.body_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        visit.left = True
+                        raise ApiError(499, "the client went away", code="cancelled")
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        body.clear()
+                        await _discard(receive)
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body didn't arrive within {self._options.body_timeout:g} s; send it faster",
+                code="timeout",
+            ) from None
+
+    async def _handle(self, scope: Scope, body: bytes, receive: Receive, visit: _Visit) -> None:
+        """Run the application; cancel it if the client leaves before the answer is complete."""
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            if messages:
+                return messages.pop()
+            await asyncio.Event().wait()  # leaving is this class's business
+            raise AssertionError("never")
+
+        work = asyncio.ensure_future(self._app(scope, replay, visit.send))
+        watch = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not visit.complete:
+                visit.left = True
+                work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.result()  # raises what the application raised
+        finally:
+            for task in (work, watch):
+                task.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+
+    def _record(self, scope: Scope, visit: _Visit) -> None:
+        route = getattr(scope.get("route"), "path", None) or (
+            "other" if visit.status == 404 else scope["path"]
+        )
+        if visit.status is None or visit.status in (404, 405):
+            route = "other" if route not in self._open else route
+        self._metrics.http.labels(route, str(visit.status or 499)).inc()
+        if visit.left:
+            self._metrics.disconnects.inc()
+        if scope["path"] in OPEN_ROUTES and visit.status == 200:
+            return  # probes and scrapes would fill the log
+        fields = {
+            "request_id": visit.id,
+            "client": visit.client,
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": visit.status or 499,
+            "ms": round((time.perf_counter() - visit.begun) * 1e3, 1),
+            "left": visit.left or None,
+            **visit.notes,
+        }
+        logger.info("request", extra={"fields": {k: v for k, v in fields.items() if v is not None}})
+
+
+class _Visit:
+    """What is known of one request, from its arrival to its line in the log. Prompts are not part of it."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.begun = time.perf_counter()
+        self.id = uuid.uuid4().hex
+        self.client = (scope.get("client") or ("local",))[0]
+        self.notes: dict[str, object] = {}
+        self.status: int | None = None
+        self.complete = False
+        self.left = False
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        """Pass on, and remember how far the answer is."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+        await self._send(message)
+
+    async def answer(self, error: ApiError) -> None:
+        """Send an error, unless an answer has begun or nobody is there."""
+        if self.status is not None or self.left:
+            return
+        response = error.response()
+        start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": response.body})
+
+
+def _digest(key: bytes) -> bytes:
+    """Keys are compared as digests, so that neither their content nor their length shows in the time it takes."""
+    return hashlib.sha256(key).digest()
+
+
+def _bearer(scope: Scope) -> bytes:
+    scheme, _, key = _header(scope, b"authorization").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+    return next((value for key, value in headers if key == name), b"")
+
+
+async def _discard(receive: Receive) -> None:
+    try:
+        async with asyncio.timeout(_DISCARD_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,248 @@
+"""From a request's body to its answer: prompts, jobs, and the answer whole or as a stream.
+
+Whatever ends a request early (the client leaves, the time is up, one of its answers fails) ends all its jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fledge.engine import SamplingParams
+from fledge.errors import EngineError
+from fledge.server import errors
+from fledge.server.errors import ApiError
+from fledge.server.job import Delta, Job
+from fledge.server.options import ServerOptions
+from fledge.server.protocol import ChatRequest, CompletionRequest
+from fledge.server.render import Json, Renderer, encode, usage
+from fledge.server.stream import DONE, EventStream, event
+from fledge.server.tokens import Tokens
+from fledge.server.worker import EngineWorker
+
+_STATUS_WAIT_S = 5.0  # how long a stream's first token may still decide about its HTTP status
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Answers chat and text completions."""
+
+    worker: EngineWorker
+    tokens: Tokens
+    options: ServerOptions
+    model_names: tuple[str, ...]
+
+    async def respond(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
+        """The HTTP answer, streamed if that was asked for."""
+        deadline = asyncio.get_running_loop().time() + self.options.request_timeout
+        jobs, renderer = await self._prepare(body, request)
+        if body.stream:
+            return await self._stream(body, jobs, renderer, deadline)
+        return Response(encode(await self._whole(jobs, renderer, deadline)), media_type="application/json")
+
+    async def answer(self, body: ChatRequest | CompletionRequest, request: Request) -> Json:
+        """The whole answer as JSON."""
+        deadline = asyncio.get_running_loop().time() + self.options.request_timeout
+        jobs, renderer = await self._prepare(body, request)
+        return await self._whole(jobs, renderer, deadline)
+
+    @property
+    def most_answers(self) -> int:
+        """Of one request: more than the queue holds could never be taken."""
+        return min(self.options.max_answers, self.options.max_queue)
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name as the client will see it; an ApiError if it is none of ours."""
+        if name is not None and name not in self.model_names:
+            raise ApiError(
+                404, f"this server has no such model; it has {', '.join(self.model_names)}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+        return name or self.model_names[0]
+
+    async def _prepare(
+        self, body: ChatRequest | CompletionRequest, request: Request
+    ) -> tuple[list[Job], Renderer]:
+        model, chat = self.check_model(body.model), isinstance(body, ChatRequest)
+        prompts = await self._prompts(body)
+        copies = body.n or 1
+        if len(prompts) * copies > self.most_answers:
+            raise errors.invalid(
+                f"prompts times n is more than the {self.most_answers} this server allows", "n"
+            )
+        visit = request.state.visit
+        if body.user is not None:
+            visit.notes["user"] = body.user
+        jobs = [
+            Job(
+                prompt,
+                self._params(body, prompt, copy),
+                tokenizer=self.worker.engine.target.tokenizer,
+                client=visit.client,
+                speculate=body.speculate is not False,
+                trace=bool(body.return_trace),
+            )
+            for prompt in prompts
+            for copy in range(copies)
+        ]
+        renderer = Renderer.make(
+            chat=chat,
+            model=model,
+            tokens=self.tokens,
+            token_ids=bool(body.return_token_ids),
+            logprobs=body.wanted_logprobs is not None,
+        )
+        visit.notes.update(answer_id=renderer.id, prompt_tokens=sum(map(len, prompts)), answers=len(jobs))
+        visit.notes["stream"] = bool(body.stream)
+        self.worker.submit(jobs)
+        return jobs, renderer
+
+    async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[list[int]]:
+        if isinstance(body, ChatRequest):
+            return [await self.tokens.chat(body.messages)]
+        special = body.add_special_tokens is not False
+        if len(body.prompts) > self.most_answers:
+            raise errors.invalid(f"more than {self.most_answers} prompts; send fewer", "prompt")
+        return [
+            await self.tokens.text(prompt, special=special) if isinstance(prompt, str) else prompt
+            for prompt in body.prompts
+        ]
+
+    def _params(self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int) -> SamplingParams:
+        """The engine's parameters for one answer; what can't be answered is refused before it is queued."""
+        room = self.worker.engine.max_context - len(prompt)
+        wanted = body.wanted_tokens
+        if not prompt:
+            raise errors.invalid("the prompt is empty; send at least one token", "prompt")
+        if max(prompt) >= self.tokens.vocabulary:
+            raise errors.invalid(
+                f"the prompt holds ids beyond the vocabulary of {self.tokens.vocabulary}", "prompt"
+            )
+        if room < (wanted or 1):
+            raise errors.invalid(
+                f"this model's maximum context length is {self.worker.engine.max_context} tokens; the prompt has "
+                f"{len(prompt)}, and {wanted or 1} were asked for. Shorten the prompt or lower max_tokens",
+                "messages" if isinstance(body, ChatRequest) else "prompt",
+                "context_length_exceeded",
+            )
+        if max(body.stop_token_ids or (0,)) >= self.tokens.vocabulary:
+            raise errors.invalid("stop_token_ids holds ids beyond the vocabulary", "stop_token_ids")
+        given = [] if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
+        try:
+            return SamplingParams(
+                max_tokens=wanted or room,
+                temperature=1.0 if body.temperature is None else body.temperature,
+                top_p=1.0 if body.top_p is None else body.top_p,
+                top_k=max(body.top_k or 0, 0),
+                min_p=body.min_p or 0.0,
+                seed=None if body.seed is None else body.seed + copy,
+                stop_token_ids=[
+                    *(body.stop_token_ids or ()),
+                    *(stop for stop in given if isinstance(stop, int)),
+                ],
+                ignore_eos=bool(body.ignore_eos),
+                repetition_penalty=body.repetition_penalty or 1.0,
+                presence_penalty=body.presence_penalty or 0.0,
+                frequency_penalty=body.frequency_penalty or 0.0,
+                logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+                logprobs=body.wanted_logprobs,
+                stop=[stop for stop in given if isinstance(stop, str)],
+            )
+        except EngineError as error:
+            raise errors.invalid(str(error)) from error
+
+    async def _whole(self, jobs: list[Job], renderer: Renderer, deadline: float) -> Json:
+        try:
+            async with asyncio.timeout_at(deadline):
+                for job in jobs:
+                    await job.finished()
+            return renderer.whole(jobs)
+        except TimeoutError:
+            raise errors.timed_out(self.options.request_timeout) from None
+        finally:
+            self._cancel(jobs)
+
+    async def _stream(
+        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Renderer, deadline: float
+    ) -> Response:
+        events = self._events(body, jobs, renderer)
+        try:
+            # A refusal or a failure before the first token is still an HTTP error.
+            ready = [asyncio.ensure_future(job.wait()) for job in jobs]
+            try:
+                await asyncio.wait(ready, timeout=_STATUS_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in ready:
+                    task.cancel()
+            failed = next((job.error for job in jobs if job.error is not None), None)
+            if failed is not None:
+                raise failed
+        except BaseException:
+            self._cancel(jobs)
+            raise
+        return EventStream(
+            events,
+            deadline=deadline,
+            late=event(encode(errors.timed_out(self.options.request_timeout).body())) + DONE,
+            stall_timeout=self.options.stall_timeout,
+            close=lambda: self._cancel(jobs),
+        )
+
+    async def _events(
+        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Renderer
+    ) -> AsyncIterator[bytes]:
+        options = body.stream_options
+        continuous = bool(options and options.continuous_usage_stats)
+        everything = body.return_trace or body.return_token_ids  # not only what can be read
+        begun: set[int] = set()
+        try:
+            async for index, delta in _merged(jobs):
+                if not (delta.text or delta.completion or delta.logprobs or everything):
+                    continue  # part of a character, or what may become a stop string
+                chunk = renderer.chunk(index, jobs[index], delta, first=index not in begun)
+                begun.add(index)
+                if continuous:
+                    chunk["usage"] = usage(jobs)
+                elif options and options.include_usage:
+                    chunk["usage"] = None
+                yield event(encode(chunk))
+            if options and options.include_usage:
+                yield event(encode(renderer.usage_chunk(jobs)))
+        except ApiError as error:
+            yield event(encode(error.body()))
+        yield DONE
+
+    def _cancel(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if not job.done:
+                self.worker.metrics.finished(job, "abort")
+                self.worker.cancel(job)
+
+
+async def _merged(jobs: list[Job]) -> AsyncIterator[tuple[int, Delta]]:
+    """All jobs' deltas as they come, with the number of the job."""
+    if len(jobs) == 1:
+        async for delta in jobs[0].deltas():
+            yield 0, delta
+        return
+    sources = [job.deltas() for job in jobs]
+    upcoming = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
+    try:
+        while upcoming:
+            done, _ = await asyncio.wait(upcoming, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = upcoming.pop(task)
+                try:
+                    delta = task.result()
+                except StopAsyncIteration:
+                    continue
+                upcoming[asyncio.ensure_future(anext(sources[index]))] = index
+                yield index, delta
+    finally:
+        for task in upcoming:
+            task.cancel()
+        await asyncio.gather(*upcoming, return_exceptions=True)

@@ -1,0 +1,132 @@
+"""One answer on its way: from the engine's tokens, which come in on the event loop, to text that may be shown.
+
+engine thread --StepResult--> receive()  --Delta--> deltas()  --> the client, at its own pace
+                              detokenise, stops     what came meanwhile is one delta
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fledge.engine import Completion, SamplingParams, StepResult, TokenLogprob, TreeTrace
+from fledge.engine.detokenize import Detokenizer
+from fledge.server.errors import ApiError
+
+
+@dataclass
+class Delta:
+    """What is new of an answer since the last delta."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    pieces: list[tuple[str, int]] = field(default_factory=list)  # traced: (text, origin) of each token
+    trees: list[tuple[TreeTrace, int | None]] = field(
+        default_factory=list
+    )  # traced: each with its bonus token
+    completion: Completion | None = None  # in the last delta
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.token_ids or self.completion)
+
+
+class Job:
+    """One prompt to answer. Made and read on the event loop; the engine thread only passes it on."""
+
+    def __init__(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        tokenizer: Any,
+        client: str = "",
+        speculate: bool = True,
+        trace: bool = False,
+    ) -> None:
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.client = client
+        self.speculate = speculate
+        self.trace = trace
+        self.request_id: int | None = None  # the engine's; written by its thread
+        self.completion: Completion | None = None
+        self.error: ApiError | None = None
+        self.created = time.perf_counter()
+        self.text = ""  # all of the answer so far
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self._detokenizer = Detokenizer(tokenizer)
+        self._pending = Delta()
+        self._news = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        """True once nothing more will come."""
+        return self.completion is not None or self.error is not None
+
+    def receive(self, result: StepResult) -> None:
+        """Take what a step added."""
+        if self.done:
+            return
+        pending, text = self._pending, self._text(result)
+        self.completion = pending.completion = result.completion
+        pending.text += text
+        pending.token_ids += result.token_ids
+        self.text += text
+        self.token_ids += result.token_ids
+        if result.logprobs is not None:
+            pending.logprobs += result.logprobs
+            self.logprobs += result.logprobs
+        if result.tree is not None:
+            bonus = result.token_ids[-1] if result.origins and result.origins[-1] == 0 else None
+            pending.trees.append((result.tree, bonus))
+        self._news.set()
+
+    def _text(self, result: StepResult) -> str:
+        """What became certain of the text."""
+        if result.text is not None:  # there are stop strings: the engine makes the text itself
+            return result.text
+        completion, visible = result.completion, result.token_ids
+        if completion is not None and completion.finish_reason == "stop":
+            visible = visible[:-1]  # the stop token isn't part of the text
+        if not self.trace:
+            return self._detokenizer.add(visible, last=completion is not None)
+        pieces = [self._detokenizer.add([token]) for token in visible]
+        if completion is not None:
+            pieces.append(self._detokenizer.add([], last=True))
+        self._pending.pieces += zip(pieces, [*result.origins, 0], strict=False)
+        return "".join(pieces)
+
+    def fail(self, error: ApiError) -> None:
+        """Nothing more will come; whoever reads gets the error."""
+        if not self.done:
+            self.error = error
+            self._news.set()
+
+    async def wait(self) -> None:
+        """Until there is something to read; takes nothing."""
+        await self._news.wait()
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Everything that comes, as it comes; raises the ApiError the job failed with."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            delta, self._pending = self._pending, Delta()
+            if delta:
+                yield delta
+            if self.error is not None:
+                raise self.error
+            if delta.completion is not None:
+                return
+
+    async def finished(self) -> Completion:
+        """The whole answer; raises the ApiError the job failed with."""
+        async for delta in self.deltas():
+            if delta.completion is not None:
+                return delta.completion
+        raise AssertionError("deltas() ends with a completion or an error")

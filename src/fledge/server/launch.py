@@ -1,0 +1,159 @@
+"""`fledge serve`: everything that can go wrong at a start goes wrong early and with one clear line; then it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import psutil
+import uvicorn
+
+from fledge.draft import Head
+from fledge.engine import Engine
+from fledge.errors import ServerError
+from fledge.released import head_url
+from fledge.server.app import Server, create_app
+from fledge.server.options import ServerOptions
+from fledge.target import Target
+from fledge.target.config import DecoderConfig
+
+logger = logging.getLogger("fledge.server")
+
+_SWITCH_S = 0.001  # the engine's thread gets the interpreter back so soon from the event loop, and the other way round
+_CLOSE_S = 5  # for the last bytes on their way when all answers are done
+
+
+def serve(
+    target: str,
+    options: ServerOptions,
+    *,
+    head: str | None,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    max_batch: int = 16,
+    max_context: int | None = None,
+    kv_tokens: int | None = None,
+) -> None:
+    """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode."""
+    with bind(options) as listener:  # before loading, which may take minutes
+        engine = load_engine(
+            target,
+            head=head,
+            dtype=dtype,
+            device=device,
+            max_batch=max_batch,
+            max_context=max_context,
+            kv_tokens=kv_tokens,
+        )
+        engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
+        sys.setswitchinterval(_SWITCH_S)
+        app = create_app(engine, options)
+        host, port = listener.getsockname()[:2]
+        if host not in ("127.0.0.1", "::1") and not options.api_keys:
+            logger.warning("anybody who reaches %s may use this server: it has no API keys", host)
+        logger.info("serving %s on http://%s:%d", app.state.server.model_names[0], host, port)
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+        DrainingServer(config, app.state.server).run(sockets=[listener])
+
+
+def load_engine(
+    target: str,
+    *,
+    head: str | None,
+    dtype: str,
+    device: str,
+    max_batch: int,
+    max_context: int | None,
+    kv_tokens: int | None,
+) -> Engine:
+    """The engine, after checks that tell what wouldn't work before it fails half-way."""
+    loaded = Target.load(target, dtype=dtype, device=device)
+    if loaded.device.type == "cpu":
+        check_memory(loaded.config, loaded.dtype.itemsize, psutil.virtual_memory().available)
+    drafts = None
+    if head is not None:
+        drafts = Head.load(head_url(loaded, head))
+        drafts.check_target(loaded)
+    return Engine(loaded, drafts, max_batch=max_batch, max_context=max_context, kv_tokens=kv_tokens)
+
+
+def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -> None:
+    """Raise a ServerError if the target's weights alone don't fit in `available` bytes."""
+    attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
+    layer = attention + 3 * config.hidden_size * config.intermediate_size
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    needed = bytes_per_weight * (config.num_layers * layer + embeddings)
+    if needed > available:
+        raise ServerError(
+            f"the target's weights take {needed / 2**30:.1f} GiB, but only {available / 2**30:.1f} GiB of memory are "
+            "available; free some, use a smaller dtype, or a smaller target"
+        )
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """The socket to listen on; a ServerError if somebody else does."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        with socket.socket(
+            family, socket.SOCK_STREAM
+        ) as probe:  # a listening owner shows only without REUSEADDR
+            if options.port and probe.connect_ex((options.host, options.port)) == 0:
+                raise OSError(errno.EADDRINUSE, "address already in use")
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        place = f"{options.host}:{options.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise ServerError(f"{place} is in use; choose another --port, or stop what uses it") from error
+        raise ServerError(
+            f"can't listen on {place} ({error.strerror or error}); check --host and --port"
+        ) from error
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn that, told to stop, first lets running answers finish, while it turns new ones away."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+        self._draining: asyncio.Future[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, and remember the loop for signals."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT: drain; a second one: stop now."""
+        if self._server.worker.draining or not hasattr(self, "_loop"):
+            self.should_exit = self.force_exit = True
+            return
+        self._server.worker.draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain, signal.Signals(sig).name)
+
+    def _begin_drain(self, name: str) -> None:
+        self._draining = asyncio.ensure_future(self._drain(name))
+
+    async def _drain(self, name: str) -> None:
+        worker, seconds = self._server.worker, self._server.options.drain_timeout
+        logger.info("%s: finishing %d answers within %g s", name, worker.unfinished, seconds)
+        failed = await worker.drain(seconds)
+        logger.info("drained; %d answers were not finished", failed)
+        self.should_exit = True

@@ -1,0 +1,86 @@
+"""What a server is told at its start: limits, keys, addresses; from flags, the environment and Vertex AI's contract."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fledge.errors import ServerError
+
+KEYS_VARIABLE = "FLEDGE_API_KEYS"
+_SHORTEST_KEY = 8
+_ROUTE = re.compile(r"/[A-Za-z0-9._~/:-]*")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Limits and names of one server. Times are seconds, sizes bytes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_names: tuple[str, ...] = ()  # what clients may call the model; none: the target's own name
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everybody may use it
+    cors_origins: tuple[str, ...] = ()  # web pages of other origins that may use it; "*" is all
+    max_queue: int = 1024  # answers that may wait for a place in the batch
+    max_body: int = 8 << 20  # of a request
+    max_answers: int = 128  # prompts times n of one request
+    request_timeout: float = 600.0  # from a request's arrival to its last byte
+    body_timeout: float = 30.0  # for the arrival of a request's body
+    stall_timeout: float = 60.0  # a reader that takes nothing for so long is dropped
+    drain_timeout: float = 30.0  # what running answers get to finish after SIGTERM
+    health_route: str | None = None  # besides /health
+    predict_route: str | None = None  # Vertex AI's
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ServerError(f"port {self.port} doesn't exist; use 1 to 65535, or 0 for any free one")
+        if self.max_queue < 1 or self.max_body < 1 or self.max_answers < 1:
+            raise ServerError("max_queue, max_body and max_answers must be at least 1")
+        times = (self.request_timeout, self.body_timeout, self.stall_timeout, self.drain_timeout)
+        if not all(0 < seconds < 1e7 for seconds in times):
+            raise ServerError("timeouts are seconds above 0; give the server positive numbers")
+        for key in self.api_keys:
+            if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+                raise ServerError(
+                    f"an API key is shorter than {_SHORTEST_KEY} characters, or holds others than printable ASCII "
+                    "without spaces; give longer, plainer ones"
+                )
+
+
+def read_keys(file: Path | None, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """API keys from $FLEDGE_API_KEYS (separated by commas) and from a file (one per line, # begins a comment)."""
+    keys = [key.strip() for key in environment.get(KEYS_VARIABLE, "").split(",")]
+    if file is not None:
+        try:
+            lines = file.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ServerError(f"can't read the API keys in {file} ({error}); check the path") from error
+        found = [line.split("#")[0].strip() for line in lines]
+        if not any(found):
+            raise ServerError(f"{file} holds no API key; write one per line, or leave the option out")
+        keys += found
+    return tuple(dict.fromkeys(key for key in keys if key))
+
+
+def from_vertex(options: ServerOptions, environment: Mapping[str, str] | None = None) -> ServerOptions:
+    """The options as Vertex AI's custom-container contract wants them; unchanged where its variables are missing.
+
+    AIP_HTTP_PORT is the port to listen on, on all interfaces; AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE are paths.
+    """
+    given = os.environ if environment is None else environment
+    port, health, predict = (
+        given.get(f"AIP_{name}") for name in ("HTTP_PORT", "HEALTH_ROUTE", "PREDICT_ROUTE")
+    )
+    if port:
+        if not port.isdecimal():
+            raise ServerError(f"AIP_HTTP_PORT is {port!r}, which is no port; it must be a number")
+        options = replace(options, port=int(port), host="0.0.0.0")
+    for name, route in (("AIP_HEALTH_ROUTE", health), ("AIP_PREDICT_ROUTE", predict)):
+        if route and not _ROUTE.fullmatch(route):
+            raise ServerError(
+                f"{name} is {route!r}, which is no path; it must begin with / and hold no braces"
+            )
+    return replace(options, health_route=health or None, predict_route=predict or None)

@@ -1,0 +1,239 @@
+"""What clients may send. Types are strict; what a field doesn't list is refused, never ignored.
+
+Beyond OpenAI's fields: top_k, min_p, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids (names as in
+vLLM), `speculate` (false: plain decode for this request) and `return_trace` (origins of tokens and draft trees).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+_INT64 = 1 << 63
+_COLDEST = 0.001
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+# Fields we don't have, and the values of theirs that ask for nothing: clients fill them in by themselves.
+_NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "modalities": (None, ["text"]),
+    "n_beams": (None, 1),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "use_beam_search": (None, False),
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {
+            key: value
+            for key, value in data.items()
+            if key in cls.model_fields
+            or not any(_same(value, idle) for idle in _NOTHING_ASKED.get(key, (None,)))
+        }
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
+
+
+class StreamOptions(_Body):
+    """How a stream reports usage."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")
+
+
+class Generation(_Body):
+    """What chat and text completions share."""
+
+    model: str | None = Field(None, max_length=512, description="one of /v1/models; left out: the first")
+    temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(
+        None, description="default 1; 0 is greedy"
+    )
+    top_p: Annotated[Finite, Field(ge=1e-6, le=1)] | None = None
+    top_k: int | None = Field(None, ge=-1, lt=1 << 31, description="0 or -1: all tokens")
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    n: int | None = Field(None, ge=1, le=1024)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    stop: StopText | Annotated[list[StopText | TokenId], Field(max_length=64)] | None = Field(
+        None, description="strings, or ids of tokens, that end the answer and don't appear in it"
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = Field(None, max_length=4096)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
+    speculate: bool | None = Field(None, description="false: plain decode for this request")
+    user: str | None = Field(None, max_length=512, description="written to the log with the request's line")
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_almost_greedy(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < _COLDEST:  # dividing by it would overflow
+            raise ValueError(f"use 0, which is greedy, or at least {_COLDEST}")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _keys_are_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key in value or ():
+            if not (key.isascii() and key.isdecimal() and len(key) < 10):
+                raise ValueError("keys are token ids, written as strings")
+        return value
+
+    @model_validator(mode="after")
+    def _options_of_streams(self) -> Generation:
+        if not self.stream:
+            if self.stream_options is not None:
+                raise ValueError("stream_options needs stream: true")
+            if self.return_trace:
+                raise ValueError("return_trace needs stream: true")
+        if self.return_trace and self.stop:
+            raise ValueError("return_trace doesn't go together with stop")
+        return self
+
+
+class TextPart(_Body):
+    """A part of a message; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """As chat templates want it."""
+        text = (
+            self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        )
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(
+        None, ge=1, lt=1 << 31, description="the newer name of max_tokens"
+    )
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+        return self
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The longest answer, by either name."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives to report per token; None: no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(min_length=1)]
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="default true: the tokenizer's own, such as a begin"
+    )
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The longest answer; OpenAI's default is 16."""
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives to report per token; None: no log probabilities."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class TokenizeRequest(_Body):
+    """POST /tokenize: a text, or messages through the chat template."""
+
+    model: str | None = Field(None, max_length=512)
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=4096)
+    add_special_tokens: bool | None = Field(None, description="of `prompt`; default true")
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens is for prompt; a chat template writes its own")
+        return self
+
+
+class DetokenizeRequest(_Body):
+    """POST /detokenize."""
+
+    model: str | None = Field(None, max_length=512)
+    tokens: list[TokenId]
+
+
+class PredictRequest(BaseModel):
+    """Vertex AI's predict: chat or text completions as instances; parameters are for all of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    instances: list[dict[str, Any]] = Field(min_length=1, max_length=64)
+    parameters: dict[str, Any] | None = None

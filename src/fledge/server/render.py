@@ -1,0 +1,152 @@
+"""Answers in OpenAI's JSON, chat and text completions alike, whole and in chunks."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fledge.engine import TokenLogprob, TreeTrace
+from fledge.server.job import Delta, Job
+from fledge.server.tokens import Tokens
+
+Json = dict[str, Any]
+_LOWEST = -9999.0  # what OpenAI says for a probability of zero, which JSON has no number for
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """One request's answers. `chat` decides between the two forms."""
+
+    chat: bool
+    model: str
+    tokens: Tokens
+    with_token_ids: bool
+    with_logprobs: bool
+    id: str
+    created: int
+
+    @classmethod
+    def make(cls, *, chat: bool, model: str, tokens: Tokens, token_ids: bool, logprobs: bool) -> Renderer:
+        """A renderer with a fresh id and the present time."""
+        prefix = "chatcmpl-" if chat else "cmpl-"
+        return cls(chat, model, tokens, token_ids, logprobs, prefix + uuid.uuid4().hex, int(time.time()))
+
+    def whole(self, jobs: Sequence[Job]) -> Json:
+        """The answer to a request that doesn't stream."""
+        choices = [self._choice(index, job) for index, job in enumerate(jobs)]
+        return {**self._head(chunk=False), "choices": choices, "usage": usage(jobs)}
+
+    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
+        """What a stream says about one choice's delta."""
+        choice: Json = {"index": index}
+        if self.chat:
+            choice["delta"] = (
+                {"role": "assistant", "content": delta.text} if first else {"content": delta.text}
+            )
+        else:
+            choice["text"] = delta.text
+        choice["logprobs"] = self._logprobs(delta.logprobs) if self.with_logprobs else None
+        choice["finish_reason"] = delta.completion.finish_reason if delta.completion else None
+        if delta.completion is not None:
+            choice["stop_reason"] = delta.completion.stop_reason
+        if self.with_token_ids:
+            choice["token_ids"] = delta.token_ids
+            if first:
+                choice["prompt_token_ids"] = job.prompt_ids
+        if job.trace:
+            choice["trace"] = {
+                "pieces": delta.pieces,
+                "trees": [self._tree(tree, bonus) for tree, bonus in delta.trees],
+            }
+        return {**self._head(chunk=True), "choices": [choice]}
+
+    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
+        """The last chunk of a stream that reports usage."""
+        return {**self._head(chunk=True), "choices": [], "usage": usage(jobs)}
+
+    def _head(self, *, chunk: bool) -> Json:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _choice(self, index: int, job: Job) -> Json:
+        assert job.completion is not None
+        choice: Json = {"index": index}
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": job.text, "refusal": None}
+        else:
+            choice["text"] = job.text
+        choice["logprobs"] = self._logprobs(job.logprobs) if self.with_logprobs else None
+        choice["finish_reason"] = job.completion.finish_reason
+        choice["stop_reason"] = job.completion.stop_reason
+        if self.with_token_ids:
+            choice["prompt_token_ids"], choice["token_ids"] = job.prompt_ids, job.token_ids
+        return choice
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Json:
+        if self.chat:
+            return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
+        names = self.tokens.names([entry.token_id for entry in entries])
+        offsets = [sum(map(len, names[:n])) for n in range(len(names))]
+        return {
+            "tokens": names,
+            "token_logprobs": [_number(entry.logprob) for entry in entries],
+            "top_logprobs": [
+                {self.tokens.token(i)[0]: _number(p) for i, p in entry.top} for entry in entries
+            ],
+            "text_offset": offsets,
+        }
+
+    def _chat_entry(self, entry: TokenLogprob) -> Json:
+        top = [self._token_json(token_id, logprob) for token_id, logprob in entry.top]
+        return {**self._token_json(entry.token_id, entry.logprob), "top_logprobs": top}
+
+    def _token_json(self, token_id: int, logprob: float) -> Json:
+        text, raw = self.tokens.token(token_id)
+        return {"token": text, "logprob": _number(logprob), "bytes": list(raw)}
+
+    def _tree(self, tree: TreeTrace, bonus: int | None) -> Json:
+        return {
+            "tokens": self.tokens.names(tree.token_ids),
+            "parents": tree.parents,
+            "probs": [round(math.exp(min(value, 0.0)), 4) for value in tree.log_probs],
+            "path": tree.path,
+            "bonus": None if bonus is None else self.tokens.token(bonus)[0],
+        }
+
+
+def usage(jobs: Sequence[Job]) -> Json:
+    """Tokens, and what speculation did for them. Choices that share a prompt share its list of ids; it counts once."""
+    prompts = {id(job.prompt_ids): len(job.prompt_ids) for job in jobs}
+    prompt, answer = sum(prompts.values()), sum(len(job.token_ids) for job in jobs)
+    found: Json = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    stats = [job.completion.stats for job in jobs if job.completion is not None]
+    if not stats:
+        return found
+    rounds = sum(each.rounds for each in stats)
+    depth = max(len(each.accepted_by_depth) for each in stats)
+    accepted = [
+        sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)
+    ]
+    found["speculation"] = {
+        "tau": round(sum(each.tau * each.rounds for each in stats) / rounds, 4) if rounds else 1.0,
+        "rounds": rounds,
+        "drafted_rounds": sum(each.drafted_rounds for each in stats),
+        "accepted_by_depth": accepted,
+        "ttft_ms": round(min(each.ttft_ms for each in stats), 3),
+        "tpot_ms": round(sum(each.tpot_ms for each in stats) / len(stats), 3),
+    }
+    return found
+
+
+def encode(value: Json) -> bytes:
+    """Compact JSON; NaN and infinity never get this far."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _number(value: float) -> float:
+    return max(value, _LOWEST) if math.isfinite(value) else _LOWEST

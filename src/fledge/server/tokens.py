@@ -1,0 +1,113 @@
+"""Text to ids off the event loop where it is long, and the text and bytes of single tokens for `logprobs`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+from fledge.errors import TargetError
+from fledge.server import errors
+from fledge.server.protocol import ChatMessage
+from fledge.target.target import Target
+
+_INLINE_CHARS = 4096  # shorter texts are encoded in less time than another thread takes to wake up
+_CHARS_PER_TOKEN = (
+    64  # no text has more per token on average; longer ones than this times the context are refused
+)
+_SPACE = "▁"  # what SentencePiece tokens hold for a space
+
+
+class Tokens:
+    """A target's tokenizer, as the server uses it."""
+
+    def __init__(self, target: Target, max_context: int) -> None:
+        self._target = target
+        self._tokenizer = target.tokenizer
+        self._most_chars = _CHARS_PER_TOKEN * max_context
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="fledge-tokens")
+        self._special = {
+            int(token_id): str(token) for token_id, token in self._tokenizer.added_tokens_decoder.items()
+        }
+        self.vocabulary = target.config.vocab_size
+        self.token = lru_cache(maxsize=65536)(self._token)
+
+    async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Ids of a conversation, the opening of the reply included."""
+        plain = [message.plain for message in messages]
+
+        def encode() -> list[int]:
+            try:
+                return self._target.chat.prompt_ids(plain)
+            except TargetError as error:
+                raise errors.invalid(str(error), "messages") from error
+
+        return await self._run(encode, sum(len(message["content"]) for message in plain))
+
+    async def text(self, text: str, *, special: bool = True) -> list[int]:
+        """Ids of a text; `special`: with the tokens the tokenizer puts around it."""
+        return await self._run(
+            lambda: list(self._tokenizer.encode(text, add_special_tokens=special)), len(text)
+        )
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        if token_ids and max(token_ids) >= self.vocabulary:
+            raise errors.invalid(f"tokens holds ids beyond the vocabulary of {self.vocabulary}", "tokens")
+
+        def all_of_it() -> str:
+            text: str = self._tokenizer.decode(
+                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            return text
+
+        return await self._run(all_of_it, len(token_ids), limited=False)
+
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id as text."""
+        return [self.token(token_id)[0] for token_id in token_ids]
+
+    def _token(self, token_id: int) -> tuple[str, bytes]:
+        """One token as text (incomplete characters shown as such) and as its bytes."""
+        if token_id in self._special:
+            return self._special[token_id], self._special[token_id].encode()
+        name = self._tokenizer.convert_ids_to_tokens(token_id)
+        if name is None:  # ids beyond the tokenizer's, which pad the embedding
+            return "", b""
+        raw = _bytes_of(name)
+        return raw.decode("utf-8", errors="replace"), raw
+
+    async def _run(self, work: Any, size: int, *, limited: bool = True) -> Any:
+        if limited and size > self._most_chars:
+            raise errors.invalid(
+                f"a text of {size} characters is longer than this server's context",
+                code="context_length_exceeded",
+            )
+        if size <= _INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._threads.shutdown(wait=False)
+
+
+def _bytes_of(name: str) -> bytes:
+    """The bytes a vocabulary entry stands for: byte-level BPE, SentencePiece, or plain text."""
+    if all(char in _BYTES for char in name):
+        return bytes(_BYTES[char] for char in name)
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes([int(name[3:5], 16)])
+    return name.replace(_SPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (Radford et al. 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()

@@ -1,0 +1,71 @@
+"""`fledge template TARGET`: each shape of conversation as ids, trained tokens coloured, and whether serving agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from fledge.console import console
+from fledge.data.contract import Checked, check_template, notes
+from fledge.data.conversations import Conversation
+from fledge.target import Target
+
+_MEANING = {
+    "same": "training and serving ids are the same",
+    "split": "the same, each turn as a sample of its own",
+    "ignored": "not in this template",
+    "refused": "refused by the template",
+    "different": "DIFFERENT",
+}
+_TRAINED = ("bold green", "bold bright_green")  # alternate, so that neighbouring tokens can be told apart
+_GIVEN = ("dim", "dim italic")
+_LONGEST_CHARACTER = 6  # tokens
+
+
+def show_template(spec: str, *, show_ids: bool) -> bool:
+    """Print everything; True if training and serving agree on every shape."""
+    target = Target.load(spec)
+    checked = check_template(target)
+    colour = console.color_system is not None
+    marks = "green tokens are trained" if colour else "«trained» tokens stand in marks"
+    console.print(f"{target.name}: {marks}, the others are given", markup=False)
+    for shape in checked:
+        console.print()
+        console.print(f"{shape.name}: {_MEANING[shape.status]}{_detail(shape)}", markup=False, soft_wrap=True)
+        for sample in shape.samples:
+            console.print(render(target, sample, show_ids=show_ids, colour=colour), soft_wrap=True)
+    for note in notes(target):
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    return all(shape.status != "different" for shape in checked)
+
+
+def render(target: Target, sample: Conversation, *, show_ids: bool, colour: bool) -> Text:
+    """A sample's tokens; without colour, trained runs stand between « and »."""
+    text = Text()
+    previous = False
+    for number, (piece, trained) in enumerate(_pieces(target, sample, show_ids)):
+        if not colour and trained != previous:
+            text.append("«" if trained else "»")
+        previous = trained
+        text.append(piece, style=(_TRAINED if trained else _GIVEN)[number % 2])
+    if not colour and previous:
+        text.append("»")
+    return text
+
+
+def _pieces(target: Target, sample: Conversation, show_ids: bool) -> Iterator[tuple[str, bool]]:
+    """Text and mask of each token; tokens that hold parts of one character are shown together."""
+    held: list[int] = []
+    for position, (token, trained) in enumerate(zip(sample.token_ids, sample.loss_mask, strict=True)):
+        held.append(token)
+        piece = target.tokenizer.decode(held, skip_special_tokens=False)
+        border = position + 1 == len(sample.token_ids) or sample.loss_mask[position + 1] != trained
+        if piece.endswith("\ufffd") and not border and len(held) < _LONGEST_CHARACTER:
+            continue
+        yield piece + "".join(f"[{i}]" for i in held) if show_ids else piece, trained
+        held = []
+
+
+def _detail(shape: Checked) -> str:
+    return f" ({shape.detail})" if shape.detail and shape.status != "same" else ""

@@ -1,0 +1,90 @@
+"""Two heads on the same held-out conversations: the difference in tau, and how sure it is.
+
+Both draft from the same stored features, so the comparison is paired: conversations are drawn again and again with
+replacement (bootstrap), and the interval holds the middle 95 % of the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fledge.data.options import Progress, silent
+from fledge.draft import Head
+from fledge.errors import DataError
+from fledge.features import FeatureStore, SampleInfo
+from fledge.target import Target
+from fledge.train.acceptance import DraftRound
+from fledge.train.batches import heldout_batches
+from fledge.train.evaluate import compute_dtype, measure
+from fledge.train.learner import Learner
+from fledge.train.options import EvaluateOptions
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Chain tau of both heads on some conversations."""
+
+    name: str  # a category, or "all"
+    conversations: int
+    tau: tuple[float, float]
+    low: float  # of tau[1] - tau[0], 95 % interval
+    high: float
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval leaves no doubt which head is better."""
+        return self.low > 0 or self.high < 0
+
+
+def compare_heads(
+    target: Target,
+    heads: Sequence[Head],
+    features_url: str,
+    options: EvaluateOptions,
+    progress: Progress = silent,
+) -> list[Difference]:
+    """The second head against the first: over all held-out conversations, then by category."""
+    store = FeatureStore(features_url)
+    batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
+    if not batches:
+        raise DataError(
+            f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
+        )
+    infos = [info for batch in batches for info in batch]
+    counts = []
+    for head in heads:
+        head.check_target(target)
+        learner = Learner(head, target.weights, compute_dtype(target), target.device)
+        counts.append(_counts(infos, measure(learner, store, batches, options.depth, progress)))
+    both = torch.stack(counts)  # [2, conversations, 2]
+    categories = sorted({info.category for info in infos})
+    groups = {"all": list(range(len(infos)))}
+    if len(categories) > 1:
+        groups |= {name: [i for i, info in enumerate(infos) if info.category == name] for name in categories}
+    return [_difference(name, both[:, chosen]) for name, chosen in groups.items()]
+
+
+def _counts(infos: Sequence[SampleInfo], found: Sequence[tuple[DraftRound, SampleInfo]]) -> Tensor:
+    """Emitted tokens and rounds of each conversation, [conversations, 2]."""
+    places = {(info.shard, info.index): i for i, info in enumerate(infos)}
+    counts = torch.zeros(len(infos), 2, dtype=torch.float64)
+    for r, info in found:
+        counts[places[info.shard, info.index]] += torch.tensor([r.emitted, 1.0], dtype=torch.float64)
+    return counts
+
+
+def _difference(name: str, counts: Tensor) -> Difference:
+    """From counts [2, n, 2] of n conversations."""
+    n = counts.shape[1]
+    drawn = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
+    sums = counts[:, drawn].sum(2)  # [2, resamples, 2]
+    tau = sums[..., 0] / sums[..., 1].clamp(min=1)
+    low, high = (tau[1] - tau[0]).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    first, second = (float(part[:, 0].sum() / part[:, 1].sum().clamp(min=1)) for part in counts)
+    return Difference(name, n, (first, second), low, high)

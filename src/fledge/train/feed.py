@@ -1,0 +1,67 @@
+"""Batches in the order of the schedule, read ahead by threads while the step before is computed.
+
+schedule   b0  b1  b2  b3  b4 ...        at most `ahead` batches wait, so memory is bounded however large the
+read       [b0  b1  b2]                  store or however slow the step
+step        b0
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fledge.features import FeatureSample, SampleInfo
+from fledge.train.batches import TrainBatch, make_batch
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class FeatureSource(Protocol):
+    """Where training gets its conversations from: a store, or a target at work."""
+
+    url: str
+    ahead: int  # batches it is worth reading ahead
+
+    def split(self, name: str) -> list[SampleInfo]:
+        """The conversations of "train" or "heldout"."""
+        ...
+
+    def tokens(self, info: SampleInfo) -> tuple[Tensor, Tensor]:
+        """Token ids and loss mask of one."""
+        ...
+
+    def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
+        """Several with their hidden states."""
+        ...
+
+
+def read_batch(
+    source: FeatureSource, infos: Sequence[SampleInfo], dtype: torch.dtype, device: torch.device
+) -> TrainBatch | None:
+    """Read the conversations and lay them end to end; None if there are none."""
+    return make_batch(source.read_many(infos), dtype).to(device) if infos else None
+
+
+def read_ahead(items: Sequence[T], read: Callable[[T], U], ahead: int) -> Iterator[U]:
+    """`read` of every item in order, up to `ahead` of them in a thread before they are asked for."""
+    if ahead < 1:
+        yield from map(read, items)
+        return
+    waiting: deque[Future[U]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="fledge-feed") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(read, item))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

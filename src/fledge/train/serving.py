@@ -1,0 +1,195 @@
+"""Serving, replayed from stored features: the engine's own drafting, and the stored answer in the place of verify.
+
+    engine        draft -> verify (target forward) -> accept -> extend
+    here          draft -> the answer's next tokens -> accept -> extend, with stored features
+
+A greedy target takes exactly the tokens of its stored answer, so the tree's accepted path is known without running the
+target. What comes out is the tau the engine would have at this tree shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.data.options import Progress, silent
+from fledge.draft import Head, head_runner
+from fledge.engine.carried import Carried, CarriedSizes, RunningBatch
+from fledge.engine.forwards import Models, run_head
+from fledge.engine.layout import Layouts, RowLayout, TreeShape
+from fledge.engine.planner import RoundPlan
+from fledge.engine.round import accept, draft
+from fledge.features import FeatureSample
+from fledge.target import Target
+from fledge.target.batch import ForwardBatch
+from fledge.train.acceptance import DraftRound
+
+_ANSWERS = 16  # replayed side by side
+
+
+class Answer(NamedTuple):
+    """Tokens start .. end - 1 of a conversation, generated in one go; the first comes from the prompt's forward."""
+
+    number: int  # of the conversation
+    sample: FeatureSample
+    start: int
+    end: int
+
+
+class ServingReplay:
+    """Drafts for one target and head in one tree shape."""
+
+    def __init__(self, target: Target, head: Head, shape: TreeShape) -> None:
+        self._target, self._shape = target, shape
+        self._runner = head_runner(target, head)
+        self._outside = ~head.vocabulary.t2d  # [V]
+        self._layouts = Layouts(target.device)
+
+    @torch.inference_mode()
+    def rounds(self, samples: Sequence[FeatureSample], progress: Progress = silent) -> list[DraftRound]:
+        """All rounds of all answers of these conversations."""
+        waiting = sorted(_answers(samples), key=lambda a: a.end - a.start)
+        found: list[DraftRound] = []
+        for first in range(0, len(waiting), _ANSWERS):
+            found += self._together(waiting[first : first + _ANSWERS])
+            progress(min(first + _ANSWERS, len(waiting)), len(waiting), "")
+        return found
+
+    def _together(self, answers: list[Answer]) -> list[DraftRound]:
+        """The rounds of up to _ANSWERS answers. One that is done is drafted on, and not counted."""
+        shape, size = self._shape, len(answers)
+        models, pages = self._models(answers)
+        layout, plan = self._layouts.tree(size, shape), RoundPlan(shape)
+        batch = self._prefilled(models, answers, pages)
+        now = batch.view()
+        found: list[DraftRound] = []
+        lengths = [a.start for a in answers]
+        while any(length < a.end - 1 for length, a in zip(lengths, answers, strict=True)):
+            tree, _, _ = draft(models, batch, plan)
+            truth = self._ahead(answers, lengths)  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the answer
+            accepted = accept(tree, truth.gather(1, tree.depths), layout)
+            emits = accepted.emits.tolist()
+            for row, a in enumerate(answers):
+                left = a.end - 1 - lengths[row]
+                if left > 0:
+                    taken = min(emits[row] - 1, left)
+                    missed = taken < min(left, shape.depth) and bool(self._outside[truth[row, taken]])
+                    found.append(
+                        DraftRound(a.number, lengths[row], taken, min(emits[row], left), missed=missed)
+                    )
+            self._extend(models, now, layout.path_rows, answers, lengths, truth, accepted.emits)
+            lengths = [
+                min(length + n, a.end - 1) for length, n, a in zip(lengths, emits, answers, strict=True)
+            ]
+        return found
+
+    def _models(self, answers: list[Answer]) -> tuple[Models, Tensor]:
+        """The head with a KV pool for these answers, and their page table [B, P]."""
+        size = self._runner.page_size
+        longest = max(a.end for a in answers) + self._shape.window + self._shape.depth + 1
+        each = -(-longest // size)
+        device = self._target.device
+        pages = torch.arange(len(answers) * each, dtype=torch.int32, device=device).view(-1, each) + 1
+        count = pages.numel() + 1
+        models = Models(
+            decoder=self._target.decoder,
+            kv=torch.empty(0),
+            head=self._runner,
+            head_kv=self._runner.allocate_kv(count),
+            pages=count,
+            sampler=None,
+            layouts=self._layouts,
+            last_position=self._target.config.max_position_embeddings - 1,
+            topk=self._shape.topk,
+        )
+        return models, pages
+
+    def _prefilled(self, models: Models, answers: list[Answer], pages: Tensor) -> RunningBatch:
+        """The head over every prompt: positions 0 .. start - 1, each with the token after it."""
+        device, lengths = self._target.device, [a.start for a in answers]
+        length = torch.tensor(lengths, dtype=torch.int32, device=device)
+        ends = length.cumsum(0).to(torch.int32)
+        rows = ForwardBatch(
+            token_ids=torch.cat([a.sample.token_ids[1 : a.start + 1] for a in answers]).int().to(device),
+            positions=torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths]).to(device),
+            row_start=torch.cat((ends.new_zeros(1), ends)),
+            prefix_length=torch.zeros_like(length),
+            window_offset=torch.zeros_like(length),
+            page_table=pages,
+            logit_rows=ends - 1,
+        )
+        features = torch.cat([a.sample.features[: a.start] for a in answers]).to(device)
+        assert models.head is not None
+        assert models.head_kv is not None
+        out = models.head.forward(rows, models.head_kv, features=features, hidden=None, k=models.topk)
+        c = self._runner.config
+        sizes = CarriedSizes(
+            rows=len(answers),
+            pages=pages.shape[1],
+            topk=models.topk,
+            hidden=c.hidden_size,
+            features=1,
+            vocabulary=self._target.config.vocab_size,
+            dtype=out.hidden.dtype,
+            pending=0,
+        )
+        batch = RunningBatch(sizes, self._runner.page_size, device)
+        batch.size = len(answers)
+        now = batch.view()
+        now.length.copy_(length)
+        now.bonus.copy_(torch.tensor([int(a.sample.token_ids[a.start]) for a in answers]))
+        now.page_table.copy_(pages)
+        now.head_pages.copy_(pages)
+        now.first_token_ids.copy_(out.token_ids)
+        now.first_log_probs.copy_(out.log_probs)
+        now.hidden.copy_(out.hidden.index_select(0, ends.long() - 1))
+        return batch
+
+    def _ahead(self, answers: list[Answer], lengths: list[int]) -> Tensor:
+        """The tokens the target chose after each answer's bonus token, [B, D + 1] int64, -1 beyond its end."""
+        truth = torch.full((len(answers), self._shape.depth + 1), -1, dtype=torch.int64)
+        for row, (a, length) in enumerate(zip(answers, lengths, strict=True)):
+            known = a.sample.token_ids[length + 1 : min(a.end, length + 2 + self._shape.depth)]
+            truth[row, : len(known)] = known
+        return truth.to(self._target.device)
+
+    def _extend(
+        self,
+        models: Models,
+        now: Carried,
+        layout: RowLayout,
+        answers: list[Answer],
+        lengths: list[int],
+        truth: Tensor,
+        emits: Tensor,
+    ) -> None:
+        """The head over the accepted path, in the engine's fixed shape, with the features of the stored tokens."""
+        width = truth.shape[1]
+        features = torch.cat(
+            [
+                a.sample.features[torch.arange(n, n + width).clamp_(max=a.end - 1)]
+                for a, n in zip(answers, lengths, strict=True)
+            ]
+        ).to(self._target.device)
+        last = layout.first_row + (emits - 1)
+        out = run_head(models, now, layout, now.length, truth.clamp(min=0), features, last)
+        now.first_token_ids.copy_(out.token_ids)
+        now.first_log_probs.copy_(out.log_probs)
+        now.hidden.copy_(out.hidden.index_select(0, last))
+        ends = torch.tensor([a.end - 1 for a in answers], dtype=torch.int32, device=self._target.device)
+        now.bonus.copy_(truth.clamp(min=0).view(-1).index_select(0, last))
+        now.length.copy_(torch.minimum(now.length + emits, ends))
+
+
+def _answers(samples: Sequence[FeatureSample]) -> Iterator[Answer]:
+    """Every generated run of two tokens or more that has a prompt."""
+    for number, sample in enumerate(samples):
+        mask = sample.loss_mask.bool()
+        edges = torch.cat((mask.new_zeros(1), mask, mask.new_zeros(1))).int().diff()
+        starts, ends = edges.eq(1).nonzero().flatten().tolist(), edges.eq(-1).nonzero().flatten().tolist()
+        for start, end in zip(starts, ends, strict=True):
+            if start > 0 and end - start > 1:
+                yield Answer(number, sample, start, end)

@@ -1,0 +1,105 @@
+"""Other engines beside fledge: which are there, how they are asked, what the table says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fledge.bench.peers import PeerOptions, PeersFound, run_peers
+from fledge.bench.peers.catalogue import PEERS, Peer, installed
+from fledge.bench.peers.run import PeerRow, choose_peers, start_worker
+from fledge.bench.peers.table import peers_table, write_peers
+from fledge.draft import DraftVocabulary, Head
+from fledge.errors import DataError, ServerError
+from fledge.target import Target
+
+OPTIONS = PeerOptions(target="t", head=None)
+
+
+def rows(peer: str, mode: str, speeds: list[float], level: int = 1) -> list[PeerRow]:
+    return [
+        PeerRow(peer, mode, f"{peer} 1.0", level, repeat, 1e3 / speed, speed, 3, 4)
+        for repeat, speed in enumerate(speeds)
+    ]
+
+
+def test_engines_that_are_missing_say_how_to_install_them() -> None:
+    assert installed(sys.executable, "transformers")
+    assert not installed(sys.executable, "no_such_engine")
+    assert not installed("/no/such/python", "transformers")
+    chosen, missing = choose_peers(OPTIONS)
+    assert {peer.name for peer, _ in chosen} >= {"fledge", "transformers"}
+    assert [mode for peer, mode in chosen if peer.name == "transformers"] == ["plain", "ngram"]
+    assert all("pip install" in line for line in missing)
+    with pytest.raises(DataError, match="no peer is called 'tgi'"):
+        choose_peers(PeerOptions(target="t", head=None, peers=("tgi",)))
+
+
+def test_every_peer_has_its_worker() -> None:
+    folder = Path(sys.modules[run_peers.__module__].__file__ or "").parent / "workers"
+    assert {peer.worker for peer in PEERS} | {"protocol.py"} == {path.name for path in folder.glob("*.py")}
+
+
+def test_the_table_pairs_blocks_and_says_who_is_ahead(tmp_path: Path) -> None:
+    measured = rows("fledge", "plain", [100, 110, 120]) + rows("fledge", "eagle3", [150, 165, 180])
+    measured += rows("vllm", "plain", [50, 55, 60]) + rows("vllm", "eagle3", [200, 220, 240])
+    found = PeersFound(measured, ["llama.cpp: not installed"], OPTIONS)
+    table = peers_table(found)
+    assert [row[0] + " " + row[1] for row in table.rows] == [
+        "vllm 1.0 eagle3",
+        "fledge 1.0 eagle3",
+        "fledge 1.0 plain",
+        "vllm 1.0 plain",
+    ]
+    assert table.rows[1][5:7] == ["1.50×", "1.50–1.50"]  # paired by block: the drift cancels
+    assert "ahead of fledge are vllm 1.33×" in table.notes[0]
+    assert table.notes[1] == "llama.cpp: not installed"
+    write_peers(str(tmp_path), found)
+    assert "| vllm 1.0 | eagle3 | 1 |" in (tmp_path / "peers.md").read_text()
+    assert len((tmp_path / "peers.jsonl").read_text().splitlines()) == 12
+
+
+def test_a_worker_that_fails_is_told() -> None:
+    peer = Peer(
+        "transformers", "transformers", "transformers_worker.py", ("plain",), "pip install transformers"
+    )
+    config = {"model": "/no/such/model", "mode": "plain", "head": None, "max_batch": 1, "max_context": 64}
+    with (
+        pytest.raises(ServerError, match=r"transformers \(plain\) failed: .*no/such/model"),
+        start_worker(peer, "plain", None, config),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_fledge_and_transformers_answer_alike(tiny_target_folder: Path, tmp_path: Path) -> None:
+    target = Target.load(str(tiny_target_folder))
+    import torch
+
+    vocabulary = DraftVocabulary.from_counts(torch.ones(target.config.vocab_size), 64)
+    Head.from_target(target, vocabulary).save(str(tmp_path / "head"))
+    options = PeerOptions(
+        target=str(tiny_target_folder),
+        head=str(tmp_path / "head"),
+        peers=("fledge", "transformers"),
+        prompts=2,
+        max_tokens=8,
+        concurrency=(1, 2),
+        repeats=1,
+    )
+    found = run_peers(target, options)
+    assert [(row.peer, row.mode, row.concurrency) for row in found.rows] == [
+        (peer, mode, level)
+        for level in (1, 2)
+        for peer, mode in (
+            ("fledge", "plain"),
+            ("fledge", "eagle3"),
+            ("transformers", "plain"),
+            ("transformers", "ngram"),
+        )
+    ]
+    assert all(row.answers == 2 for row in found.rows)
+    assert all(row.throughput > 0 for row in found.rows)
+    assert all(row.tpot_ms is not None for row in found.rows if row.concurrency == 1)

@@ -1,0 +1,116 @@
+"""The simulator: known models have their known sizes, and the roofline behaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fledge.bench.plan import PlanOptions, check_rows, make_plan, read_shape, tree_tau
+from fledge.bench.plan.check import predict_from_costs, round_cost, verify_cost
+from fledge.bench.plan.forward import Device, forward_seconds
+from fledge.bench.plan.shape import HeadShape, shape_of
+from fledge.errors import DataError, TargetError
+from tests.bench.synthetic import bench_result
+
+LLAMA_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+SMOLLM2 = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+}
+H100S = PlanOptions(bandwidth_gb_s=3350, tflops=989, devices=8)
+
+
+def test_known_models_have_their_known_sizes() -> None:
+    llama = shape_of(LLAMA_70B)
+    assert llama.weights == pytest.approx(69.5e9, rel=0.01)  # 70.6e9 with the embedding
+    assert llama.kv_values * 2 == 327_680  # bytes per token in bf16
+    assert shape_of(SMOLLM2).weights * 2 == pytest.approx(269e6, rel=0.01)
+    head = HeadShape.of(llama)
+    assert 0.01 < (head.weights + head.fc) / llama.weights < 0.05  # the article's 2-5 %
+
+
+def test_a_mixture_of_experts_reads_more_of_them_with_more_rows() -> None:
+    moe = shape_of(
+        LLAMA_70B | {"num_local_experts": 16, "num_experts_per_tok": 1, "moe_intermediate_size": 8192}
+    )
+    assert moe.weights_read(1) == pytest.approx(moe.weights_per_token)
+    assert moe.weights_read(1) < moe.weights_read(16) < moe.weights_read(1000) <= moe.weights
+
+
+def test_few_rows_are_bound_by_reading_and_many_by_computing() -> None:
+    model = shape_of(LLAMA_70B)
+    device = Device(bandwidth=1e12, flops=1e14, weight_bytes=2.0, overhead=0.0)
+    one, eight, many, more = (forward_seconds(model, device, rows, 1, 1) for rows in (1, 8, 512, 1024))
+    assert one == pytest.approx(model.weights * 2 / 1e12, rel=1e-4)
+    assert eight == pytest.approx(one, rel=1e-3)
+    assert more == pytest.approx(2 * many, rel=1e-3)
+
+
+def test_tau_adds_up_the_depths_and_goes_on_beyond_them() -> None:
+    assert tree_tau((0.8, 0.4), 2) == pytest.approx(2.2)
+    assert tree_tau((0.8, 0.4), 1) == pytest.approx(1.8)
+    assert tree_tau((0.8, 0.4), 3) == pytest.approx(2.2 + 0.2)
+
+
+def test_the_plan_of_a_70b_is_what_such_machines_do() -> None:
+    plan = make_plan(shape_of(LLAMA_70B, "llama-70b"), H100S)
+    speeds = {row.concurrency: row for row in plan.speeds}
+    assert 5 < speeds[1].tpot_plain_ms < 20
+    assert 1.8 < speeds[1].speedup < speeds[1].tau
+    assert speeds[1].speedup > speeds[64].speedup
+    assert "llama-70b" in plan.title
+    priced = make_plan(shape_of(LLAMA_70B), PlanOptions(bandwidth_gb_s=3350, tflops=989, price_per_hour=3.0))
+    assert len(priced.speed_rows[0]) == len(priced.speed_columns) == 8
+    assert [len(row) for row in plan.work_rows] == [4, 4, 4]
+
+
+def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:
+    options = PlanOptions(bandwidth_gb_s=30, tflops=0.5, concurrency=(1, 64), overhead_us=0)
+    plan = make_plan(shape_of(SMOLLM2), options)
+    assert plan.speeds[1].speedup < 1
+    assert any("From 64 requests in flight on this tree loses" in note for note in plan.notes)
+
+
+def test_unusable_assumptions_are_refused() -> None:
+    for changes in ({"tflops": 0.0}, {"tree": (4, 4)}, {"acceptance": (0.5, 0.6)}, {"acceptance": ()}):
+        with pytest.raises(DataError):
+            PlanOptions(**({"bandwidth_gb_s": 1.0, "tflops": 1.0} | changes))  # type: ignore[arg-type]
+
+
+def test_a_configuration_is_read_or_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"text_config": SMOLLM2}))
+    assert read_shape(str(folder)).name == "llama"
+    assert read_shape(str(folder / "config.json")).layers == 30
+    with pytest.raises(TargetError, match=r"no config\.json"):
+        read_shape(str(tmp_path))
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(TargetError, match="has no hidden_size"):
+        read_shape(str(folder))
+
+
+def test_single_forwards_add_up_to_the_round() -> None:
+    result = bench_result(("trained",))
+    assert result.costs is not None
+    assert verify_cost(result.costs, 16) == pytest.approx(1.27)
+    assert verify_cost(result.costs, 12) == pytest.approx(1.2)
+    assert round_cost(result.costs, "plain decode") == 1.0
+    assert round_cost(result.costs, "depth 4, top 4, 16 nodes") == pytest.approx(3 * 0.08 + 1.27 + 0.11)
+    assert predict_from_costs(result, "trained") == pytest.approx(1.2, abs=0.1)
+    assert check_rows(result)[0][0] == "trained"
+    with pytest.raises(DataError, match="no costs"):
+        check_rows(result.model_copy(update={"shapes": {}}))

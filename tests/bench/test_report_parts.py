@@ -1,0 +1,123 @@
+"""The report's later blocks: servers over HTTP, limits, cost; its exports; two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fledge.bench.report import ReportFacts, render_report
+from fledge.bench.report.compare import compare_runs, render_comparison
+from fledge.bench.report.exports import standalone, write_exports
+from fledge.bench.report.limits import better_tau, limit_views
+from fledge.bench.report.money import cost_per_million
+from fledge.bench.report.page import make_page
+from fledge.bench.report.speed import name_engines
+from fledge.bench.results import BenchResult
+from fledge.errors import DataError
+from tests.bench.synthetic import bench_result, load_result, report_facts
+from tests.bench.test_report import outline
+
+
+def slower(result: BenchResult, factor: float, plain: float = 1.0) -> BenchResult:
+    """The same answers, `factor` times as slow with the head and `plain` times as slow without."""
+    rows = [
+        row.model_copy(
+            update={
+                "tpot_ms": row.tpot_ms * factor * (1 + 0.002 * (index % 5)),
+                "tpot_plain_ms": row.tpot_plain_ms * plain,
+                "speedup": row.speedup and row.speedup * plain / factor,
+            }
+        )
+        for index, row in enumerate(result.answers)
+    ]
+    return result.model_copy(update={"answers": rows})
+
+
+def test_servers_over_http_have_the_articles_two_charts_and_a_verdict_per_level() -> None:
+    load = load_result()
+    page = render_report(ReportFacts("some/target", load=load))
+    outline(page)
+    assert page.count('class="chart"') == 3
+    assert "eagle3: tokens 1.8" in page
+    assert all(comparison.significant for comparison in load.comparisons)
+    rejected = load.comparisons[0].model_copy(update={"rejected": "speed-up 3.00 exceeds tau 2.40"})
+    broken = load.model_copy(update={"comparisons": [rejected, *load.comparisons[1:]]})
+    assert "rejected, speed-up 3.00 exceeds tau 2.40" in render_report(ReportFacts("t", load=broken))
+
+
+def test_limits_follow_from_the_equation() -> None:
+    result = bench_result(("trained",))
+    (view,) = limit_views(result, name_engines(["trained"], {}))
+    shown = {bar.label: float(bar.text.rstrip("×")) for bar in view.bars}
+    rows = [row for row in result.answers if row.rounds]
+    rounds = sum(row.rounds for row in rows)
+    whole = 2.1 + 11.9 + 0.2 + 1.1 + 0.3
+    tau = sum(row.round_tokens for row in rows) / rounds
+    assert shown["as it is"] == pytest.approx(tau * 11.4 / whole, abs=0.006)
+    assert shown["drafting for nothing"] == pytest.approx(tau * 11.4 / (whole - 3.2), abs=0.006)
+    gains = [float(bar.text.rstrip("×")) for bar in view.bars[1:]]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_more_acceptance_at_every_depth_raises_tau() -> None:
+    assert better_tau([0.5], 1.5) == pytest.approx(1.6)
+    assert better_tau([0.5, 0.25], 1.75) == pytest.approx(1 + 0.6 + 0.36)
+    assert better_tau([1.0], 2.0) == 2.0
+    assert better_tau([], 1.0) == 1.0
+
+
+def test_cost_follows_from_price_and_throughput() -> None:
+    assert cost_per_million(3.6, 1000.0) == pytest.approx(1.0)
+    result = bench_result(("trained",))
+    priced = result.model_copy(update={"options": result.options.model_copy(update={"price_per_hour": 0.5})})
+    assert "Cost per million output tokens" in render_report(ReportFacts("t", priced))
+    assert "Cost per million" not in render_report(ReportFacts("t", result))
+
+
+def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
+    written = write_exports(str(tmp_path), report_facts(bench_result()), ["md", "png"])
+    text = (tmp_path / "report.md").read_text()
+    assert "| workload | head | prompts |" in text
+    assert "## What limits the speed-up next" in text
+    pictures = sorted(path.name for path in (tmp_path / "charts").iterdir())
+    assert {"tpot.png", "throughput.png", "ttft.png", "acceptance.png", "verify.png"} <= set(pictures)
+    assert len(written) == 1 + len(pictures)
+    for path in (tmp_path / "charts").iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_carries_its_colours() -> None:
+    drawing = standalone(make_page(report_facts(bench_result())).tpot_chart)
+    assert "var(" not in drawing
+    assert ".s-trained.line{stroke:#2563c9}" in drawing
+
+
+def test_a_run_that_is_slower_by_five_percent_is_told_from_one_that_is_not() -> None:
+    first = bench_result(("trained",))
+    comparison = compare_runs(first, slower(first, 1.05), ("before", "after"))
+    line = next(
+        line for line in comparison.lines if line.workload == "mixed" and line.figure == "ms per token"
+    )
+    assert line.difference.significant
+    assert line.difference.ratio.value == pytest.approx(1.055, abs=0.01)
+    same = compare_runs(first, first, ("before", "after"))
+    assert not any(line.difference.significant for line in same.lines)
+    assert comparison.warning == ""
+    outline(render_comparison(comparison))
+
+
+def test_a_drift_of_the_machine_is_pointed_out() -> None:
+    first = bench_result(("trained",))
+    second = slower(first, 1.1, plain=1.1).model_copy(update={"versions": {**first.versions, "torch": "9"}})
+    comparison = compare_runs(first, second, ("a", "b"))
+    assert "Plain decode itself took 10.0% more time" in comparison.warning
+    assert "version torch: 2.13.0 → 9" in comparison.differences
+
+
+def test_runs_without_common_prompts_are_refused() -> None:
+    first = bench_result(("trained",))
+    with pytest.raises(DataError, match="no prompt in common"):
+        compare_runs(first, first.model_copy(update={"answers": []}), ("a", "b"))
+    with pytest.raises(DataError, match="measured no head"):
+        compare_runs(first, first.model_copy(update={"heads": []}), ("a", "b"))

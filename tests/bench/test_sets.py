@@ -1,0 +1,81 @@
+"""The own sets of one kind each, and the generated workloads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fledge.bench.sets import SETS, find_workload, own_set, random_workload, shared_prefix_workload
+from fledge.bench.workloads import own_workload
+from fledge.errors import DataError
+
+
+def eight_grams(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[n : n + 8]) for n in range(len(words) - 7)}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_set_has_forty_different_prompts(name: str) -> None:
+    prompts = own_set(name).prompts
+    assert len(prompts) >= 40
+    assert len({prompt.turns[0] for prompt in prompts}) == len(prompts)
+    assert len({prompt.question_id for prompt in prompts}) == len(prompts)
+    assert all(prompt.question_id.startswith(name) for prompt in prompts)
+
+
+def test_only_conversations_have_several_turns() -> None:
+    assert all(len(prompt.turns) >= 3 for prompt in own_set("multi_turn").prompts)
+    assert all(len(prompt.turns) == 1 for name in SETS[1:] for prompt in own_set(name).prompts)
+
+
+def test_no_prompt_repeats_another_set() -> None:
+    seen: dict[tuple[str, ...], str] = {}
+    sets = [own_workload(), *(own_set(name) for name in SETS if name != "long_context")]
+    phrase = eight_grams("Answer the question using the text only. Text: the")
+    for workload in sets:
+        for prompt in workload.prompts:
+            own = set().union(*map(eight_grams, prompt.turns)) - phrase
+            assert not {seen[gram] for gram in own & seen.keys()} - {prompt.question_id}
+            seen |= dict.fromkeys(own, prompt.question_id)
+
+
+def test_a_long_context_prompt_holds_its_note_once_at_any_depth() -> None:
+    notes = [prompt.turns[0].partition("\n\n")[2] for prompt in own_set("summarisation").prompts]
+    depths = []
+    for index, prompt in enumerate(own_set("long_context").prompts):
+        text = prompt.turns[0]
+        assert text.count(notes[index]) == 1
+        assert 1800 < len(text.split()) < 3200
+        depths.append(text.index(notes[index]) / len(text))
+    assert min(depths) < 0.15
+    assert max(depths) > 0.75
+    assert own_set("long_context") == own_set("long_context")
+
+
+def test_random_prompts_share_no_beginning_and_shared_ones_do() -> None:
+    plain = random_workload(count=6, words=50)
+    starts = {prompt.turns[0].removeprefix("Continue these words: ")[:40] for prompt in plain.prompts}
+    assert len(starts) == 6
+    assert plain == random_workload(count=6, words=50)
+    shared = shared_prefix_workload(count=6, words=50, groups=2).prompts
+    assert shared[0].turns[0][:250] == shared[2].turns[0][:250] != shared[1].turns[0][:250]
+    assert len({prompt.turns[0] for prompt in shared}) == 6
+
+
+def test_workloads_are_found_by_what_people_write(tmp_path: Path) -> None:
+    assert find_workload("mixed").name == "mixed"
+    assert len(find_workload("random:count=3,words=10").prompts) == 3
+    assert find_workload("shared-prefix:groups=2,count=2").prompts[1].category == "group 2"
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"turns": ["Hello!"]}\n')
+    assert find_workload(str(path)).name == "mine"
+    for name, problem in (
+        ("maths", "no workload"),
+        ("random:size=3", "is no setting"),
+        ("random:count=0", "at least 1"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            find_workload(name)

@@ -1,0 +1,80 @@
+"""What is called a difference, and what isn't."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from fledge.bench.statistics import alternation, bootstrap_median, compare_paired, relative_noise
+
+REPEATS = 20
+
+
+def series(
+    seed: int, planted: float, noise: float = 0.02, drift: float = 0.25
+) -> tuple[list[float], list[float]]:
+    """Two configurations in alternation on a machine that slows down by a quarter while they are measured."""
+    generator = random.Random(seed)
+    plain, other = [], []
+    for block in range(REPEATS):
+        mood = 10.0 * (1 + drift * block / REPEATS) * (1 + 0.03 * math.sin(block))
+        plain.append(mood * math.exp(generator.gauss(0, noise)))
+        other.append(mood * (1 + planted) * math.exp(generator.gauss(0, noise)))
+    return plain, other
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_planted_slowdown_of_five_percent_is_found(seed: int) -> None:
+    found = compare_paired(*series(seed, planted=0.05))
+    assert found.significant
+    assert found.ratio.value == pytest.approx(1.05, abs=0.025)
+    assert found.verdict.endswith("% more")
+
+
+def test_a_planted_nothing_is_not_found() -> None:
+    wrong = [seed for seed in range(200) if compare_paired(*series(seed, planted=0.0)).significant]
+    assert len(wrong) <= 6  # one in a hundred is expected; six of two hundred would be chance once in sixty
+    assert compare_paired(*series(3, planted=0.0)).verdict == "no difference beyond noise"
+
+
+def test_unpaired_drift_would_drown_the_slowdown_that_pairs_show() -> None:
+    plain, other = series(0, planted=0.05, noise=0.01)
+    assert relative_noise(plain) > 0.05  # type: ignore[operator]
+    assert compare_paired(plain, other).noise < 0.05
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    inside = 0
+    for seed in range(200):
+        generator = random.Random(seed)
+        found = bootstrap_median([generator.gauss(5.0, 1.0) for _ in range(25)])
+        inside += found.low <= 5.0 <= found.high
+    assert 0.88 <= inside / 200 <= 0.99
+
+
+def test_the_same_values_always_give_the_same_interval() -> None:
+    values = [3.0, 1.0, 2.0, 5.0, 4.0]
+    assert bootstrap_median(values) == bootstrap_median(values)
+    assert bootstrap_median([2.0]).low == bootstrap_median([2.0]).high == 2.0
+    assert relative_noise([1.0]) is None
+
+
+def test_few_repeats_are_never_significant() -> None:
+    found = compare_paired([1.0, 1.0], [2.0, 2.0])
+    assert not found.significant
+    assert "too few repeats" in found.verdict
+
+
+def test_alternation_is_abba_and_gives_both_orders_equally_often() -> None:
+    orders = list(alternation(["A", "B"], 4))
+    assert orders == [["A", "B"], ["B", "A"], ["B", "A"], ["A", "B"]]
+    assert "".join(name for order in orders[:2] for name in order) == "ABBA"
+
+
+def test_unpaired_series_are_refused() -> None:
+    with pytest.raises(ValueError, match="blocks must hold one of each"):
+        compare_paired([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="no values"):
+        bootstrap_median([])

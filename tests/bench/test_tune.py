@@ -1,0 +1,53 @@
+"""Tuning: every shape is measured, and the front and the best follow from the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fledge.bench.tune import GRID, ShapeRow, TuneOptions, best_shape, pareto, parse_shapes, tune_shapes
+from fledge.draft import Head
+from fledge.engine import PLAIN, TreeShape
+from fledge.errors import DataError, EngineError
+from fledge.target import Target
+
+
+def row(shape: TreeShape, tpot: float, throughput: float, low: float = 1.1, level: int = 4) -> ShapeRow:
+    return ShapeRow(level, shape, tpot, throughput, 2.0, throughput / 100, low, 2.0)
+
+
+def test_shapes_are_written_as_depth_topk_nodes() -> None:
+    assert parse_shapes("4-4-16, 2-4-8") == (TreeShape(4, 4, 16), TreeShape(2, 4, 8))
+    assert parse_shapes("") == GRID
+    with pytest.raises(DataError, match="depth-topk-nodes"):
+        parse_shapes("4x4")
+    with pytest.raises(EngineError):
+        parse_shapes("1-1-60")
+
+
+def test_the_front_holds_what_nothing_else_beats_twice() -> None:
+    fast, wide, beaten = (TreeShape(4, 4, 16), TreeShape(6, 4, 16), TreeShape(2, 4, 8))
+    rows = pareto([row(fast, 5.0, 300), row(wide, 6.0, 350), row(beaten, 6.5, 290)])
+    assert [one.on_front for one in rows] == [True, True, False]
+
+
+def test_a_gain_within_noise_is_no_reason_to_draft() -> None:
+    shape = TreeShape(4, 4, 16)
+    plain = row(PLAIN, 6.0, 100, low=1.0)
+    assert best_shape([plain, row(shape, 5.0, 110, low=1.02)], 4) == shape
+    assert best_shape([plain, row(shape, 5.9, 101, low=0.97)], 4) == PLAIN
+
+
+def test_every_shape_is_measured_at_every_concurrency(target: Target, head: Head, tmp_path: Path) -> None:
+    options = TuneOptions((TreeShape(2, 2, 4),), (1, 2), prompts=2, max_tokens=6, repeats=2)
+    found = tune_shapes(target, head, options)
+    assert [(one.concurrency, one.shape.depth) for one in found.rows] == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    assert all(len(cells) == len(found.columns) for cells in found.table)
+    assert any(one.on_front for one in found.rows)
+    url = tmp_path / "tuned.json"
+    found.save(str(url))
+    value = json.loads(url.read_text())
+    assert set(value["best"]) == {"1", "2"}
+    assert TreeShape(**value["best"]["1"]) in (PLAIN, TreeShape(2, 2, 4))

@@ -1,0 +1,105 @@
+"""An OpenAI-compatible completions server around a real engine, which can be told to misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fledge.engine import Engine, SamplingParams
+from fledge.target import Target
+
+# Changes a reply; returns it, a status code, or "hang up" / "endless".
+Fault = Callable[[int, dict[str, Any], dict[str, Any]], Any]
+
+
+class CompletionServer:
+    """Answers `/v1/models` and `/v1/completions` with ids."""
+
+    def __init__(self, target: Target) -> None:
+        self._engine = Engine(target, max_batch=2, max_context=1024, kv_tokens=4096)
+        self._target = target
+        self._lock = threading.Lock()
+        self.requests = 0
+        self.fault: Fault = lambda number, body, reply: reply
+
+    def reply(self, body: dict[str, Any]) -> Any:
+        """The reply to one request, with the fault applied."""
+        with self._lock:
+            number, self.requests = self.requests, self.requests + 1
+            params = SamplingParams(
+                max_tokens=body["max_tokens"],
+                temperature=body["temperature"],
+                top_p=body["top_p"],
+                seed=body["seed"],
+            )
+            request = self._engine.submit(body["prompt"], params)
+            completion = None
+            while completion is None:
+                for result in self._engine.step():
+                    if result.request_id == request and result.completion is not None:
+                        completion = result.completion
+        ids = completion.token_ids
+        ended = completion.finish_reason == "stop"
+        text = self._target.tokenizer.decode(ids[:-1] if ended else ids)
+        choice = {"text": text, "finish_reason": completion.finish_reason, "token_ids": ids}
+        reply = {
+            "choices": [choice | {"prompt_token_ids": body["prompt"]}],
+            "usage": {"completion_tokens": len(ids)},
+        }
+        return self.fault(number, body, reply)
+
+    @contextmanager
+    def serving(self, port: int = 0) -> Iterator[str]:
+        """Serve on this machine; gives the URL."""
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._send(200, {"data": [{"id": "tiny"}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                reply = owner.reply(body)
+                if reply == "hang up":
+                    self.connection.close()
+                elif reply == "endless":
+                    self.send_response(200)
+                    self.end_headers()
+                    try:
+                        while True:
+                            self.wfile.write(b" " * 1024)
+                            time.sleep(0.005)
+                    except OSError:
+                        pass
+                elif isinstance(reply, bytes):
+                    self._send(200, reply)
+                elif isinstance(reply, int):
+                    self._send(reply, {"error": "x"})
+                else:
+                    self._send(200, reply)
+
+            def _send(self, status: int, value: Any) -> None:
+                data = value if isinstance(value, bytes) else json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()

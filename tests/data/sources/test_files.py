@@ -1,0 +1,159 @@
+"""Files of every format, whole, in part and damaged: a bad row costs that row."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fledge.data.sources import Record, SourceOptions, Unusable, open_source
+from fledge.data.sources import files as files_module
+from fledge.data.sources.files import FileRows, split_lines
+from fledge.errors import DataError
+
+ROWS = [
+    {"prompt": f"question {number}?", "category": "code" if number % 2 else "chat"} for number in range(10)
+]
+
+
+def write(folder: Path, name: str, rows: list[dict[str, Any]] = ROWS) -> Path:
+    path = folder / name
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    if name.endswith(".jsonl"):
+        path.write_text(lines)
+    elif name.endswith(".gz"):
+        path.write_bytes(gzip.compress(lines.encode()))
+    elif name.endswith(".json"):
+        path.write_text(json.dumps(rows, indent=1))
+    elif name.endswith(".csv"):
+        path.write_text("prompt,category\n" + "".join(f'"{r["prompt"]}",{r["category"]}\n' for r in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+    return path
+
+
+def source(path: object, **options: Any) -> Any:
+    return open_source(SourceOptions(path=str(path), licence="own", **options))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz"])
+def test_every_format_gives_the_same_records_from_any_row_on(tmp_path: Path, name: str) -> None:
+    opened = source(write(tmp_path, name))
+    records = list(opened.records())
+    assert records == [Record(n, (row["prompt"],), None, row["category"]) for n, row in enumerate(ROWS)]
+    for skip in (1, 3, 9, 10, 11):
+        assert list(opened.records(skip)) == records[skip:]
+
+
+def test_a_folder_is_its_files_in_order_and_a_glob_its_matches(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.parquet", "c.csv", ".hidden.jsonl"):
+        write(tmp_path, name)
+    (tmp_path / "notes.md").write_text("no data")
+    found = list(source(tmp_path).records())
+    assert len(found) == 30
+    assert [record.row for record in found] == list(range(30))
+    assert list(source(tmp_path).records(13)) == found[13:]
+    assert len(list(source(tmp_path / "*.jsonl").records())) == 10
+    assert len(list(source(tmp_path, limit=12).records())) == 12
+    assert len(list(source(tmp_path, limit=12).records(10))) == 2
+
+
+def test_damaged_lines_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    good = [json.dumps(row).encode() for row in ROWS]
+    bad = [b"{broken", b'{"prompt": "\xff\xfe"}', b"[" * 100_000, b'{"prompt": 3}', b""]
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join([*good[:5], *bad, *good[5:]]))
+    found = list(source(tmp_path / "a.jsonl").records())
+    assert [r.reason for r in found if isinstance(r, Unusable)] == [
+        "not_json",
+        "encoding",
+        "not_json",
+        "shape",
+    ]
+    assert [r.turns[0] for r in found if isinstance(r, Record)] == [row["prompt"] for row in ROWS]
+
+
+def test_a_line_too_long_is_read_past_without_being_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "_CHUNK", 64)
+    data = b"short\n" + b"x" * 1000 + b"\n" + b"last"
+    assert list(split_lines(io.BytesIO(data), longest=200)) == [b"short\n", None, b"last"]
+    assert list(split_lines(io.BytesIO(b"x" * 1000), longest=200)) == [None]
+    assert list(split_lines(io.BytesIO(b"a\n\nb\n"), longest=200)) == [b"a\n", b"\n", b"b\n"]
+
+
+def test_a_damaged_array_keeps_what_came_before(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(ROWS)[:-40])
+    found = list(source(path).records())
+    assert found[-1] == Unusable(len(found) - 1, "not_json")
+    assert len(found) >= 8
+
+
+def test_damaged_csv_rows_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'prompt,category\n"two\nlines",x\nonly one\n\xff\xfe,y\nlast one,z\n')
+    found = list(source(path).records())
+    assert [r.turns[0] if isinstance(r, Record) else r.reason for r in found] == [
+        "two\nlines", "columns", "encoding", "last one",
+    ]  # fmt: skip
+
+
+def test_cells_with_json_hold_conversations(tmp_path: Path) -> None:
+    cell = json.dumps([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "x"}]).replace('"', '""')
+    (tmp_path / "a.csv").write_text(f'id,conversations\n1,"{cell}"\n')
+    opened = source(tmp_path / "a.csv")
+    assert opened.shape == "sharegpt"
+    assert [record.turns for record in opened.records()] == [("Hi",)]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", "".encode("utf-16") + "x".encode("utf-16"), "UTF-16; save it as UTF-8"),
+        ("a.xlsx", b"PK", "can't tell the format"),
+        ("a.parquet", b"not parquet at all", "not a Parquet file"),
+        ("a.csv", b"", "no header"),
+        ("a.jsonl", b"", "none of the first 0 rows can be read"),
+        ("a.jsonl", b"{bad\n{worse\n", r"none of the first 2 rows can be read \(not_json\)"),
+        ("a.jsonl", b'{"secret": 1}\n', r"no known shape \(columns secret\).*set the source's `shape`"),
+    ],
+)  # fmt: skip
+def test_unusable_files_are_one_clear_error(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        list(source(tmp_path / name).records())
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.jsonl has no files"):
+        source(tmp_path / "absent.jsonl")
+
+
+def test_system_prompts_are_kept_only_when_asked_for(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]}
+    path = write(tmp_path, "a.jsonl", [row])
+    assert [record.system for record in source(path).records()] == [None]
+    assert [record.system for record in source(path, system=True).records()] == ["S"]
+
+
+def test_a_forced_shape_a_field_and_a_category(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", [{"ask": "Q", "text": "no", "category": "x"}])
+    [record] = source(path, field="ask", category="mine").records()
+    assert record == Record(0, ("Q",), None, "mine")
+    [record] = source(path, shape="sharegpt").records()
+    assert record == Unusable(0, "shape")
+
+
+def test_the_digest_follows_the_content(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl")
+    before = FileRows(str(path)).digest()
+    assert FileRows(str(path)).digest() == before
+    path.write_text(path.read_text().replace("question 9", "question 8"))
+    assert FileRows(str(path)).digest() != before

@@ -1,0 +1,185 @@
+"""Answers from a server: the same ids as the engine's own, and every kind of bad reply is counted or stops clearly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fledge.data import AnswerServer, RespondOptions, ServerOptions, read_conversations, respond
+from fledge.data.prompt_store import Prompt, PromptWriter
+from fledge.data.responses import RespondSummary
+from fledge.engine import Engine
+from fledge.errors import DataError
+from fledge.target import Target
+from tests.data.fake_server import CompletionServer, Fault
+
+OPTIONS = RespondOptions(max_new_tokens=16, shard_size=3, heldout=0.3)
+COUNT = 8
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("served") / "prompts")
+    texts = [
+        [f"Tell me a story about {n} ships"] + (["And then what?"] if n % 2 else []) for n in range(COUNT)
+    ]
+    PromptWriter(folder).write(
+        [Prompt(f"p{n}", "log", "chat", t, n, "own") for n, t in enumerate(texts)], [], 0
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(target: Target) -> CompletionServer:
+    return CompletionServer(target)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(target: Target, prompts: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "engine"
+    respond(
+        target, Engine(target, max_batch=4, max_context=1280, kv_tokens=8192), prompts, OPTIONS, str(folder)
+    )
+    return folder
+
+
+def ask(
+    target: Target,
+    server: CompletionServer,
+    prompts: str,
+    folder: Path,
+    fault: Fault | None = None,
+    **options: Any,
+) -> RespondSummary:
+    server.fault = fault or (lambda number, body, reply: reply)
+    server.requests = 0
+    with server.serving() as url:
+        chosen = ServerOptions(url=url, **{"concurrency": 3, "backoff_s": 0.0, "retries": 2, **options})
+        made = AnswerServer(target, chosen, pause=lambda seconds: None)
+        return respond(target, made, prompts, OPTIONS, str(folder))
+
+
+def test_a_server_gives_the_engines_ids(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    summary = ask(target, server, prompts, tmp_path)
+    assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
+    assert summary.statistics.prompts == COUNT
+    assert Counter(len(c.turn_starts) for c in read_conversations(str(tmp_path)))[4] > 0
+
+
+def first(number: int, change: Any) -> Fault:
+    """A fault in the given request alone."""
+    return lambda n, body, reply: change(reply) if n == number else reply
+
+
+def changed(**fields: Any) -> Any:
+    def change(reply: dict[str, Any]) -> dict[str, Any]:
+        return {**reply, "choices": [reply["choices"][0] | fields]}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (changed(token_ids=[1, 2, 10**9]), "wrong_ids"),
+        (changed(token_ids=[5, 6, 7, 8]), "wrong_ids"),
+        (changed(token_ids=["a"]), "wrong_ids"),
+        (changed(token_ids=[], text=""), "wrong_length"),
+        (changed(prompt_token_ids=[1, 2, 3]), "wrong_prompt_ids"),
+        (changed(finish_reason="abort"), "finish_abort"),
+        (changed(text=None), "malformed_reply"),
+        (lambda reply: {"choices": []}, "malformed_reply"),
+        (lambda reply: 400, "refused_by_server"),
+        (lambda reply: "endless", "endless"),
+    ],
+)
+def test_one_bad_reply_costs_one_prompt(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path, change: Any, reason: str
+) -> None:
+    summary = ask(target, server, prompts, tmp_path, first(0, change), concurrency=1, timeout_s=2.0)
+    assert summary.rejected == {reason: 1}
+    assert summary.statistics.prompts == COUNT - 1
+
+
+@pytest.mark.parametrize("trouble", [503, 429, "hang up", b"not json"])
+def test_passing_trouble_is_tried_again(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path, trouble: Any
+) -> None:
+    summary = ask(target, server, prompts, tmp_path, lambda n, body, reply: trouble if n in (1, 4) else reply)
+    assert summary.rejected == {}
+    assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
+
+
+def test_a_server_that_dies_half_way_stops_clearly_and_the_stage_goes_on_later(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"can't be reached .*3 attempts.*start the server, and run again"):
+        ask(target, server, prompts, tmp_path, lambda n, body, reply: "hang up" if n > 6 else reply)
+    kept = len(list(tmp_path.glob("conversations-*.parquet")))
+    assert kept > 0
+    ask(target, server, prompts, tmp_path)
+    assert server.requests < 12  # what was kept isn't asked for again
+    assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
+    ids = [c.conversation_id for c in read_conversations(str(tmp_path))]
+    assert len(ids) == len(set(ids)) == COUNT
+
+
+def test_a_broken_server_stops_the_stage(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"failed 8 times in a row \(status 400\)"):
+        ask(target, server, prompts, tmp_path, lambda n, body, reply: 400, concurrency=1)
+
+
+def test_the_token_budget_stops_and_the_next_call_goes_on(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    calls = 0
+    while True:
+        calls += 1
+        try:
+            ask(target, server, prompts, tmp_path, token_budget=90, concurrency=1)
+            break
+        except DataError as error:
+            assert "token budget of 90 is spent" in str(error)  # noqa: PT017
+    assert calls > 1
+    assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
+
+
+def test_text_alone_is_taken_where_it_round_trips(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    def text_only(number: int, body: Any, reply: dict[str, Any]) -> dict[str, Any]:
+        choice = {key: reply["choices"][0][key] for key in ("text", "finish_reason")}
+        return {"choices": [choice], "usage": reply["usage"]}
+
+    summary = ask(target, server, prompts, tmp_path, text_only)
+    true = {c.conversation_id: c for c in read_conversations(str(undisturbed))}
+    kept = list(read_conversations(str(tmp_path)))
+    assert set(summary.rejected) <= {"no_round_trip"}
+    decode = target.tokenizer.decode
+    for conversation in kept:  # a random target writes ids no tokenizer would; most of those are rejected
+        ids = true[conversation.conversation_id].token_ids[: len(conversation.token_ids)]
+        assert decode(conversation.token_ids) == decode(ids)
+    assert sum(summary.rejected.values()) > 0
+
+
+def test_without_any_server_the_error_names_it(target: Target) -> None:
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 can't be reached"):
+        AnswerServer(target, ServerOptions(url="http://127.0.0.1:9"))
+
+
+def test_the_rate_is_kept(target: Target, server: CompletionServer, prompts: str, tmp_path: Path) -> None:
+    pauses: list[float] = []
+    server.fault = lambda number, body, reply: reply
+    with server.serving() as url:
+        options = ServerOptions(url=url, concurrency=1, requests_per_second=0.01)
+        respond(target, AnswerServer(target, options, pauses.append), prompts, OPTIONS, str(tmp_path))
+    assert len(pauses) >= COUNT
+    assert sorted(pauses) == pauses
+    assert pauses[-1] > 100 * (len(pauses) - 2)

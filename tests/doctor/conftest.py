@@ -1,0 +1,62 @@
+"""A tiny target's head that really accepts: trained on the very answers the doctor looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fledge.data.conversations import Conversation
+from fledge.doctor import PROMPTS
+from fledge.engine import Engine
+from fledge.features import FeatureOptions, extract_features
+from fledge.target import Target
+from fledge.train import TrainOptions, train
+from tests.draft.tiny_head import load_tiny_target
+from tests.features.test_features import write_conversations
+
+TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A target and the folder of a head for it."""
+
+    target: Target
+    head: Path
+
+
+@pytest.fixture(scope="session")
+def patient(tiny_target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Patient:
+    folder = tmp_path_factory.mktemp("patient")
+    target = load_tiny_target(tiny_target_folder)
+    answers = Engine(target, None).generate(list(PROMPTS), max_tokens=TOKENS)
+    conversations = [
+        Conversation(
+            conversation_id=f"{split}-{number}",
+            prompt_id=str(number),
+            source="test",
+            category="chat",
+            token_ids=a.prompt_token_ids + a.token_ids,
+            loss_mask=[False] * len(a.prompt_token_ids) + [True] * len(a.token_ids),
+            turn_starts=[0, len(a.prompt_token_ids)],
+            temperature=0.0,
+            finish_reason=a.finish_reason,
+            split=split,
+        )
+        for split in ("train", "heldout")
+        for number, a in enumerate(answers)
+    ]
+    url = write_conversations(folder / "conversations", conversations)
+    extract_features(target, url, FeatureOptions(batch_tokens=512, shard_mib=1), str(folder / "features"))
+    options = TrainOptions(
+        draft_vocab_size=200,
+        ttt_steps=2,
+        epochs=60,
+        batch_tokens=512,
+        learning_rate=3e-3,
+        evaluate_every=1000,
+    )
+    train(target, str(folder / "features"), options, str(folder / "head"), str(folder / "train"))
+    return Patient(target, folder / "head")

@@ -1,0 +1,189 @@
+"""Ten faults, each planted into a sound head, each named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fledge.doctor import Diagnosis, diagnose
+from fledge.draft import Head
+from fledge.draft.checkpoint import write_head
+from fledge.errors import HeadError
+from fledge.target import Target
+from tests.doctor.conftest import TOKENS, Patient
+from tests.draft.tiny_head import load_tiny_target
+from tests.tiny import CHATML, save_tiny_target
+
+Files = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def examine(target: Target, head: Path, **options: Any) -> Diagnosis:
+    return diagnose(target, str(head), max_tokens=TOKENS, **options)
+
+
+def planted(
+    patient: Patient, folder: Path, plant: Callable[[dict[str, Any], dict[str, Tensor]], None]
+) -> Path:
+    """A copy of the patient's head with something wrong."""
+    config = json.loads((patient.head / "config.json").read_text())
+    tensors = safetensors.torch.load_file(patient.head / "model.safetensors")
+    plant(config, tensors)
+    folder.mkdir()
+    safetensors.torch.save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def layers_off_by_one(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}  # inputs where outputs are meant
+
+
+def swapped_gate_up(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    gate, up = (f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up"))
+    tensors[gate], tensors[up] = tensors[up], tensors[gate]
+
+
+def absolute_d2t(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["d2t"] += torch.arange(len(tensors["d2t"]))
+
+
+def absolute_d2t_without_t2d(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    absolute_d2t(config, tensors)
+    del tensors["t2d"]
+
+
+def missing_norm(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    del tensors["midlayer.hidden_norm.weight"]
+
+
+def neutral_norm(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["norm.weight"] = torch.ones_like(tensors["norm.weight"])
+
+
+def wrong_rope_base(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["rope_theta"] = 500000.0
+
+
+def truncated_context(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["max_position_embeddings"] = 512
+
+
+def float16_overflow(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["torch_dtype"] = "float16"
+    tensors["midlayer.mlp.down_proj.weight"] *= 1e7
+    for name in tensors:
+        if tensors[name].is_floating_point():
+            tensors[name] = tensors[name].half()
+
+
+def float16_activations(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Every weight fits into float16; what they compute doesn't."""
+    config["torch_dtype"] = "float16"
+    tensors["fc.weight"] *= 1e6 / float(tensors["fc.weight"].abs().max()) / 20
+
+
+def shuffled_map(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
+    tensors["d2t"] = ids[order] - torch.arange(len(ids))
+
+
+def shuffled_rows(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    rows = tensors["lm_head.weight"]
+    tensors["lm_head.weight"] = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+
+
+def test_a_sound_head_has_no_finding(patient: Patient) -> None:
+    for engine in (None, "sglang", "vllm"):
+        assert examine(patient.target, patient.head, engine=engine).findings == []
+
+
+@pytest.mark.parametrize(
+    ("plant", "fault"),
+    [
+        (layers_off_by_one, "layers"),
+        (swapped_gate_up, "gate-up"),
+        (absolute_d2t, "vocabulary-map"),
+        (absolute_d2t_without_t2d, "vocabulary-map"),
+        (missing_norm, "missing-norm"),
+        (neutral_norm, "missing-norm"),
+        (wrong_rope_base, "rope"),
+        (truncated_context, "context"),
+        (float16_overflow, "float16"),
+        (float16_activations, "float16"),
+        (shuffled_map, "vocabulary-order"),
+        (shuffled_rows, "vocabulary-order"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_planted_fault_is_named(patient: Patient, tmp_path: Path, plant: Any, fault: str) -> None:
+    found = examine(patient.target, planted(patient, tmp_path / "head", plant)).findings
+    assert {finding.fault for finding in found} == {fault}
+
+
+def test_the_wrong_template_is_named(patient: Patient, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(patient.target.folder, tmp_path / "target"))
+    (other / "chat_template.jinja").write_text(CHATML.replace("<|im_start|>assistant", "<|im_start|>bot"))
+    found = examine(load_tiny_target(other), patient.head).findings
+    assert found[0].fault == "template"
+    assert [f.fault for f in found if f.certain] == ["template"]  # the revision differs only because of it
+
+
+def test_another_target_revision_is_named(patient: Patient, tmp_path: Path) -> None:
+    other = load_tiny_target(save_tiny_target(tmp_path / "target", seed=1))
+    found = examine(other, patient.head).findings
+    assert found[0].fault == "revision"
+    assert patient.target.revision[:12] in found[0].what
+
+
+def test_features_of_other_layers_are_named_though_no_config_says_so(
+    patient: Patient, tmp_path: Path
+) -> None:
+    """The engine's side of the trap: a target whose features come from one layer further."""
+    from fledge.doctor.probe import Probe
+    from fledge.engine import Engine
+
+    answers = Engine(patient.target, None).generate(["Why is the sky blue?", "Hello"], max_tokens=TOKENS)
+    probe = Probe(patient.target, answers)
+    head = Head.load(str(patient.head))
+    assert probe.score(head).hits > 2 * max(probe.score(head, shift).hits for shift in (-1, 1))
+    probe._features = {shift: probe._layer_features(shift + 1) for shift in (-1, 0)}
+    assert [f.fault for f in probe.findings(head, probe.score(head))] == ["layers"]
+
+
+def test_the_engines_own_traps_are_named(patient: Patient, tmp_path: Path) -> None:
+    head = Head.load(str(patient.head))
+    write_head(head, str(tmp_path / "vllm"), "vllm")
+    assert {f.fault for f in examine(patient.target, tmp_path / "vllm", engine="sglang").findings} == {
+        "engine"
+    }
+    nested = planted(
+        patient,
+        tmp_path / "nested",
+        lambda c, t: c.update(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}),
+    )
+    # The same ids are right for SGLang, which counts outputs, and one off for vLLM, which counts inputs.
+    assert examine(patient.target, nested, engine="sglang").findings == []
+    assert {f.fault for f in examine(patient.target, nested, engine="vllm").findings} == {"layers"}
+    with pytest.raises(HeadError, match="use vllm, sglang or a server's URL"):
+        examine(patient.target, patient.head, engine="tensorrt")
+
+
+def test_the_first_tensor_that_differs_from_the_reference_is_named(patient: Patient, tmp_path: Path) -> None:
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["midlayer.self_attn.v_proj.weight"][0, 0] += 1
+        tensors["norm.weight"][0] += 1
+
+    changed = planted(patient, tmp_path / "head", change)
+    found = examine(patient.target, changed, reference=str(patient.head)).findings
+    assert [f.what.split()[0] for f in found] == ["midlayer.self_attn.v_proj.weight"]
+    write_head(Head.load(str(patient.head)), str(tmp_path / "same"), "speculators")
+    assert examine(patient.target, tmp_path / "same", reference=str(patient.head)).findings == []

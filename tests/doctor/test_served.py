@@ -1,0 +1,146 @@
+"""The doctor against a server that speaks vLLM's or SGLang's interface, with our own engine behind it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fledge.doctor import PROMPTS, ServedEngine, diagnose
+from fledge.draft import Head
+from fledge.engine import Engine, TreeShape
+from fledge.errors import EngineError
+from tests.doctor.conftest import TOKENS, Patient
+
+DEPTH = 3
+
+
+class Backend:
+    """An engine with counters, as a server keeps them."""
+
+    def __init__(self, patient: Patient, folder: Path | None, *, sglang: bool, template: bool) -> None:
+        head = None if folder is None else Head.load(str(folder))
+        self.engine = Engine(patient.target, head, tree=TreeShape(DEPTH, 1, DEPTH + 1) if head else None)
+        self.sglang, self.template = sglang, template
+        self.drafts = self.accepted = 0
+
+    def get(self, path: str) -> Any:
+        if path == "/v1/models":
+            return {"data": [{"id": "tiny"}]}
+        if path == "/get_model_info" and self.sglang:
+            return {"model_path": "tiny"}
+        if path == "/metrics":
+            return (
+                "# HELP drafts\n"
+                f'vllm:spec_decode_num_drafts_total{{engine="0"}} {float(self.drafts)}\n'
+                f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {float(self.accepted)}\n'
+            )
+        return None
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/tokenize":
+            ids = self.engine.prompt_ids(body["messages"])
+            return {"tokens": ids if self.template else ids[2:]}
+        if path == "/v1/completions" and not self.sglang:
+            answer = self._answer(body["prompt"], body["max_tokens"])
+            return {"choices": [{"text": answer.text, "token_ids": answer.token_ids}]}
+        if path == "/generate" and self.sglang:
+            answer = self._answer(body["input_ids"], body["sampling_params"]["max_new_tokens"])
+            meta = {
+                "completion_tokens": answer.stats.tau * answer.stats.rounds,
+                "spec_verify_ct": answer.stats.rounds,
+            }
+            return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta}
+        return None
+
+    def _answer(self, prompt: list[int], max_tokens: int) -> Any:
+        answer = self.engine.generate([prompt], max_tokens=max_tokens)[0]
+        self.drafts += answer.stats.drafted_rounds
+        self.accepted += sum(answer.stats.accepted_by_depth)
+        return answer
+
+
+@pytest.fixture
+def serve(patient: Patient) -> Iterator[Callable[..., str]]:
+    servers = []
+
+    def start(*, head: Path | None = patient.head, sglang: bool = False, template: bool = True) -> str:
+        backend = Backend(patient, head, sglang=sglang, template=template)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._reply(backend.get(self.path))
+
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                self._reply(backend.post(self.path, json.loads(self.rfile.read(length))))
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+            def _reply(self, value: Any) -> None:
+                data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+                self.send_response(404 if value is None else 200)
+                self.end_headers()
+                self.wfile.write(data)
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("sglang", [False, True])
+def test_a_server_that_accepts_as_we_do_has_no_finding(
+    patient: Patient, serve: Callable[..., str], sglang: bool
+) -> None:
+    url = serve(sglang=sglang)
+    found = diagnose(
+        patient.target, str(patient.head), engine=url, prompts=PROMPTS[:3], max_tokens=TOKENS, depth=DEPTH
+    )
+    assert found.findings == []
+    rows = {row.name: row.value for row in found.measured}
+    assert rows["answers equal to our plain decode"] == "3 of 3"
+    served, ours = rows["prompt 1: tau served / ours"].split(" / ")
+    assert float(served) == pytest.approx(float(ours), rel=0.2)
+    assert float(ours) > 1.5
+
+
+def test_a_server_without_speculation_and_with_another_template_is_named(
+    patient: Patient, serve: Callable[..., str]
+) -> None:
+    url = serve(head=None, template=False)
+    found = diagnose(
+        patient.target, str(patient.head), engine=url, prompts=PROMPTS[:2], max_tokens=TOKENS, depth=DEPTH
+    ).findings
+    assert [f.fault for f in found] == ["served-prompt", "served-tau"]
+    assert "they part at token 0" in found[0].what
+
+
+def test_a_server_that_runs_another_head_is_named(
+    patient: Patient, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    head = Head.load(str(patient.head))
+    worse = Head(head.config, replace(head.weights, fc=head.weights.fc.roll(7, dims=1)), head.metadata)
+    worse.save(str(tmp_path / "worse"))
+    url = serve(head=tmp_path / "worse")
+    found = diagnose(
+        patient.target, str(patient.head), engine=url, prompts=PROMPTS[:3], max_tokens=TOKENS, depth=DEPTH
+    ).findings
+    assert [f.fault for f in found] == ["served-tau"]
+
+
+def test_an_address_without_a_server_is_one_clear_error() -> None:
+    with pytest.raises(EngineError, match="can't be reached"):
+        ServedEngine("http://127.0.0.1:9")

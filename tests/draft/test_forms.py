@@ -1,0 +1,235 @@
+"""Every form: bit-exact round trips, equal logits, and the traps of each engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from fledge.draft import Head
+from fledge.draft.checkpoint import write_head
+from fledge.draft.forms import FORMS, Form
+from fledge.draft.runner import TorchHeadRunner
+from fledge.errors import HeadError
+from fledge.exchange import export_head, first_difference, import_head
+from fledge.target import Target
+from fledge.target.batch import ForwardBatch
+from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.tiny import TinyShape, save_tiny_target
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target_folder: Path) -> Target:
+    return load_tiny_target(tiny_target_folder)
+
+
+def bf16(head: Head) -> Head:
+    return Head(head.config, head.weights.to(torch.bfloat16), head.metadata)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["eagle-3", "eagle-3.1"])
+def head(request: pytest.FixtureRequest, target: Target) -> Head:
+    made = bf16(random_head(target, fc_norm=request.param, norm_output=request.param))
+    return Head(made.config, made.weights, replace(made.metadata, training={"steps": 3, "tau": 1.5}))
+
+
+def logits(head: Head, target: Target) -> torch.Tensor:
+    """Log-probabilities over the whole draft vocabulary after a fixed sequence of tokens and features, [R, Vd]."""
+    runner = TorchHeadRunner(head.config, head.weights, target.weights.embedding, page_size=16)
+    generator = torch.Generator().manual_seed(0)
+    rows = 24
+    ids = torch.randint(0, 512, (rows,), generator=generator, dtype=torch.int32)
+    features = torch.randn(rows, 3 * head.config.target_hidden_size, generator=generator)
+    whole = torch.tensor([0, rows], dtype=torch.int32)
+    zero = torch.zeros(1, dtype=torch.int32)
+    pages = torch.arange(2, dtype=torch.int32)[None]
+    batch = ForwardBatch(ids, torch.arange(rows, dtype=torch.int32), whole, zero, zero, pages)
+    k = head.config.draft_vocab_size
+    out = runner.forward(batch, runner.allocate_kv(2), features=features, hidden=None, k=k)
+    return out.log_probs.gather(1, out.token_ids.argsort(dim=1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_a_bit_exact_round_trip(head: Head, target: Target, form: Form, tmp_path: Path) -> None:
+    write_head(head, str(tmp_path / "one"), form)
+    read = Head.load(str(tmp_path / "one"))
+    assert first_difference(head, read) is None
+    assert (read.config, read.metadata) == (head.config, head.metadata)
+    assert torch.equal(logits(read, target), logits(head, target))
+    write_head(read, str(tmp_path / "two"), form)
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_names_and_switches_of_each_form(head: Head, tmp_path: Path) -> None:
+    for form in FORMS:
+        write_head(head, str(tmp_path / form), form)
+        names = set(safetensors.torch.load_file(tmp_path / form / "model.safetensors"))
+        config = json.loads((tmp_path / form / "config.json").read_text())
+        later = form in ("vllm", "speculators")
+        assert ("layers.0.hidden_norm.weight" in names) == later
+        assert ("midlayer.hidden_norm.weight" in names) == (not later)
+        assert {"d2t", "t2d", "lm_head.weight"} <= names
+        assert bool(config.get("fc_norm")) == bool(config.get("norm_output")) == head.config.fc_norm
+        assert "eagle_aux_hidden_state_layer_ids" not in json.dumps(config)  # default layers need no ids
+        assert "embed_tokens.weight" not in names
+    assert json.loads((tmp_path / "sglang" / "config.json").read_text())["draft_vocab_size"] == 96
+    assert json.loads((tmp_path / "vllm" / "config.json").read_text())["architectures"] == [
+        "Eagle3LlamaForCausalLM"
+    ]
+    # EAGLE's code takes the target's embedding only without this field.
+    assert "target_hidden_size" not in json.loads((tmp_path / "eagle" / "config.json").read_text())
+    spec = json.loads((tmp_path / "speculators" / "config.json").read_text())
+    assert spec["norm_before_residual"] is False
+    assert spec["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_other_layers_are_named_in_each_engines_convention(tmp_path: Path) -> None:
+    """Below 7 layers the default ones don't exist; outputs (0, 1, 3) are the inputs of (1, 2, 4)."""
+    small = load_tiny_target(save_tiny_target(tmp_path / "small", shape=TinyShape(layers=4)))
+    made = bf16(random_head(small))
+    ids = {}
+    for form in ("sglang", "vllm", "speculators"):
+        write_head(made, str(tmp_path / form), form)
+        config = json.loads((tmp_path / form / "config.json").read_text())
+        ids[form] = (config.get("eagle_config") or config)["eagle_aux_hidden_state_layer_ids"]
+        assert Head.load(str(tmp_path / form)).metadata.feature_layers == (0, 1, 3)
+    assert ids == {"sglang": [0, 1, 3], "vllm": [1, 2, 4], "speculators": [1, 2, 4]}
+    with pytest.raises(HeadError, match="fixed layers"):
+        write_head(made, str(tmp_path / "eagle"), "eagle")
+
+
+def test_a_head_trained_on_other_layers_is_refused(head: Head, target: Target) -> None:
+    other = Head(head.config, head.weights, replace(head.metadata, feature_layers=(2, 4, 5)))
+    with pytest.raises(HeadError, match="features of layers 2, 4, 5, this target gives 1, 3, 4"):
+        other.check_target(target)
+
+
+def test_eagles_own_pickle_and_sharded_files_load(head: Head, target: Target, tmp_path: Path) -> None:
+    write_head(head, str(tmp_path / "head"), "eagle")
+    tensors = safetensors.torch.load_file(tmp_path / "head" / "model.safetensors")
+    config = (tmp_path / "head" / "config.json").read_text()
+    for name in ("pickle", "sharded"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+    torch.save(tensors, tmp_path / "pickle" / "pytorch_model.bin")
+    names = sorted(tensors)
+    weight_map = {}
+    for shard, part in enumerate((names[:5], names[5:])):
+        file = f"model-{shard}.safetensors"
+        safetensors.torch.save_file({n: tensors[n] for n in part}, tmp_path / "sharded" / file)
+        weight_map |= dict.fromkeys(part, file)
+    (tmp_path / "sharded" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for name in ("pickle", "sharded"):
+        assert torch.equal(logits(Head.load(str(tmp_path / name)), target), logits(head, target))
+
+
+def test_a_pickle_with_code_in_it_is_refused(head: Head, tmp_path: Path) -> None:
+    write_head(head, str(tmp_path), "eagle")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"fc.weight": subprocess.Popen}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(HeadError, match="can't be read"):
+        Head.load(str(tmp_path))
+
+
+def test_norms_without_their_switch_are_refused(head: Head, tmp_path: Path) -> None:
+    """An engine would leave them out without a word."""
+    if not head.config.fc_norm:
+        pytest.skip("only EAGLE-3.1 has these norms")
+    write_head(head, str(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["fc_norm"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(HeadError, match="doesn't switch them on"):
+        Head.load(str(tmp_path))
+
+
+def test_export_and_import_end_where_they_began(head: Head, target: Target, tmp_path: Path) -> None:
+    source = tmp_path / "head"
+    head.save(str(source))
+    here = str(source)
+    for form in FORMS:
+        export_head(here, str(tmp_path / form), form=form, target=str(target.folder))
+        here = str(tmp_path / form)
+    import_head(here, str(tmp_path / "back"), target=str(target.folder))
+    back = Head.load(str(tmp_path / "back"))
+    # The eagle form was given the target's embedding on the way: EAGLE's own code needs it there.
+    assert back.weights.embedding is not None
+    assert first_difference(Head(back.config, replace(back.weights, embedding=None)), head) is None
+    export_head(str(tmp_path / "back"), str(tmp_path / "bare"), form="sglang", embedding=False)
+    assert (tmp_path / "bare" / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
+
+
+def test_the_card_tells_what_the_head_is(head: Head, tmp_path: Path) -> None:
+    head.save(str(tmp_path / "head"))
+    export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="vllm")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: fledge\n")
+    assert head.metadata.target_revision in card
+    assert "96 of 512 tokens" in card
+    assert "| tau | 1.5 |" in card
+    assert "vllm serve" in card
+
+
+def test_export_refuses_what_would_lose_values(head: Head, tmp_path: Path) -> None:
+    large = Head(head.config, replace(head.weights, down=head.weights.down * 1e6), head.metadata)
+    large.save(str(tmp_path / "head"))
+    with pytest.raises(HeadError, match=r"down_proj\.weight has values float16 can't hold"):
+        export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="sglang", dtype="float16")
+    with pytest.raises(HeadError, match="name it with --target"):
+        export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="sglang", embedding=True)
+    with pytest.raises(HeadError, match="no checkpoint form 'onnx'"):
+        export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="onnx")
+    assert not (tmp_path / "out").exists()
+
+
+_WITH_SPECULATORS = """
+import sys, torch, safetensors.torch
+from speculators.models.eagle3 import Eagle3DraftModel
+model = Eagle3DraftModel.from_pretrained(sys.argv[1], dtype=torch.float32)
+given = safetensors.torch.load_file(sys.argv[1] + "/model.safetensors")
+state = model.state_dict()
+for name, tensor in given.items():
+    assert torch.equal(state[name], tensor.to(state[name].dtype)), name
+with torch.no_grad():
+    inputs = safetensors.torch.load_file(sys.argv[2])
+    model.embed_tokens.weight.copy_(inputs["embedding"])
+    fused = model.fc(torch.cat([n(c) for n, c in zip(model.fc_norm, inputs["features"].chunk(3, -1))], -1)
+                     if model.fc_norm is not None else inputs["features"])
+    ids, rows = inputs["ids"][None], len(inputs["ids"])
+    both = torch.cat([model.embed_tokens(ids), fused[None]], -1)
+    mask = model._build_attn_mask(torch.zeros(rows, dtype=torch.long), rows, "cpu")
+    positions = torch.arange(rows)[None]
+    out = model.layers[0](both, attention_mask=mask, position_ids=positions,
+                          position_embeddings=model.rotary_emb(both, positions))
+    logits = model.lm_head(model.norm(out))[0]
+safetensors.torch.save_file({"log_probs": logits.log_softmax(-1).contiguous()}, sys.argv[3])
+"""
+
+
+def test_the_formats_own_library_computes_the_same_logits(head: Head, target: Target, tmp_path: Path) -> None:
+    """Needs an interpreter with `speculators`: this one, or $FLEDGE_SPECULATORS_PYTHON."""
+    python = os.environ.get("FLEDGE_SPECULATORS_PYTHON", sys.executable)
+    probe = [python, "-c", "import speculators.models.eagle3"]
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    if subprocess.run(probe, capture_output=True, check=False, env=clean).returncode:
+        pytest.skip("speculators isn't installed: set FLEDGE_SPECULATORS_PYTHON")
+    write_head(head, str(tmp_path / "head"), "speculators")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 512, (24,), generator=generator, dtype=torch.int32)
+    features = torch.randn(24, 3 * head.config.target_hidden_size, generator=generator)
+    given = {"ids": ids.long(), "features": features, "embedding": target.weights.embedding.contiguous()}
+    safetensors.torch.save_file(given, tmp_path / "inputs")
+    command = [python, "-c", _WITH_SPECULATORS, *(str(tmp_path / n) for n in ("head", "inputs", "outputs"))]
+    subprocess.run(command, check=True, capture_output=True, env=clean)
+    theirs = safetensors.torch.load_file(tmp_path / "outputs")["log_probs"]
+    torch.testing.assert_close(logits(head, target), theirs, rtol=1e-4, atol=1e-4)

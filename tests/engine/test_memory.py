@@ -1,0 +1,40 @@
+"""The pool's size follows from what is free, in a container from what its limit leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from fledge.engine import Engine, memory
+from fledge.target.target import Target
+
+
+def write_limits(folder: Path, limit: str) -> Path:
+    for name, text in (
+        ("memory.max", limit),
+        ("memory.current", "700000"),
+        ("memory.stat", "anon 5\ninactive_file 200000\nactive_file 9\n"),
+    ):
+        (folder / name).write_text(text + "\n", "utf-8")
+    return folder
+
+
+def test_a_containers_limit_counts_without_cached_files(tmp_path: Path) -> None:
+    assert memory.container_limit(write_limits(tmp_path, "1000000")) == 500_000
+    assert memory.container_limit(write_limits(tmp_path, "400000")) == 0
+    assert memory.container_limit(write_limits(tmp_path, "max")) is None
+    assert memory.container_limit(tmp_path / "nowhere") is None
+
+
+def test_the_pool_takes_a_quarter_of_what_is_free_at_most(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < memory.memory_for_kv(torch.device("cpu")) <= psutil.virtual_memory().total // 4
+    token = target.decoder.kv_bytes_per_token()
+    limit = 700_000 - 200_000 + 4 * 500 * token  # room for 500 tokens in a quarter of it
+    monkeypatch.setattr(memory, "_CGROUP", write_limits(tmp_path, str(limit)))
+    pages = Engine(target, max_batch=16, max_context=200).stats().pages
+    assert pages == 500 // target.decoder.page_size

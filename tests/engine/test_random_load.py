@@ -1,0 +1,106 @@
+"""Random batch compositions, arrivals, cancels, prefix hits and preemptions change no token and lose no page."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from fledge.engine import Engine, TreeShape
+from fledge.engine.planner import RoundPlan
+from fledge.native import unavailable_reason
+from fledge.target.target import Target
+from tests.engine.context_head import ContextHead
+from tests.engine.random_load import Job, RandomLoad, make_jobs
+from tests.engine.soak import soak, tiny
+from tests.tiny import TinyShape, save_tiny_target
+
+CONTEXT = 320
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+
+
+@pytest.fixture(scope="module")
+def bf16_target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Three layers on the native kernels."""
+    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=CONTEXT)
+    return Target.load(str(save_tiny_target(tmp_path_factory.mktemp("load") / "llama", shape=shape)))
+
+
+def jobs_for(target: Target, count: int, seed: int) -> list[Job]:
+    rng = random.Random(seed)
+    return make_jobs(
+        target, rng, count, draw=lambda n: rng.choices(range(6, 512), k=n), longest=CONTEXT, most_tokens=100
+    )
+
+
+def serve(target: Target, jobs: list[Job], seed: int, tree: TreeShape | None) -> None:
+    """Serve the jobs in a pool that is too small, and compare. `tree` None: another shape in every round."""
+    engine = Engine(
+        target, perfect_head(target, jobs), max_batch=8, max_context=CONTEXT, kv_tokens=3 * CONTEXT // 2, tree=tree,
+        prefill_rows=96, busy_prefill_rows=48,
+    )  # fmt: skip
+    rng = random.Random(seed)
+    if tree is None:
+        plans = [None, None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(3, 2, 6))]
+        engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
+    load = RandomLoad(engine, rng)
+    served = load.run(jobs)
+    assert [number for number, one in enumerate(served) if not one.identical] == []
+    engine.check()
+    stats, count = engine.stats(), len(jobs)
+    assert stats.pages_in_use == 0
+    assert stats.hit_tokens > 5 * count
+    assert stats.evictions > count // 4
+    assert stats.preemptions > 0 or tree is None  # its wide window leaves room for growth
+    assert load.cancelled > count // 20
+    for one in served:
+        if one.completion is None or not one.job.speculate:
+            continue
+        done = one.completion.stats
+        if tree is not None:
+            assert done.rounds <= -(-(done.tokens - 1) // (tree.depth + 1))
+        elif done.drafted_rounds > 1:  # the last one may be cut off by max_tokens
+            assert sum(done.accepted_by_depth[1:2]) >= done.drafted_rounds - 1
+
+
+def perfect_head(target: Target, jobs: list[Job]) -> ContextHead:
+    """Knows every answer as long as its KV holds exactly the tokens before: one wrong entry costs it a round."""
+    head = ContextHead(target.decoder.page_size, target.config.vocab_size, 1.0, best_first=True)
+    head.strict = False  # it is asked about requests that don't speculate, too
+    for job in jobs:  # answers only: a later prompt may leave an earlier answer at any token
+        tokens = job.prompt + job.expected
+        for end in range(len(job.prompt), len(tokens)):
+            assert head.truth.setdefault(tuple(tokens[1:end]), tokens[end]) == tokens[end]
+    return head
+
+
+TREES = [TreeShape(4, 1, 5), TreeShape(3, 2, 7), None]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_random_requests_get_plain_answers_and_hits_cost_no_acceptance(
+    bf16_target: Target, tree: TreeShape | None
+) -> None:
+    serve(bf16_target, jobs_for(bf16_target, 80, seed=1), 1, tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_a_thousand_random_requests(bf16_target: Target, tree: TreeShape | None) -> None:
+    serve(bf16_target, jobs_for(bf16_target, 1000, seed=3), 3, tree)
+
+
+@pytest.mark.slow
+def test_a_soak_loses_no_page_and_memory_stays_flat(tmp_path: Path) -> None:
+    """One minute; FLEDGE_SOAK_MINUTES=30 for longer. `python -m tests.engine.soak` does it for any target."""
+    target, head = tiny(tmp_path / "llama")
+    jobs = jobs_for(target, 200, seed=4)
+    engine = Engine(target, head, max_batch=8, max_context=CONTEXT, kv_tokens=2 * CONTEXT, tree=TREES[1])
+    end = time.monotonic() + 60 * float(os.environ.get("FLEDGE_SOAK_MINUTES", "1"))
+    report = soak(target, engine, jobs, random.Random(4), go_on=lambda _: time.monotonic() < end)
+    assert report.different == report.near_ties == 0
+    assert report.memory_is_flat, f"memory grew by {report.growth} bytes"
+    assert engine.stats().evictions > 0

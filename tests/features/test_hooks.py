@@ -1,0 +1,149 @@
+"""Features of transformers models by hooks: the layers' outputs and the lm_head's input, for each architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from fledge.errors import DataError, TargetError
+from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, HookExtractor, extract_with_hooks
+from fledge.features.hooks import text_tower
+from tests.draft.tiny_head import load_tiny_target
+from tests.features.test_features import make_conversations, write_conversations
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def tiny(name: str) -> Any:
+    """A random model of an architecture."""
+    t = transformers
+    torch.manual_seed(0)
+    if name == "llama4":
+        return t.Llama4ForCausalLM(
+            t.Llama4TextConfig(
+                **SIZES,
+                **EXPERTS,
+                head_dim=8,
+                intermediate_size_mlp=48,
+                attention_chunk_size=16,
+                no_rope_layers=[1, 1, 1, 0],
+            )
+        )
+    if name == "llama4-multimodal":
+        text = SIZES | EXPERTS | {"head_dim": 8, "intermediate_size_mlp": 48}
+        vision = VISION | {
+            "image_size": 28,
+            "patch_size": 14,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+        }
+        return t.Llama4ForConditionalGeneration(t.Llama4Config(text_config=text, vision_config=vision))
+    if name == "mixtral":
+        return t.MixtralForCausalLM(t.MixtralConfig(**SIZES, **EXPERTS))
+    if name == "qwen3":
+        return t.Qwen3ForCausalLM(t.Qwen3Config(**SIZES, head_dim=8))
+    if name == "qwen3-moe":
+        return t.Qwen3MoeForCausalLM(
+            t.Qwen3MoeConfig(
+                **SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+            )
+        )
+    if name == "gemma3":
+        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=8))
+    if name == "gemma3-multimodal":
+        text = SIZES | {"head_dim": 8, "sliding_window": 8}
+        vision = VISION | {"image_size": 28, "patch_size": 14}
+        return t.Gemma3ForConditionalGeneration(t.Gemma3Config(text_config=text, vision_config=vision))
+    if name == "phi":
+        return t.PhiForCausalLM(t.PhiConfig(**SIZES))
+    if name == "phi3":
+        return t.Phi3ForCausalLM(t.Phi3Config(**SIZES))
+    assert name == "gpt-oss"
+    return t.GptOssForCausalLM(t.GptOssConfig(**SIZES, **EXPERTS, head_dim=8, sliding_window=8))
+
+
+NAMES = ["llama4", "llama4-multimodal", "mixtral", "qwen3", "qwen3-moe"]
+NAMES += ["gemma3", "gemma3-multimodal", "phi", "phi3", "gpt-oss"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_features_are_what_the_model_computes(name: str):
+    model = tiny(name).eval()
+    conversations = make_conversations(7)
+    extractor = HookExtractor(model, batch_tokens=64)
+    samples = extractor.extract(conversations)
+    assert not any(layer._forward_hooks for layer in text_tower(model).layers)
+    assert extractor.feature_layers == (0, 1, 3)
+    assert extractor.hidden_size == 32
+    for sample, c in zip(samples, conversations, strict=True):
+        ids = torch.tensor([c.token_ids])
+        out = model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        lm_head = model.get_output_embeddings()
+        states = out.hidden_states  # embeddings, then each layer's output; the last one is normed
+        # One conversation at a time without padding, against batches with padding: equal but for rounding to bf16.
+        for part, layer in zip(
+            sample.features.float().split(32, dim=1), extractor.feature_layers[:2], strict=False
+        ):
+            torch.testing.assert_close(part, states[layer + 1][0], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(sample.hidden.float(), states[-1][0], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(lm_head(states[-1][0]), out.logits[0], rtol=1e-3, atol=1e-3)
+        generated_next = [*c.loss_mask[1:], False]
+        best = out.logits[0].argmax(-1).tolist()
+        assert sample.argmax.tolist() == [b if g else -1 for b, g in zip(best, generated_next, strict=True)]
+        assert sample.token_ids.tolist() == c.token_ids
+
+
+@torch.no_grad()
+def test_hooks_and_the_lean_decoder_agree(tiny_target_folder: Path):
+    target = load_tiny_target(tiny_target_folder)
+    conversations = make_conversations(9)
+    extractor = HookExtractor.load(str(tiny_target_folder), dtype="float32")
+    assert extractor.feature_layers == target.config.feature_layers
+    for one, other in zip(
+        extractor.extract(conversations), FeatureExtractor(target, 256).extract(conversations), strict=True
+    ):
+        torch.testing.assert_close(one.features.float(), other.features.float(), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(one.hidden.float(), other.hidden.float(), rtol=2e-2, atol=2e-2)
+        assert torch.equal(one.argmax, other.argmax)
+
+
+def test_a_store_is_filled_and_an_interrupted_one_goes_on(tmp_path: Path):
+    url = write_conversations(tmp_path / "conversations", make_conversations(12))
+    extractor = HookExtractor(tiny("mixtral"))
+    made = extract_with_hooks(extractor, "r1", url, FeatureOptions(codec="fp8"), str(tmp_path / "features"))
+    assert made.conversations == len(FeatureStore(str(tmp_path / "features")).samples) == 12
+    assert (
+        extract_with_hooks(extractor, "r1", url, FeatureOptions(codec="fp8"), str(tmp_path / "features"))
+        == made
+    )
+
+
+def test_what_does_not_work_is_explained(tmp_path: Path):
+    with pytest.raises(TargetError, match="can't load"):
+        HookExtractor.load(str(tmp_path / "nothing"))
+    with pytest.raises(TargetError, match="no list of decoder layers"):
+        text_tower(nn.Linear(2, 2))
+    too_long = make_conversations(1)
+    too_long[0].token_ids.extend([1] * 128)
+    with pytest.raises(DataError, match="takes 1 to 128"):
+        HookExtractor(tiny("mixtral")).extract(too_long)

@@ -1,0 +1,212 @@
+"""Nothing a client sends breaks the server: wrong bodies get a 4xx in OpenAI's shape, and the next request works."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from fledge.engine import Engine
+from fledge.server.options import ServerOptions
+from tests.server.conftest import Running, running
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+JSON = {"content-type": "application/json"}
+GOOD = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def refused(server: Running, path: str, body: bytes, status: int | None = None) -> None:
+    response = server.post(path, content=body, headers=JSON)
+    assert 400 <= response.status_code < 500, (response.status_code, response.text, body[:80])
+    assert status is None or response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+
+
+def malformed(rng: random.Random) -> bytes:
+    """One of many kinds of wrong."""
+    junk = rng.choice(
+        [
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "1e999",
+            "9" * 400,
+            "-1",
+            "true",
+            "{}",
+            "[]",
+            '"x"',
+            '"\\ud800"',
+            "[[[1]]]",
+        ]
+    )
+    field = rng.choice(
+        [
+            "temperature",
+            "top_p",
+            "max_tokens",
+            "n",
+            "seed",
+            "stop",
+            "logit_bias",
+            "messages",
+            "prompt",
+            "stream_options",
+        ]
+    )
+    depth = rng.choice([100, 5000, 100_000])
+    kinds: list[Callable[[], bytes]] = [
+        lambda: b"[" * depth + b"]" * depth,
+        lambda: b'{"messages":' + b'{"a":' * depth + b"1" + b"}" * depth + b"}",
+        lambda: b'{"messages": [{"role": "user", "content": "' + bytes([rng.randrange(128, 256)]) + b'"}]}',
+        lambda: b'{"messages": "Hi", "prompt": {}, "tokens": "a"}',
+        lambda: json.dumps(GOOD).encode()[: rng.randrange(1, 40)],
+        lambda: bytes(rng.randrange(256) for _ in range(rng.randrange(60))),
+        lambda: f'{{"messages": {junk}, "prompt": {{"a": {junk}}}, "tokens": {{"b": {junk}}}}}'.encode(),
+        lambda: f'{{"unknown-{rng.random()}": {junk}, "{field}": {junk}}}'.encode(),
+        lambda: b"",
+        lambda: b"null",
+        lambda: b'"' + b"a" * 10000 + b'"',
+    ]
+    return rng.choice(kinds)()
+
+
+def test_malformed_bodies_get_a_4xx_and_memory_stays(live: Running) -> None:
+    rng = random.Random(7)
+    process = psutil.Process()
+    for round_ in range(2):
+        before = process.memory_info().rss
+        for _ in range(250):
+            refused(live, rng.choice(PATHS), malformed(rng))
+        if round_:  # the first half warms up
+            assert process.memory_info().rss - before < 30 << 20
+    assert live.post("/v1/chat/completions", GOOD).status_code == 200
+
+
+def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:
+    piece = b"x" * (1 << 20)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    length = {**JSON, "content-length": str(100 << 20)}
+    announced = live.post("/v1/completions", content=(piece for _ in range(100)), headers=length)
+    chunked = live.post("/v1/completions", content=(piece for _ in range(100)), headers=JSON)
+    for response in (announced, chunked):
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+    assert process.memory_info().rss - before < 30 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 5e-324}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 5e-324}, "top_p"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"echo": True}, "echo"),
+        ({"top_logprobs": 3}, None),
+        ({"stream_options": {"include_usage": True}}, None),
+        ({"return_trace": True}, None),
+        ({"max_completion_tokens": 9}, None),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+        ({"no_such_thing": 1}, "no_such_thing"),
+    ],
+)
+def test_what_is_wrong_or_unsupported_is_named(
+    live: Running, change: dict[str, object], param: str | None
+) -> None:
+    response = live.post("/v1/chat/completions", {**GOOD, **change})
+    assert response.status_code == 400
+    named = response.json()["error"]["param"]
+    assert (named or "").split(".")[0] == (param or "")
+
+
+def test_values_that_ask_for_nothing_are_fine(live: Running) -> None:
+    idle = {
+        "tools": [],
+        "response_format": {"type": "text"},
+        "best_of": 1,
+        "echo": False,
+        "logprobs": None,
+        "x": None,
+    }
+    assert live.post("/v1/chat/completions", {**GOOD, **idle}).status_code == 200
+
+
+def test_an_error_never_repeats_the_prompt(live: Running) -> None:
+    secret = "my card is 4111 1111 1111 1111"
+    for body in (
+        {"messages": secret},
+        {"messages": [{"role": secret, "content": secret}]},
+        {"prompt": {"a": secret}},
+    ):
+        for path in PATHS:
+            assert "4111" not in live.post(path, body).text
+
+
+def test_other_content_types_and_places(live: Running) -> None:
+    assert (
+        live.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+    )
+    assert live.get("/nowhere").json()["error"]["type"] == "not_found_error"
+    assert live.get("/v1/completions").status_code == 405
+
+
+def test_a_body_that_never_ends_is_given_up(
+    make_engine: Callable[..., Engine], options: Callable[..., ServerOptions]
+) -> None:
+    with running(make_engine(), options(body_timeout=0.3)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(
+                b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+            )
+            assert b" 408 " in connection.recv(4096)
+
+
+def test_keys_guard_everything_but_probes(
+    make_engine: Callable[..., Engine], options: Callable[..., ServerOptions]
+) -> None:
+    with running(make_engine(), options(api_keys=("first-key-1", "second-key-2"))) as server:
+        for path in ("/v1/chat/completions", "/tokenize", "/detokenize"):
+            assert server.post(path, GOOD).status_code == 401
+        for path in ("/v1/models", "/server_info", "/openapi.json"):
+            assert server.get(path).status_code == 401
+        for path in ("/", "/health", "/ready", "/metrics"):
+            assert server.get(path).status_code == 200
+        for header in ("Bearer wrong-key-3", "Basic first-key-1", "first-key-1", "Bearer", "Bearer é"):
+            response = server.get("/v1/models", headers={"authorization": header.encode()})
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        for key in ("first-key-1", "second-key-2"):
+            assert server.client(key).models.list().data
+
+
+def test_other_origins_get_no_permission_unless_told(
+    live: Running, make_engine: Callable[..., Engine], options: Callable[..., ServerOptions]
+) -> None:
+    page = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    from_page = live.get("/v1/models", headers=page)
+    assert "access-control-allow-origin" not in from_page.headers
+    with running(make_engine(), options(cors_origins=("https://example.org",))) as server:
+        assert (
+            server.get("/v1/models", headers=page).headers["access-control-allow-origin"]
+            == "https://example.org"
+        )

@@ -1,0 +1,95 @@
+"""`fledge serve` as a process of its own: it starts, serves, and ends at a signal with its answers finished."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.server.conftest import HTTP
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address."""
+    command = [
+        sys.executable,
+        "-c",
+        "from fledge.cli import main; main()",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        [*command, "--max-context", "512", *arguments],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "FLEDGE_NATIVE": "0", **environment},
+    )  # fmt: skip
+    assert process.stderr is not None
+    told = ""
+    for line in process.stderr:
+        told += line
+        if "startup complete" in line:
+            break
+    address = re.search(r"http://[0-9.]+:[0-9]+", told)
+    assert address, told
+    drained = threading.Thread(target=process.stderr.read)  # the pipe must not fill up
+    drained.start()
+    try:
+        yield process, address.group()
+    finally:
+        process.kill()
+        process.wait()
+        drained.join()
+
+
+@pytest.mark.slow
+def test_sigterm_under_load_finishes_every_answer(tiny_target_folder: Path) -> None:
+    body = {"prompt": [40, 50, 60], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    with serving(tiny_target_folder, "--max-batch", "4", "--dtype", "float32", "--log-format", "json") as (
+        process,
+        url,
+    ):
+        expected = HTTP.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"]
+        answers: list[str | int] = []
+
+        def ask() -> None:
+            response = HTTP.post(f"{url}/v1/completions", json=body)
+            whole = response.status_code == 200
+            answers.append(response.json()["choices"][0]["text"] if whole else response.status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        while re.search(r"vllm:num_requests_running\{[^}]*\} 0\.0", HTTP.get(f"{url}/metrics").text):
+            pass
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(120)
+        assert process.wait(60) == 0
+    assert len(answers) == 12
+    assert set(answers) <= {expected, 503}  # those that came too late were told so
+    assert expected in answers
+
+
+@pytest.mark.slow
+def test_vertex_and_keys_through_the_environment(tiny_target_folder: Path) -> None:
+    environment = {
+        "FLEDGE_API_KEYS": "key-of-the-tests",
+        "AIP_HEALTH_ROUTE": "/alive",
+        "AIP_PREDICT_ROUTE": "/predict",
+    }
+    with serving(tiny_target_folder, **environment) as (_, url):
+        assert HTTP.get(f"{url}/alive").status_code == 200
+        body = {"instances": [{"prompt": "Hi"}]}
+        assert HTTP.post(f"{url}/predict", json=body).status_code == 401
+        headers = {"authorization": "Bearer key-of-the-tests"}
+        assert len(HTTP.post(f"{url}/predict", json=body, headers=headers).json()["predictions"]) == 1

@@ -1,0 +1,151 @@
+"""The server's smaller parts: turns between clients, options, keys, start-up checks, dashboards."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fledge.errors import HeadError, ServerError
+from fledge.server.fair_queue import FairQueue
+from fledge.server.launch import bind, check_memory, load_engine
+from fledge.server.options import ServerOptions, from_vertex, read_keys
+from fledge.server.tokens import Tokens
+from fledge.target.target import Target
+from tests.server.conftest import Running, running
+from tests.tiny import TinyShape, save_tiny_target
+
+
+def test_a_client_with_much_to_ask_does_not_keep_others_waiting() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(100):
+        queue.push("greedy", f"g{number}")
+    queue.push("modest", "m0")
+    queue.push("modest", "m1")
+    assert queue.take(4) == ["g0", "m0", "g1", "m1"]
+    assert queue.take(2) == ["g2", "g3"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["push", "take", "remove"]), st.integers(0, 5))
+    )
+)
+def test_the_queue_loses_and_doubles_nothing(steps: list[tuple[str, str, int]]) -> None:
+    queue: FairQueue[int] = FairQueue()
+    inside: list[tuple[str, int]] = []
+    for number, (client, action, count) in enumerate(steps):
+        if action == "push":
+            queue.push(client, number)
+            inside.append((client, number))
+        elif action == "take":
+            for item in queue.take(count):
+                owner = next(entry for entry in inside if entry[1] == item)
+                assert owner == next(entry for entry in inside if entry[0] == owner[0])  # its client's oldest
+                inside.remove(owner)
+        elif inside:
+            assert queue.remove(*inside.pop(count % len(inside)))
+        assert len(queue) == len(inside)
+    assert not queue.remove("a", -1)
+
+
+def test_vertex_says_where_to_listen() -> None:
+    given_ = {"AIP_HTTP_PORT": "8080", "AIP_HEALTH_ROUTE": "/live", "AIP_PREDICT_ROUTE": "/predict"}
+    options = from_vertex(ServerOptions(), given_)
+    assert (options.host, options.port) == ("0.0.0.0", 8080)
+    assert (options.health_route, options.predict_route) == ("/live", "/predict")
+    assert from_vertex(ServerOptions(), {}) == ServerOptions()
+    for wrong in ({"AIP_HTTP_PORT": "http"}, {"AIP_PREDICT_ROUTE": "predict"}, {"AIP_HEALTH_ROUTE": "/{x}"}):
+        with pytest.raises(ServerError):
+            from_vertex(ServerOptions(), wrong)
+
+
+def test_predictions_are_answers_to_instances(make_engine, options) -> None:  # type: ignore[no-untyped-def]
+    with running(make_engine(), options(health_route="/live", predict_route="/predict")) as server:
+        assert server.get("/live").status_code == 200
+        instances = [
+            {"messages": [{"role": "user", "content": "Hi"}], "@requestFormat": "chatCompletions"},
+            {"prompt": [40, 50]},
+        ]
+        answer = server.post(
+            "/predict", {"instances": instances, "parameters": {"max_tokens": 3, "temperature": 0}}
+        )
+        chat, text = answer.json()["predictions"]
+        assert chat["choices"][0]["message"]["content"]
+        assert text["object"] == "text_completion"
+        wrong = server.post("/predict", {"instances": [{"prompt": "a", "stream": True}]})
+        assert wrong.status_code == 400
+
+
+def test_keys_come_from_environment_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# for the tests\nfrom-file-1\n\nfrom-file-2 # second\n")
+    keys = read_keys(file, {"FLEDGE_API_KEYS": "from-env-1, from-file-1,"})
+    assert keys == ("from-env-1", "from-file-1", "from-file-2")
+    assert "from-env-1" not in repr(ServerOptions(api_keys=keys))
+    file.write_text("\n")
+    with pytest.raises(ServerError, match="holds no API key"):
+        read_keys(file, {})
+    with pytest.raises(ServerError, match="can't read"):
+        read_keys(tmp_path / "none", {})
+    with pytest.raises(ServerError, match="shorter than 8"):
+        ServerOptions(api_keys=("short",))
+
+
+def test_a_taken_port_is_noticed_before_anything_is_loaded() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ServerError, match=f"{port} is in use; choose another --port"):
+            bind(ServerOptions(port=port))
+    with pytest.raises(ServerError, match="can't listen on 203"):
+        bind(ServerOptions(host="203.0.113.1", port=0))
+
+
+def test_too_little_memory_is_noticed_before_loading(target: Target) -> None:
+    size = sum(path.stat().st_size for path in target.folder.glob("*.safetensors"))  # bf16
+    check_memory(target.config, 2, int(size * 1.1))
+    with pytest.raises(ServerError, match="GiB of memory are available"):
+        check_memory(target.config, 2, int(size * 0.9))
+
+
+def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) -> None:
+    from fledge.released import FOLDER
+
+    released = next(FOLDER.glob("*/config.json")).parent
+    with pytest.raises(HeadError, match="made for another target"):
+        load_engine(
+            str(target.folder), head=str(released), dtype="float32", device="cpu", max_batch=1, max_context=None,
+            kv_tokens=None,
+        )  # fmt: skip
+
+
+def test_single_tokens_are_bytes_that_add_up(tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path / "t", shape=TinyShape(layers=1, heads=1, kv_heads=1))
+    tokens = Tokens(Target.load(str(folder), dtype="float32", backend="torch"), 512)
+    text = "Zażółć 🙂👩‍👩‍👧 नमस्ते 你好 \t\n العربية"
+    ids = tokens._tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(tokens.token(token)[1] for token in ids).decode() == text
+    assert tokens.token(2) == ("<|im_end|>", b"<|im_end|>")
+    assert tokens.token(tokens.vocabulary + 5) == ("", b"")
+
+
+def test_the_dashboard_asks_only_for_metrics_that_exist(live: Running) -> None:
+    dashboard = json.loads(files("fledge.server").joinpath("grafana.json").read_text("utf-8"))
+    live.post("/v1/completions", {"prompt": [40, 50], "max_tokens": 4, "ignore_eos": True})
+    page = live.get("/metrics").text
+    wanted = {
+        name
+        for panel in dashboard["panels"]
+        for query in panel.get("targets", [])
+        for name in re.findall(r"(?:fledge|vllm|sglang):[a-z0-9_]+", query["expr"])
+    }
+    assert len(wanted) > 15
+    assert {name for name in wanted if name not in page} == set()

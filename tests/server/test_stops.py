@@ -1,0 +1,66 @@
+"""Stop strings through HTTP: the text is plain decode's, cut where the first stop begins; nothing after it leaks."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fledge.engine import Engine
+from tests.server.conftest import QUESTIONS, Running
+
+
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(st.data())
+def test_text_equals_plain_decode_cut_at_the_stop(live: Running, plain: Engine, data: st.DataObject) -> None:
+    question = data.draw(st.sampled_from(QUESTIONS))
+    whole = plain.generate([question], max_tokens=40, ignore_eos=True)[0]
+    stops = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, max(len(whole.text) - 1, 0)))
+        stops.append(
+            whole.text[start : start + data.draw(st.integers(1, 6))]
+            + data.draw(st.sampled_from(["", "", "¤"]))
+        )
+    at = [whole.text.find(stop) for stop in stops]
+    cut = min((place for place in at if place >= 0), default=len(whole.text))
+    body = {
+        "messages": [{"role": "user", "content": question}], "max_tokens": 40, "temperature": 0, "ignore_eos": True,
+        "stop": stops, "stream": data.draw(st.booleans()),
+    }  # fmt: skip
+    response = live.post("/v1/chat/completions", body)
+    assert response.status_code == 200
+    if body["stream"]:
+        events = [
+            json.loads(line[6:]) for line in response.text.split("\n\n") if line and "[DONE]" not in line
+        ]
+        choices = [event["choices"][0] for event in events]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+    else:
+        choices = [response.json()["choices"][0]]
+        text = choices[0]["message"]["content"]
+    assert text == whole.text[:cut]
+    assert choices[-1]["finish_reason"] == ("stop" if any(place >= 0 for place in at) else "length")
+    if choices[-1]["finish_reason"] == "stop":
+        assert choices[-1]["stop_reason"] in stops
+
+
+def test_a_stop_id_ends_the_answer_and_its_text_is_not_shown(live: Running, plain: Engine) -> None:
+    whole = plain.generate([QUESTIONS[2]], max_tokens=30, ignore_eos=True)[0]
+    stop = whole.token_ids[9]
+    end = whole.token_ids.index(stop)
+    shown = plain.target.tokenizer.decode(whole.token_ids[:end], skip_special_tokens=True)
+    body = {
+        "messages": [{"role": "user", "content": QUESTIONS[2]}], "max_tokens": 30, "temperature": 0,
+        "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    for way in ({"stop_token_ids": [stop]}, {"stop": [stop]}):
+        choice = live.post("/v1/chat/completions", {**body, **way}).json()["choices"][0]
+        assert choice["message"]["content"] == shown
+        assert choice["token_ids"] == whole.token_ids[: end + 1]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)

@@ -1,0 +1,85 @@
+"""Export, import and doctor as commands: what they print, their exit codes, and the hub."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+
+from fledge.cli import main
+from fledge.draft import Head
+from fledge.draft import checkpoint as checkpoint_module
+from fledge.exchange import export_head
+from tests.draft.tiny_head import load_tiny_target, random_head
+
+
+@pytest.fixture
+def head(tiny_target_folder: Path, tmp_path: Path) -> Path:
+    random_head(load_tiny_target(tiny_target_folder)).save(str(tmp_path / "head"))
+    return tmp_path / "head"
+
+
+def fledge(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["fledge", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_export_import_and_doctor_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    head: Path,
+    tiny_target_folder: Path,
+    tmp_path: Path,
+) -> None:
+    target = ("--target", tiny_target_folder)
+    assert fledge(monkeypatch, "export", head, tmp_path / "spec", "--form", "speculators", *target) == 0
+    assert fledge(monkeypatch, "import", tmp_path / "spec", tmp_path / "back", *target) == 0
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (head / "model.safetensors").read_bytes()
+    short = ("--max-tokens", 8)
+    assert fledge(monkeypatch, "doctor", tiny_target_folder, tmp_path / "back", *short) == 0
+    assert "no fault found" in capsys.readouterr().out
+    config = json.loads((tmp_path / "back" / "config.json").read_text()) | {"rope_theta": 1e6}
+    (tmp_path / "back" / "config.json").write_text(json.dumps(config))
+    assert fledge(monkeypatch, "doctor", tiny_target_folder, tmp_path / "back", *short) == 1
+    assert "rope: RoPE base 1e+06 (default), the target's is 10000 (default)" in capsys.readouterr().out
+    assert fledge(monkeypatch, "doctor", tiny_target_folder, tmp_path / "none") == 2
+    assert fledge(monkeypatch, "import", head, tmp_path / "x", "--layers", "one") == 2
+    assert "give three numbers such as 1,14,26" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_layers_said_on_import_are_written_in_each_convention(
+    monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path
+) -> None:
+    assert fledge(monkeypatch, "import", head, tmp_path / "other", "--layers", "2,3,5") == 0
+    assert Head.load(str(tmp_path / "other")).metadata.feature_layers == (2, 3, 5)
+    assert fledge(monkeypatch, "export", tmp_path / "other", tmp_path / "vllm", "--form", "vllm") == 0
+    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [3, 4, 6]
+
+
+def test_push_uploads_the_whole_folder_in_one_commit_and_a_hub_id_loads(
+    monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path
+) -> None:
+    hub: dict[str, Path] = {}
+
+    def upload(api: HfApi, *, repo_id: str, folder_path: str, **rest: Any) -> SimpleNamespace:
+        hub[repo_id] = tmp_path / "hub"
+        hub[repo_id].mkdir()
+        for file in Path(folder_path).iterdir():
+            (hub[repo_id] / file.name).write_bytes(file.read_bytes())
+        return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/1")
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda api, repository, **rest: None)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    export_head(str(head), str(tmp_path / "out"), form="sglang", push="org/name")
+    assert {p.name for p in hub["org/name"].iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    monkeypatch.setattr(checkpoint_module, "hub_folder", lambda repository: hub[repository])
+    assert Head.load("org/name").config == Head.load(str(head)).config

@@ -1,0 +1,46 @@
+"""`fledge features --estimate` and `fledge features verify`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.test_cli import Fledge, fledge
+
+__all__ = ["fledge"]  # a fixture
+
+
+def test_verify_names_a_fault_or_says_that_the_store_is_sound(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    assert "is sound: 2 shards" in fledge("features", "verify", small_recipe, "--run-dir", folder)
+    shard = next((folder / "features").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(bytes(data))
+    output = fledge("features", "verify", small_recipe, "--run-dir", folder, expect=2)
+    assert f"fault: {shard}" in output
+    assert "has 1 faults" in output
+    assert "no features in" in fledge.error(
+        "features", "verify", small_recipe, "--run-dir", tmp_path / "none"
+    )
+
+
+def test_the_estimate_shows_bytes_time_and_money_and_starts_nothing(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    arguments = ("features", small_recipe, "--estimate", "features.price_per_gb=1e6")
+    output = fledge(*arguments, "--run-dir", tmp_path / "run")
+    assert "expected from the recipe" in output
+    assert not (tmp_path / "run").exists()
+    tokens = sum(len(path.read_bytes()) for path in (finished_run / "features").glob("*.safetensors"))
+    output = fledge(*arguments, "--run-dir", finished_run)
+    assert "of the conversations on disk" in output
+    money = [
+        float(line.split("│")[-2 if line.rstrip().endswith("│") else -1].split()[-1].replace(",", ""))
+        for line in output.splitlines()
+        if "stored, " in line
+    ]
+    assert 0.85 * tokens / 1e3 < money[0] < tokens / 1e3  # a million per GB, without the headers
+    assert 0.45 < money[1] / money[0] < 0.55

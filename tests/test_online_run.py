@@ -1,0 +1,29 @@
+"""A run whose training makes its own features, stage by stage from the command line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fledge.features import FeatureStore
+from tests.test_cli import Fledge, fledge
+
+__all__ = ["fledge"]  # a fixture
+
+
+def test_a_hybrid_run_stores_held_out_features_and_keeps_the_others_while_training(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    for part in ("prompts", "conversations"):
+        shutil.copytree(finished_run / part, folder / part)
+    arguments = (small_recipe, "features.feed=hybrid", "train.epochs=2", "--run-dir", folder)
+    for stage in ("features", "train", "evaluate"):
+        fledge(stage, *arguments)
+    assert {info.split for info in FeatureStore(str(folder / "features")).samples} == {"heldout"}
+    kept = FeatureStore(str(folder / "train" / "features")).samples
+    assert kept
+    assert {info.split for info in kept} == {"train"}
+    assert (folder / "head" / "model.safetensors").exists()
+    assert (folder / "evaluation.json").exists()
+    assert "features.feed" in fledge.error("features", small_recipe, "--run-dir", folder)

@@ -1,0 +1,133 @@
+"""Two processes train the head that one trains; killed, they go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fledge.draft import Head
+from fledge.features import SampleInfo
+from fledge.train.parallel import Team
+from tests.train.test_trainer import OPTIONS, features, run, target
+
+__all__ = ["features", "target"]  # fixtures
+
+SMALL = OPTIONS.model_copy(update={"epochs": 2.0, "dtype": "float32", "optimizer": "adamw", "log_every": 1})
+_PROCESS = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from fledge.train import TrainOptions, train
+from tests.draft.tiny_head import load_tiny_target
+folder, features, head, train_url, options, stop = sys.argv[1:]
+def progress(done, total, note):
+    if done == int(stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+target = load_tiny_target(Path(folder), "bfloat16")
+train(target, features, TrainOptions.model_validate_json(options), head, train_url, progress)
+"""
+
+
+def train_together(
+    folder: Path, features: str, output: str, *, stop: int = -1, options=SMALL, environment=None
+) -> list[int]:
+    """Train in two processes; with `stop` the leading one gets SIGTERM after that step. Exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [
+        str(folder),
+        features,
+        f"{output}/head",
+        f"{output}/train",
+        options.model_dump_json(),
+        str(stop),
+    ]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, *arguments],
+            cwd=Path(__file__).parents[2],
+            env=os.environ
+            | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            | {"OMP_NUM_THREADS": "1", "FLEDGE_THREADS": "1"}
+            | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=500)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert set(codes) <= {0, 143}, outputs
+    return codes
+
+
+def test_shares_are_disjoint_whole_and_even():
+    infos = [SampleInfo(0, i, "train", "", 0.0, 20 + i, 10) for i in range(30)]
+    for size in (2, 3, 8):
+        shares = [Team(rank, size).share(infos) for rank in range(size)]
+        assert [info for share in shares for info in share] == infos
+        tokens = [sum(info.tokens for info in share) for share in shares]
+        assert max(tokens) - min(tokens) <= 2 * 50
+    one = infos[:1]
+    assert sorted(len(Team(rank, 2).share(one)) for rank in range(2)) == [0, 1]
+    assert Team().share(infos) == infos
+
+
+def test_two_processes_give_the_losses_of_one(
+    target, features: str, tiny_target_folder: Path, tmp_path: Path
+):
+    """Within 1e-4 in float32: sums are taken in another order, and nothing else differs."""
+    run(target, features, tmp_path / "one", SMALL)
+    assert train_together(tiny_target_folder, features, str(tmp_path / "two")) == [0, 0]
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "train" / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert len(rows[0]) == len(rows[1]) > 8
+    for one, two in zip(*rows, strict=True):
+        assert one["step"] == two["step"]
+        if one["loss"] is not None:
+            assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+            assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
+            assert two["accuracy"] == pytest.approx(one["accuracy"], abs=0.02)
+        if one["tau"] is not None:
+            assert two["tau"] == pytest.approx(one["tau"], rel=0.02)
+    heads = [Head.load(str(tmp_path / name / "head")).weights.trainable() for name in ("one", "two")]
+    for name, tensor in heads[0].items():
+        assert (tensor - heads[1][name]).norm() < 1e-2 * tensor.norm(), name
+
+
+@pytest.mark.slow
+def test_two_processes_killed_twice_on_cloud_storage_end_with_the_head_of_one_go_on_a_disk(
+    features: str, tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("gcsfs")
+    pytest.importorskip("gcp_storage_emulator")
+    from fledge import storage
+    from tests.gcs import BUCKET, running_gcs
+
+    assert train_together(tiny_target_folder, features, str(tmp_path)) == [0, 0]
+    with running_gcs() as proxy:
+        environment = {"STORAGE_EMULATOR_HOST": proxy.url}
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        remote = f"gs://{BUCKET}/features"
+        for place in storage.list_files(features):
+            storage.write_atomic(storage.join(remote, Path(place).name), Path(place).read_bytes())
+        proxy.plan = lambda number: "503" if number % 40 == 0 else None
+        output = f"gs://{BUCKET}/run"
+        for stop in (2, 5):
+            codes = train_together(tiny_target_folder, remote, output, stop=stop, environment=environment)
+            assert codes == [143, 143]
+        assert train_together(tiny_target_folder, remote, output, environment=environment) == [0, 0]
+        found = storage.read_bytes(f"{output}/head/model.safetensors")
+        assert proxy.faults
+    assert found == (tmp_path / "head" / "model.safetensors").read_bytes()
