@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fledge.recipe import Recipe
 from fledge.run_folder import Run
 from fledge.storage import read_json
 from fledge.target import Target
+from tests.data.conftest import Killed, files_of
 
 MAIL, PHONE, IBAN = "anna.kowalski@acme-mail.org", "(212) 555-7834", "DE89370400440532013000"
 NAMES = ("Anna", "Kowalski")
@@ -174,3 +175,23 @@ def test_an_answer_with_a_finding_is_not_kept(finished: Run, tmp_path: Path) -> 
     assert respond_summary(len(asked), out).rejected["private_answer"] == 1
     assert read_audit(out).entities == {"EMAIL_ADDRESS": 1}
     assert read_audit(out).dropped == {"answer": 1}
+
+
+@pytest.mark.parametrize("write", [3, 8, 14])
+def test_killed_and_started_again_the_counts_are_the_same(
+    talking_folder: Path,
+    people: Path,
+    finished: Run,
+    tmp_path: Path,
+    kill_at_write: Callable[[int, bool], None],
+    write: int,
+) -> None:
+    run = Run(finished.recipe, str(tmp_path / "run"))
+    kill_at_write(write, False)
+    with pytest.raises(Killed):
+        run_stage(run, "prompts")
+    run_stage(run, "prompts")
+    here, there = (files_of(Path(r.url("prompts"))) for r in (run, finished))
+    assert {k: v for k, v in here.items() if k != "done.json"} == {
+        k: v for k, v in there.items() if k != "done.json"
+    }
