@@ -84,7 +84,7 @@ def test_a_bad_file_is_refused(tmp_path: Path) -> None:
 
 def test_option_keys_are_those_of_the_yaml() -> None:
     def keys(value: object, prefix: str = "") -> list[str]:
-        parts = {"target", "prompts", "respond", "features", "train", "evaluate", "bench"}
+        parts = {"target", "prompts", "respond", "features", "train", "evaluate", "bench", "privacy"}
         assert isinstance(value, dict)
         return [f"{p}.{k}" for p, inner in value.items() if p in parts for k in inner]
 

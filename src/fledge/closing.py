@@ -17,7 +17,7 @@ from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
 from fledge.console import console, print_table
-from fledge.data.card import make_card, write_card
+from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
 from fledge.errors import DataError, StorageError
@@ -152,7 +152,9 @@ def write_run_card(folder: str) -> str:
     head_url = join(folder, "head")
     head = Head.load(head_url) if storage.exists(join(head_url, WEIGHTS_NAME)) else None
     vocabulary = head.vocabulary.token_ids.tolist() if head else None
-    return write_card(folder, make_card(prompts, join(folder, "conversations"), vocabulary))
+    conversations = join(folder, "conversations")
+    found = privacy_counts(prompts, conversations)
+    return write_card(folder, make_card(prompts, conversations, vocabulary, found))
 
 
 def _own_data(run: Run) -> DataFacts | None:

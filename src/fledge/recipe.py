@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fledge.bench import BenchOptions
-from fledge.data import PromptOptions, RespondOptions
+from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
 from fledge.errors import RecipeError
 from fledge.features import FeatureOptions
 from fledge.storage import exists, read_bytes
@@ -47,6 +47,7 @@ class Recipe(BaseModel):
 
     target: TargetOptions = TargetOptions()
     prompts: PromptOptions = PromptOptions()
+    privacy: PrivacyOptions = PrivacyOptions()
     respond: RespondOptions = RespondOptions()
     features: FeatureOptions = FeatureOptions()
     train: TrainOptions = TrainOptions()

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from fledge import __version__, bench, storage
 from fledge.bench import RELEASED, TRAINED
-from fledge.data import PromptOptions
+from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
@@ -103,6 +103,13 @@ class Run:
         own = sorted(str(path) for path in (Path(bench.__file__).parent / "prompts").rglob("*.jsonl"))
         files = dict.fromkeys((*options.evaluation_files, *self.recipe.bench.prompts, *own))
         return options.model_copy(update={"evaluation_files": tuple(files)})
+
+    @cached_property
+    def privacy(self) -> PrivacyOptions | None:
+        """The privacy filter's options, or None where it is off."""
+        options = self.recipe.privacy
+        foreign = any(source.kind != "self" for source in self.recipe.prompts.sources)
+        return options if options.applies(foreign=foreign or bool(self.recipe.prompts.traffic)) else None
 
     @cached_property
     def train_options(self) -> TrainOptions:

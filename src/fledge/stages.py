@@ -55,7 +55,9 @@ class Stage:
 def _prompts(run: Run, progress: Progress) -> Outcome:
     options = run.prompt_options
     engine = _engine(run, options.max_batch, options.longest_request) if options.writes else None
-    made = make_prompts(run.target, engine, options, run.url("prompts"), progress, ray=run.ray)
+    made = make_prompts(
+        run.target, engine, options, run.url("prompts"), progress, privacy=run.privacy, ray=run.ray
+    )
     rejected = made.attempts - made.prompts
     return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected")
 
@@ -64,9 +66,9 @@ def _respond(run: Run, progress: Progress) -> Outcome:
     options = run.recipe.respond
     places = run.url("prompts"), options, run.url("conversations")
     if run.ray is not None:
-        made = respond_on_ray(run.target, _target_spec(run), *places, run.ray, progress)
+        made = respond_on_ray(run.target, _target_spec(run), *places, run.ray, progress, privacy=run.privacy)
     else:
-        made = respond(run.target, _answerer(run), *places, progress)
+        made = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
     found = made.statistics
     line = f"{found.conversations:,} conversations, {found.supervised_tokens:,} response tokens"
     return Outcome(f"{line}, {found.heldout:,} held out", {"response_tokens": found.supervised_tokens})
@@ -186,11 +188,16 @@ def _engine(run: Run, max_batch: int, longest_request: int) -> Engine:
 
 
 STAGES = (
-    Stage("prompts", "prompts", lambda run: prompts_fingerprint(run.target, run.prompt_options), _prompts),
+    Stage(
+        "prompts",
+        "prompts",
+        lambda run: prompts_fingerprint(run.target, run.prompt_options, run.privacy),
+        _prompts,
+    ),
     Stage(
         "respond",
         "conversations",
-        lambda run: respond_fingerprint(run.target, run.url("prompts"), run.recipe.respond),
+        lambda run: respond_fingerprint(run.target, run.url("prompts"), run.recipe.respond, run.privacy),
         _respond,
         needs=("prompts",),
     ),

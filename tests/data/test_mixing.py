@@ -6,7 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,7 @@ def test_evaluation_overlap_is_reported_per_file(
 class Blackened:
     turns: list[str] | None
     reason: str | None = None
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class Blacken:

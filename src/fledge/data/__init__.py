@@ -10,6 +10,7 @@ from fledge.data.conversations import (
 )
 from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions, ServerOptions
 from fledge.data.overlap import EvaluationIndex, read_evaluation_texts
+from fledge.data.privacy import PrivacyFilter, PrivacyOptions
 from fledge.data.prompt_store import Prompt, PromptSummary, prompt_summary, read_prompts
 from fledge.data.prompts import make_prompts, prompts_fingerprint
 from fledge.data.responses import RespondSummary, respond, respond_fingerprint
@@ -22,6 +23,8 @@ __all__ = [
     "ConversationStatistics",
     "EvaluationIndex",
     "Opening",
+    "PrivacyFilter",
+    "PrivacyOptions",
     "Progress",
     "Prompt",
     "PromptOptions",

@@ -14,7 +14,14 @@ from typing import Any
 
 from fledge import __version__, storage
 from fledge.data.conversations import conversation_rejects, conversation_statistics, read_conversations
-from fledge.data.prompt_store import prompt_summary, read_prompts, read_selection
+from fledge.data.privacy import Audit, read_audit
+from fledge.data.prompt_store import (
+    pool_urls,
+    prompt_summary,
+    read_prompts,
+    read_selection,
+    traffic_url,
+)
 from fledge.storage import Fingerprint, Manifest, join
 
 CARD_NAME = "data-card"
@@ -68,6 +75,23 @@ def make_card(
     if conversations_url is not None and Manifest.load(conversations_url).records:
         card["conversations"] = _conversations(conversations_url, draft_vocabulary)
     return card
+
+
+def privacy_counts(prompts_url: str, conversations_url: str) -> dict[str, Any]:
+    """What the privacy filter found and did, in counts, for `make_card`; empty where there was none."""
+    places = {
+        "prompts": [prompts_url, *pool_urls(prompts_url)],
+        "traffic": [traffic_url(prompts_url)],
+        "answers": [conversations_url],
+    }
+    found = {}
+    for name, urls in places.items():
+        total = Audit()
+        for url in urls:
+            total.merge(read_audit(url))
+        if total.scanned:
+            found[name] = total.to_dict()
+    return found
 
 
 def write_card(folder: str, card: Mapping[str, Any]) -> str:
@@ -180,7 +204,9 @@ def _stages(prompts_url: str, conversations_url: str | None) -> list[tuple[str, 
 def _made_from(url: str) -> dict[str, Any]:
     """The parts of a stage's fingerprint: its options with seeds, the target's revision, checksums of inputs."""
     fingerprint = Fingerprint.load(url)
-    return dict(fingerprint.parts) if fingerprint is not None else {}
+    parts = dict(fingerprint.parts) if fingerprint is not None else {}
+    parts.pop("privacy.lists", None)  # a checksum of words listed as private: a short list could be guessed
+    return parts
 
 
 def _versions() -> dict[str, str]:

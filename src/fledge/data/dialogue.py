@@ -6,13 +6,15 @@ where the template rewrites history (drops thinking, trims):    a sample per tur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fledge.data.conversations import Conversation
 from fledge.data.filters import Limits, reject_reason
 from fledge.data.generation import AnswerFailed, Generation, Job
 from fledge.data.options import RespondOptions
+from fledge.data.privacy import Audit
 from fledge.data.prompt_store import Prompt
 from fledge.data.reasoning import as_sent_back, reasoning_length
 from fledge.data.seeds import derive_seed, pick, unit_interval
@@ -24,8 +26,20 @@ from fledge.target.chat import Message
 
 _USER_LIMITS = Limits(min_words=2)  # "Why not?" is a fine second turn
 
-# Says why an answer's text may not be kept, or None.
-AnswerScan = Callable[[str], str | None]
+
+class Scanned(Protocol):
+    """What a scan says of a text of the target."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was found: entity -> occurrences."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it may not be kept, if it may not."""
+
+
+AnswerScan = Callable[[str], Scanned]
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ class Answered:
     prompt_id: str
     conversations: tuple[Conversation, ...]
     reason: str | None = None  # why there is none, or why it ended before the prompt's last turn
+    audit: Audit | None = None  # of the scan of the target's texts, if there is one
 
 
 class DialogueJobs:
@@ -51,16 +66,20 @@ class DialogueJobs:
         """The conversations, or the reason why there are none: `too_long`, or what the scan or the server said."""
         samples: list[_Sample] = []
         reason: str | None = None
+        audit = Audit()
         try:
-            reason = yield from self._converse(prompt, samples)
+            reason = yield from self._converse(prompt, samples, audit)
         except AnswerFailed as failed:
             reason = failed.reason
         return Answered(
-            prompt.prompt_id, tuple(self._conversation(prompt, s) for s in samples if s.answers), reason
+            prompt.prompt_id,
+            tuple(self._conversation(prompt, s) for s in samples if s.answers),
+            reason,
+            audit if self._scan is not None else None,
         )
 
     def _converse(
-        self, prompt: Prompt, samples: list[_Sample]
+        self, prompt: Prompt, samples: list[_Sample], audit: Audit
     ) -> Generator[Generation, Completion, str | None]:
         """Append samples as the conversation grows; returns why it ended early, if it did."""
         options, chat = self._options, self._target.chat
@@ -76,7 +95,7 @@ class DialogueJobs:
         while True:
             answer = yield self._answer(prompt, [*samples[-1].token_ids, *asked], turn)
             text = decode_all(self._target, answer.token_ids[:-1])
-            refused = self._scan(answer.text) if self._scan is not None else None
+            refused = self._refused(answer.text, audit)
             if refused is not None:
                 return refused
             samples[-1].add(self._target, asked, answer)
@@ -87,6 +106,9 @@ class DialogueJobs:
                 question: str | None = prompt.turns[turn - 1]
             elif turn == 2 and wants_second:
                 question = yield from self._synthesised_turn(prompt, messages, samples[-1].token_ids)
+                refused = self._refused(question, audit) if question is not None else None
+                if refused is not None:
+                    return refused
             else:
                 return None
             if question is None:
@@ -106,6 +128,14 @@ class DialogueJobs:
             if len(before) + len(asked) > options.max_prompt_tokens:
                 return None
             messages = history
+
+    def _refused(self, text: str, audit: Audit) -> str | None:
+        """Why a text of the target may not be kept, or None."""
+        if self._scan is None:
+            return None
+        scanned = self._scan(text)
+        audit.add(scanned)
+        return None if scanned.reason is None else f"private_{scanned.reason}"
 
     def _conversation(self, prompt: Prompt, sample: _Sample) -> Conversation:
         options = self._options

@@ -8,8 +8,9 @@ source ──► batches of rows ──► examine() ──► pool/NAME/prompts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Protocol
 
@@ -17,11 +18,14 @@ from fledge.data.filters import Limits, foreign_reason
 from fledge.data.language import LanguageFilter
 from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
+from fledge.data.privacy import Audit, AuditWriter
 from fledge.data.prompt_store import Prompt, PromptWriter, Reject
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.sources import Record, Source, Unusable
+from fledge.data.sources.opening import DEFAULT_CATEGORY
 
 Row = Record | Unusable
+_CATEGORIES = 1024  # remembered
 
 
 class Treated(Protocol):
@@ -34,6 +38,10 @@ class Treated(Protocol):
     @property
     def reason(self) -> str | None:
         """Why it is dropped."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What was found: entity -> occurrences."""
 
 
 class Treatment(Protocol):
@@ -60,6 +68,7 @@ class Examined:
 
     prompts: list[Prompt]
     rejects: list[Reject]
+    audit: Audit | None  # of the privacy filter, if there is one
 
 
 class Examiner:
@@ -74,25 +83,29 @@ class Examiner:
         self._special_tokens = settings.special_tokens
         self._salt = settings.salt
         self._treatment = settings.make_treatment() if settings.make_treatment is not None else None
+        self._category = lru_cache(maxsize=_CATEGORIES)(self._treated_category)
 
     def examine(self, rows: Iterable[Row], source: str, licence: str) -> Examined:
         """Prompts and rejects of a batch."""
-        found = Examined([], [])
+        found = Examined([], [], Audit() if self._treatment is not None else None)
         for row in rows:
-            judged = self._judge(row, source, licence)
+            judged = self._judge(row, source, licence, found.audit)
             (found.prompts if isinstance(judged, Prompt) else found.rejects).append(judged)  # type: ignore[arg-type]
         return found
 
-    def _judge(self, row: Row, source: str, licence: str) -> Prompt | Reject:
+    def _judge(self, row: Row, source: str, licence: str, audit: Audit | None) -> Prompt | Reject:
         if isinstance(row, Unusable):
             return Reject(row.row, "", row.reason, "")
+        row = replace(row, category=self._category(row.category))
         texts = (*row.turns, row.system) if row.system else row.turns
         if sum(map(len, texts)) > self._largest:
-            return self._reject(row, "too_large")
+            return self._reject(row, texts, "too_large")
         if self._treatment is not None:
             treated = self._treatment.treat(texts, f"{source}:{row.row}")
-            if treated.turns is None:
-                return self._reject(row, f"private_{treated.reason or 'data'}")
+            if audit is not None:
+                audit.add(treated)
+            if treated.turns is None:  # without a hash: a short text can be guessed and tried
+                return Reject(row.row, row.category, f"private_{treated.reason or 'data'}", "")
             texts = tuple(treated.turns)
         turns = texts[: len(row.turns)]
         system = texts[-1] if row.system else None
@@ -100,16 +113,25 @@ class Examiner:
         if reason is None and not all(map(self._language.accepts, turns)):
             reason = "language"
         if reason is not None:
-            return self._reject(row, reason)
+            return self._reject(row, turns, reason)
         for file, index in self._evaluation.items():
             if any(turn in index for turn in turns):
-                return self._reject(row, "evaluation", file)
+                return self._reject(row, turns, "evaluation", file)
         # The id covers the system prompt: the same question under another one is another prompt.
         name = text_id([*((system,) if system else ()), *turns])
         return Prompt(name, source, row.category, list(turns), row.row, licence, system)
 
-    def _reject(self, row: Record, reason: str, detail: str = "") -> Reject:
-        return Reject(row.row, row.category, reason, salted_hash(self._salt, "\x1f".join(row.turns)), detail)
+    def _treated_category(self, category: str) -> str:
+        """A row names its workload in its own words: one with private data in it isn't used."""
+        if self._treatment is None:
+            return category
+        treated = self._treatment.treat([category], category)
+        return (
+            category if treated.turns is not None and list(treated.turns) == [category] else DEFAULT_CATEGORY
+        )
+
+    def _reject(self, row: Record, turns: Sequence[str], reason: str, detail: str = "") -> Reject:
+        return Reject(row.row, row.category, reason, salted_hash(self._salt, "\x1f".join(turns)), detail)
 
 
 @dataclass(frozen=True)
@@ -147,9 +169,12 @@ def gather(
     if writer.finished:
         return
     done = writer.shards * shard_size
+    audits = AuditWriter(url, writer.shards)
     progress(done)
     for examined in examine(_batches(source, done, shard_size)):
         rows = len(examined.prompts) + len(examined.rejects)
+        if examined.audit is not None:
+            audits.write(examined.audit)
         writer.write(examined.prompts, examined.rejects, tokens=0)
         done += rows
         progress(done)

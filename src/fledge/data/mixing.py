@@ -14,11 +14,13 @@ from typing import Any
 
 from fledge.data.gathering import ExamineAll, Examiner, ExaminerSettings, examine_here, gather
 from fledge.data.options import Progress, PromptOptions
+from fledge.data.privacy import Audit, AuditWriter
 from fledge.data.prompt_store import (
     SELF_LICENCE,
     pool_url,
     read_selection,
     reject_counts,
+    traffic_url,
     write_selection,
 )
 from fledge.data.selection.matching import NgramCounts, features
@@ -79,7 +81,10 @@ def mix_prompts(
         logger.info("source %s: shape %s, licence %s", source.name, source.shape, source.licence)
         for warning in source.terms.warnings:
             logger.warning("%s", warning)
-    traffic = read_traffic(sources.traffic, settings)
+    audit = Audit()
+    traffic = read_traffic(sources.traffic, settings, audit)
+    if audit.scanned:
+        AuditWriter(traffic_url(output_url), 0).write(audit)
     by_name = {source.name: source for source in sources.prompts}
     weights = {source.label: source.weight for source in options.sources}
     own = share_out(options.count, weights, dict.fromkeys(weights, options.count))
@@ -112,8 +117,13 @@ def mix_prompts(
     write_selection(output_url, _told(options.sources, by_name, pools, selected))
 
 
-def read_traffic(traffic: Sequence[Source], settings: ExaminerSettings) -> dict[str, NgramCounts]:
-    """N-gram counts of the traffic samples per category, private data treated first. No text is kept."""
+def read_traffic(
+    traffic: Sequence[Source], settings: ExaminerSettings, audit: Audit
+) -> dict[str, NgramCounts]:
+    """N-gram counts of the traffic samples per category, private data treated first. No text is kept.
+
+    `audit` is told what the privacy filter found.
+    """
     if not traffic:
         return {}
     relaxed = settings.options.model_copy(
@@ -125,7 +135,10 @@ def read_traffic(traffic: Sequence[Source], settings: ExaminerSettings) -> dict[
     found: dict[str, NgramCounts] = {}
     for source in traffic:
         for row in source.records():
-            for prompt in examiner.examine([row], source.name, source.licence).prompts:
+            examined = examiner.examine([row], source.name, source.licence)
+            if examined.audit is not None:
+                audit.merge(examined.audit)
+            for prompt in examined.prompts:
                 found.setdefault(prompt.category, NgramCounts()).add(features(prompt.turns))
     if not found:
         raise DataError("the traffic sample has no usable prompt; correct prompts.traffic or remove it")

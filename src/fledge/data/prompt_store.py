@@ -87,7 +87,7 @@ class PromptWriter:
     """Adds shards of attempts: rejects first, so that a shard of prompts is the sign that its attempts are done."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._prompts = Manifest.load(url)
         self._rejects = Manifest.load(join(url, "rejects")).truncated(len(self._prompts.shards))
 
@@ -99,11 +99,11 @@ class PromptWriter:
     @property
     def finished(self) -> bool:
         """Whether `finish` was called: nothing more is to come."""
-        return exists(join(self._url, END_NAME))
+        return exists(join(self.url, END_NAME))
 
     def finish(self) -> None:
         """Say that nothing more is to come."""
-        write_json(join(self._url, END_NAME), {"shards": self.shards})
+        write_json(join(self.url, END_NAME), {"shards": self.shards})
 
     def write(self, prompts: Sequence[Prompt], rejects: Sequence[Reject], tokens: int) -> None:
         """Write one shard of each; either may be empty."""
@@ -175,6 +175,11 @@ def pool_url(url: str, source: str) -> str:
 def pool_urls(url: str) -> list[str]:
     """The pools behind a folder of prompts; none where the target wrote them all."""
     return [pool_url(url, source["name"]) for source in read_selection(url).get("sources", ())]
+
+
+def traffic_url(url: str) -> str:
+    """Where counts of the traffic samples lie within a folder of prompts."""
+    return join(url, "traffic")
 
 
 def surplus(url: str) -> int:

@@ -16,6 +16,7 @@ from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
 from fledge.data.options import Progress, PromptOptions, silent
 from fledge.data.overlap import EvaluationIndex, RepeatIndex, read_evaluation_texts
+from fledge.data.privacy import Audit, AuditWriter, FilterFactory, PrivacyOptions
 from fledge.data.prompt_store import (
     SELF_LICENCE,
     Prompt,
@@ -46,6 +47,7 @@ def make_prompts(
     output_url: str,
     progress: Progress = silent,
     *,
+    privacy: PrivacyOptions | None = None,
     make_treatment: Callable[[], Treatment] | None = None,
     ray: RayOptions | None = None,
 ) -> PromptSummary:
@@ -53,17 +55,20 @@ def make_prompts(
 
     Args:
         engine: writes prompts; None where the recipe's sources don't include the target itself.
-        make_treatment: makes the privacy filter that the texts of sources go through before anything else.
+        privacy: options of the privacy filter that all texts go through before anything else; None: no filter.
+        make_treatment: makes another filter in its place.
         ray: where rows of sources are examined; None: in this process.
     """
-    fingerprint = prompts_fingerprint(target, options)
+    if make_treatment is None and privacy is not None:
+        make_treatment = FilterFactory(privacy)
+    fingerprint = prompts_fingerprint(target, options, privacy)
     if ray is not None and not any(source.kind != "self" for source in options.sources):
         raise DataError(
             "the target's own prompts are written in one process; leave --ray out, or add sources"
         )
     if not options.sources:
         fingerprint.claim(output_url)
-        _write_own(target, engine, options, output_url, fingerprint.digest, progress)
+        _write_own(target, engine, options, output_url, fingerprint.digest, progress, make_treatment)
         return prompt_summary(output_url)
     sources = Sources.open(options)
     fingerprint.claim(output_url)
@@ -74,7 +79,13 @@ def make_prompts(
         settings,
         output_url,
         lambda count, url: _write_own(
-            target, engine, options.model_copy(update={"count": count}), url, fingerprint.digest, progress
+            target,
+            engine,
+            options.model_copy(update={"count": count}),
+            url,
+            fingerprint.digest,
+            progress,
+            make_treatment,
         ),
         lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
         progress,
@@ -90,12 +101,13 @@ def _write_own(
     output_url: str,
     salt: str,
     progress: Progress,
+    make_treatment: Callable[[], Treatment] | None,
 ) -> None:
     """Let the target write `options.count` prompts into a folder."""
     if engine is None:
         raise DataError("the target is to write prompts, but no engine was given; pass one to make_prompts")
     writer = PromptWriter(output_url)
-    selection = Selection(target, options, salt)
+    selection = Selection(target, options, salt, make_treatment() if make_treatment is not None else None)
     accepted = 0
     for prompt in read_prompts(output_url) if writer.shards else ():
         selection.remember(prompt.turns[0])
@@ -105,8 +117,10 @@ def _write_own(
         _synthesise(target, engine, options, writer, selection, accepted, progress)
 
 
-def prompts_fingerprint(target: Target, options: PromptOptions) -> Fingerprint:
-    """What the stage's output depends on."""
+def prompts_fingerprint(
+    target: Target, options: PromptOptions, privacy: PrivacyOptions | None = None
+) -> Fingerprint:
+    """What the stage's output depends on. `privacy`: the filter's options, where there is one."""
     chosen = options.model_dump(mode="json", exclude={"evaluation_files", "max_attempts", "max_batch"})
     if options.openings is None:
         shipped = [opening.model_dump(mode="json") for opening in DEFAULT_OPENINGS]
@@ -114,15 +128,14 @@ def prompts_fingerprint(target: Target, options: PromptOptions) -> Fingerprint:
     if options.sources:
         chosen["digests"] = Sources.open(options).digests()
     files = sorted(storage.sha256(storage.read_bytes(url)) for url in options.evaluation_files)
-    return make_fingerprint(
-        {
-            "stage": "prompts",
-            "format": FORMAT,
-            "target": target_parts(target),
-            "prompts": chosen,
-            "evaluation_files": files,
-        }
-    )
+    parts = {
+        "stage": "prompts",
+        "format": FORMAT,
+        "target": target_parts(target),
+        "prompts": chosen,
+        "evaluation_files": files,
+    }
+    return make_fingerprint(parts | ({"privacy": privacy.fingerprint_parts()} if privacy else {}))
 
 
 def target_parts(target: Target) -> dict[str, Any]:
@@ -133,12 +146,16 @@ def target_parts(target: Target) -> dict[str, Any]:
 class Selection:
     """Decides which drafts stay, in the order of their attempts."""
 
-    def __init__(self, target: Target, options: PromptOptions, salt: str) -> None:
+    def __init__(
+        self, target: Target, options: PromptOptions, salt: str, treatment: Treatment | None = None
+    ) -> None:
         self._limits = Limits(options.min_words, options.max_words)
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
         self._repeats = RepeatIndex(options.near_repeat)
         self._evaluation = EvaluationIndex(read_evaluation_texts(options.evaluation_files))
         self._salt = salt
+        self._treatment = treatment
+        self._audit = Audit()
 
     def remember(self, text: str) -> None:
         """Count later drafts against this text."""
@@ -146,16 +163,28 @@ class Selection:
 
     def judge(self, draft: Draft) -> Prompt | Reject:
         """Keep a draft as a prompt, or say why not."""
-        reason = draft.reason or reject_reason(draft.text, self._limits, self._special_tokens)
-        if reason is None and draft.text in self._evaluation:
+        text, reason = draft.text, draft.reason
+        if self._treatment is not None:
+            if reason is not None:
+                return Reject(draft.attempt, draft.category, reason, "")
+            treated = self._treatment.treat([text], f"self:{draft.attempt}")
+            self._audit.add(treated)
+            if treated.turns is None:
+                return Reject(draft.attempt, draft.category, f"private_{treated.reason or 'data'}", "")
+            text = treated.turns[0]
+        reason = reason or reject_reason(text, self._limits, self._special_tokens)
+        if reason is None and text in self._evaluation:
             reason = "evaluation"
-        reason = reason or self._repeats.reason(draft.text)
+        reason = reason or self._repeats.reason(text)
         if reason is not None:
-            return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, draft.text))
-        self.remember(draft.text)
-        return Prompt(
-            text_id([draft.text]), "self", draft.category, [draft.text], draft.attempt, SELF_LICENCE
-        )
+            return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, text))
+        self.remember(text)
+        return Prompt(text_id([text]), "self", draft.category, [text], draft.attempt, SELF_LICENCE)
+
+    def take_audit(self) -> Audit | None:
+        """What the privacy filter counted since the last call; None without one."""
+        taken, self._audit = self._audit, Audit()
+        return taken if self._treatment is not None else None
 
 
 @dataclass
@@ -184,6 +213,7 @@ def _synthesise(
     rate = TokenRate()
     reasons: Counter[str] = Counter()
     shard = _Shard([], [])
+    audits = AuditWriter(writer.url, writer.shards)
     results = run_in_order(engine, (jobs.job(attempt) for attempt in count(first)), rate)
     try:
         for draft in results:
@@ -198,6 +228,9 @@ def _synthesise(
             done = accepted == options.count
             if done or shard.attempts == options.shard_size:
                 tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in shard.prompts)
+                audit = selection.take_audit()
+                if audit is not None:  # before the shard, which is the sign that its counts are there
+                    audits.write(audit)
                 writer.write(shard.prompts, shard.rejects, tokens)
                 shard = _Shard([], [])
             kept = accepted / (draft.attempt + 1)

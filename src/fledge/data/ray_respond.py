@@ -11,9 +11,12 @@ from fledge.data.conversations import ConversationWriter
 from fledge.data.dialogue import Answered, DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
+from fledge.data.privacy import PrivacyOptions
+from fledge.data.privacy.answers import answer_scan
+from fledge.data.privacy.filter import require_privacy_extra
 from fledge.data.prompt_store import read_prompts
 from fledge.data.ray_map import RayOptions, map_in_order
-from fledge.data.responses import RespondSummary, respond_fingerprint, respond_summary
+from fledge.data.responses import RespondSummary, respond_fingerprint, respond_summary, write_audit
 from fledge.data.served import AnswerServer, run_served
 from fledge.engine import Engine
 from fledge.storage import Manifest
@@ -38,28 +41,39 @@ def respond_on_ray(
     output_url: str,
     ray_options: RayOptions,
     progress: Progress = silent,
+    *,
+    privacy: PrivacyOptions | None = None,
 ) -> RespondSummary:
     """`respond` with a target per actor. Same files as the local stage, whatever the number of actors."""
+    if privacy is not None and privacy.answers:
+        require_privacy_extra()
     prompts = Manifest.load(prompts_url).records
-    respond_fingerprint(target, prompts_url, options).claim(output_url)
+    respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
     shards = range(writer.shards, -(-prompts // options.shard_size))
     if shards:
-        answered = map_in_order(shards, _RespondActor, (spec, prompts_url, options), ray_options)
+        answered = map_in_order(shards, _RespondActor, (spec, prompts_url, options, privacy), ray_options)
         for shard, found in zip(shards, answered, strict=True):
+            write_audit(output_url, writer.shards, found)
             writer.write(found)
             progress(min(prompts, (shard + 1) * options.shard_size), prompts, f"{ray_options.actors} actors")
     return respond_summary(prompts, output_url)
 
 
 class _RespondActor:
-    def __init__(self, spec: TargetSpec, prompts_url: str, options: RespondOptions) -> None:
+    def __init__(
+        self,
+        spec: TargetSpec,
+        prompts_url: str,
+        options: RespondOptions,
+        privacy: PrivacyOptions | None,
+    ) -> None:
         self._target = Target.load(spec.model, dtype=spec.dtype, device=spec.device, backend=spec.backend)  # type: ignore[arg-type]
         self._server = AnswerServer(self._target, options.server) if options.server is not None else None
         if self._server is None:
             limit = min(options.longest_request, self._target.config.max_position_embeddings)
             self._engine = Engine(self._target, max_batch=options.max_batch, max_context=limit)
-        self._jobs = DialogueJobs(self._target, options)
+        self._jobs = DialogueJobs(self._target, options, answer_scan(privacy))
         self._prompts_url, self._size = prompts_url, options.shard_size
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge import storage
@@ -14,6 +15,8 @@ from fledge.data.conversations import (
 from fledge.data.dialogue import Answered, AnswerScan, DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
+from fledge.data.privacy import Audit, AuditWriter, PrivacyOptions
+from fledge.data.privacy.answers import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
 from fledge.data.served import AnswerServer, run_served
@@ -43,6 +46,7 @@ def respond(
     output_url: str,
     progress: Progress = silent,
     *,
+    privacy: PrivacyOptions | None = None,
     scan: AnswerScan | None = None,
 ) -> RespondSummary:
     """Answer all prompts of a folder into another one, or go on where an earlier call stopped.
@@ -52,12 +56,14 @@ def respond(
 
     Args:
         engine: this process's own, or a server.
-        scan: looks at each answer before it is kept.
+        privacy: options of the privacy filter that looks at each answer before it is kept; None: no filter.
+        scan: looks at them in its place.
     """
     if isinstance(engine, Engine):
         _check_context(engine, options)
+    scan = scan or answer_scan(privacy)
     prompts = Manifest.load(prompts_url).records
-    respond_fingerprint(target, prompts_url, options).claim(output_url)
+    respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
     done = min(writer.shards * options.shard_size, prompts)
     progress(done, prompts, "")
@@ -75,12 +81,23 @@ def respond(
             done += 1
             shard.append(answered)
             if done % options.shard_size == 0 or done == prompts:
+                write_audit(output_url, writer.shards, shard)
                 writer.write(shard)
                 shard = []
             progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
     finally:
         results.close()
     return respond_summary(prompts, output_url)
+
+
+def write_audit(output_url: str, shards: int, answered: Sequence[Answered]) -> None:
+    """Write what the scan of a shard's answers counted, if there was one. The shard itself comes after it."""
+    audits = [found.audit for found in answered if found.audit is not None]
+    if audits:
+        total = Audit()
+        for audit in audits:
+            total.merge(audit)
+        AuditWriter(output_url, shards).write(total)
 
 
 def respond_summary(prompts: int, output_url: str) -> RespondSummary:
@@ -102,22 +119,25 @@ def respond_summary(prompts: int, output_url: str) -> RespondSummary:
     return RespondSummary(prompts, prompts - statistics.prompts, rejected, statistics)
 
 
-def respond_fingerprint(target: Target, prompts_url: str, options: RespondOptions) -> Fingerprint:
-    """What the stage's output depends on."""
+def respond_fingerprint(
+    target: Target, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None = None
+) -> Fingerprint:
+    """What the stage's output depends on. `privacy`: the filter's options, where there is one."""
     prompts = Manifest.load(prompts_url)
     if not prompts.records:
         raise DataError(f"no prompts in {prompts_url}; run `fledge prompts` first or name another folder")
     shards = "".join(shard.sha256 for shard in prompts.shards)
-    return make_fingerprint(
-        {
-            "stage": "respond",
-            "format": FORMAT,
-            "target": target_parts(target),
-            "respond": options.model_dump(mode="json", exclude={"max_batch", "server"})
-            | {"server_model": options.server.model if options.server else None},
-            "prompts": storage.sha256(shards.encode()),
-        }
-    )
+    parts = {
+        "stage": "respond",
+        "format": FORMAT,
+        "target": target_parts(target),
+        "respond": options.model_dump(mode="json", exclude={"max_batch", "server"})
+        | {"server_model": options.server.model if options.server else None},
+        "prompts": storage.sha256(shards.encode()),
+    }
+    if privacy is not None and privacy.answers:
+        parts["privacy"] = privacy.fingerprint_parts()
+    return make_fingerprint(parts)
 
 
 def _check_context(engine: Engine, options: RespondOptions) -> None:

@@ -1,0 +1,95 @@
+"""The corpus: templates in five languages filled with values by Faker, among sentences that hold none.
+
+Every second template belongs to the half the rules were developed on (`develop`), the others to the half that is
+reported (`report`). The same seed gives the same corpus. Nobody's data is in it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+from faker import Faker
+
+from fledge.bench.privacy.values import VALUES, Values
+from fledge.data.privacy.entities import Finding
+
+Half = Literal["develop", "report", "all"]
+Names = Literal["listed", "unlisted"]
+
+LOCALES = {
+    "en": ("en_US", "en_GB"),
+    "de": ("de_DE",),
+    "fr": ("fr_FR",),
+    "es": ("es_ES", "es_MX"),
+    "pt": ("pt_PT", "pt_BR"),
+}
+_SLOT = re.compile(r"\{(\w+)\}")
+_FILLERS = 5  # neutral sentences around a template, on average: the median record has about 60 words
+_PLAIN = 0.2  # share of records without personal data
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text and the personal data in it."""
+
+    text: str
+    language: str
+    template: str
+    spans: tuple[Finding, ...]
+
+    @property
+    def values(self) -> list[str]:
+        """The planted values."""
+        return [self.text[span.start : span.end] for span in self.spans]
+
+
+def make_corpus(
+    records: int, half: Half = "all", seed: int = 0, names: Names = "listed"
+) -> Iterator[Labelled]:
+    """Labelled texts, the languages in turn. `unlisted`: English names from another list than the filter's."""
+    rng = random.Random(seed)
+    fakers = {language: [Faker(locale) for locale in LOCALES[language]] for language in LOCALES}
+    for number, faker in enumerate(faker for some in fakers.values() for faker in some):
+        faker.seed_instance(seed * 1000 + number)
+    templates = {language: _lines("templates", language, half) for language in LOCALES}
+    fillers = {language: _lines("fillers", language, "all") for language in LOCALES}
+    languages = list(LOCALES) if names == "listed" else ["en"]
+    for number in range(records):
+        language = languages[number % len(languages)]
+        values = Values(rng.choice(fakers[language]), rng, unlisted=names == "unlisted")
+        template = "" if rng.random() < _PLAIN else rng.choice(templates[language])
+        count = rng.randint(_FILLERS - 2, _FILLERS + 2)
+        sentences = rng.sample(fillers[language], count)
+        if template:
+            sentences.insert(rng.randint(0, count), template)
+        yield _fill(sentences, language, template, values, rng)
+
+
+def _lines(folder: str, language: str, half: Half) -> list[str]:
+    text = (resources.files("fledge.bench.privacy") / folder / f"{language}.txt").read_text("utf-8")
+    lines = [line.replace("\\n", "\n") for line in text.splitlines() if line]
+    return lines if half == "all" else lines[(half == "report") :: 2]
+
+
+def _fill(sentences: list[str], language: str, template: str, values: Values, rng: random.Random) -> Labelled:
+    text, spans = "", []
+    for sentence in sentences:
+        text += rng.choice((" ", " ", "\n")) if text else ""
+        at = 0
+        for slot in _SLOT.finditer(sentence):
+            if slot[1] not in VALUES:
+                continue
+            entity, make = VALUES[slot[1]]
+            value = make(values)
+            text += sentence[at : slot.start()]
+            if entity is not None:
+                spans.append(Finding(len(text), len(text) + len(value), entity, 1.0))
+            text += value
+            at = slot.end()
+        text += sentence[at:]
+    return Labelled(text, language, template, tuple(spans))

@@ -1,0 +1,68 @@
+"""One cheap look at a text decides which recognisers have to run on it, and which language it is probably in.
+
+"call me at 030 1234567"   digits            -> numbers, phones, dates, addresses
+"mail to a@b.org"          '@'               -> e-mail
+"hi there"                 no capital word   -> neither names nor places
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+_CAPITAL = re.compile(r"[A-ZÀ-ÖØ-ÞĀ-Ž]")
+_WORD = re.compile(r"[a-zà-öø-ÿ]+")
+# Frequent words of one language that are rare in the other four.
+_FUNCTION_WORDS = {
+    "en": "the and is of to that with for this are was it my you have what how please can i'm from your would",
+    "de": "der die das und ist nicht ich mit ein eine zu auf für sie wie dem den von bitte mein meine wir bin im",
+    "fr": "le les des est et une je pour dans du au vous que qui avec sur mon ma nous suis pas ce être mes",
+    "es": "el los las es y una en para con por mi yo que del está se su al qué cómo soy muy hola tengo como",
+    "pt": "o os as é uma em para com não meu minha um do da dos eu que por você sou está na no ao olá",
+}
+_LANGUAGE_OF: dict[str, list[str]] = {}
+for _language, _words in _FUNCTION_WORDS.items():
+    for _word in _words.split():
+        _LANGUAGE_OF.setdefault(_word, []).append(_language)
+
+LANGUAGES = tuple(_FUNCTION_WORDS)
+
+
+@dataclass(frozen=True)
+class Clues:
+    """What is known of a text before any recogniser runs."""
+
+    text: str
+
+    @cached_property
+    def lower(self) -> str:
+        """The text in lower case, of the same length (so that positions agree)."""
+        lowered = self.text.lower()
+        return lowered if len(lowered) == len(self.text) else "".join(map(_lower_one, self.text))
+
+    @cached_property
+    def digits(self) -> bool:
+        """A digit somewhere."""
+        return any(digit in self.text for digit in "0123456789")
+
+    @cached_property
+    def capitals(self) -> bool:
+        """A capital letter somewhere: names need one."""
+        return _CAPITAL.search(self.text) is not None
+
+    @cached_property
+    def language(self) -> str:
+        """The most likely of the five languages by function words; English without any."""
+        votes = dict.fromkeys(LANGUAGES, 0.0)
+        for word in _WORD.findall(self.lower[:2000]):
+            languages = _LANGUAGE_OF.get(word)
+            if languages:
+                for language in languages:
+                    votes[language] += 1 / len(languages)
+        return max(votes, key=lambda language: votes[language])
+
+
+def _lower_one(character: str) -> str:
+    lowered = character.lower()
+    return lowered if len(lowered) == 1 else character

@@ -1,0 +1,93 @@
+"""E-mail addresses, telephone numbers, and URLs that carry credentials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import phonenumbers
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.labels import belongs_to_other
+
+_EMAIL = re.compile(
+    r"(?<![\w.+%-])[\w.!#$%&'*+/=?^`{|}~-]{0,63}[\w+-]@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"
+)
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"'`]+", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@:\s]*:[^/@\s]+@", re.IGNORECASE)
+_TOKEN_IN_URL = re.compile(
+    r"[?&#;](?:[\w-]*(?:token|secret|passw(?:or)?d|api_?-?key|apikey|signature|sig|session_?id|auth|credential|jwt"
+    r"|access_?key)[\w-]*|key|sid|pwd)=(?P<value>[^&\s#]{6,})",
+    re.IGNORECASE,
+)
+
+# Forms of telephone numbers that nothing else has; any other number needs a word such as "call" before it (labels).
+_EXTENSION = r"(?:\s?(?:x|ext\.?|Durchwahl|-)\s?\d{1,5})?"
+_TRUSTED = re.compile(
+    r"(?<![\w.,:/=+-])(?:"
+    r"\+\d{1,3}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}"  # +49 (0)30 1234-567
+    r"|\(\+?\d{1,3}\) ?\d{2,4}(?:[ .-]?\d{2,4}){1,3}"  # (351) 912 345 678, (030) 123 4567
+    r"|\(0\d{2,5}\) ?\d{3,8}(?:[ -]?\d{1,5}){0,2}"  # (05745) 862933
+    r"|00[1-9]\d{0,2}[ .-](?:\(?\d{1,4}\)?[ ./-]?){2,5}\d{2,4}"  # 0049 30 1234567, 001-555-123-4567
+    r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])\d{3}[.-]\d{4}"  # (555) 123-4567, 555.123.4567
+    r"|1-8\d\d-\d{3}-\d{4}"
+    r"|0[1-9](?:[ .]\d{2}){4}"  # 01 23 45 67 89
+    r"|0\d{2} \d{4} \d{4}|0\d{3} \d{3} \d{4}|0\d{4} \d{6}|0\d{4} \d{3} ?\d{3}"  # Great Britain
+    r"|0\d{2,4} ?[/-] ?\d{3,8}(?:[ -]?\d{1,4}){0,3}"  # 030/1234567, 0171-1234567
+    r"|0\d{2,4} \d{5,8}|0\d{2,4} \d{3,4} \d{2,4}(?: \d{2,4})?"  # 0171 1234567
+    r"|\d{2} ?9\d{4}-\d{4}|\(\d{2,3}\) ?\d{4,5}-\d{4}|0?\d{2} \d{4}-\d{4}"  # Brazil
+    r")" + _EXTENSION + r"(?![\w]|[.,/:=-]\d|%)"
+)
+_GROUPED = re.compile(
+    r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
+)
+_COMPACT = re.compile(r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8})(?![\w]|[.,]\d|-\d)")
+_DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
+
+
+def find_contacts(clues: Clues) -> Iterator[Finding]:
+    """E-mail addresses, telephone numbers, URLs with credentials."""
+    text = clues.text
+    if "@" in text:
+        for match in _EMAIL.finditer(text):
+            yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 1.0)
+    if "://" in text:
+        for match in _URL.finditer(text):
+            url = match[0].rstrip(".,;:!?)]}'\"")
+            if _USER_IN_URL.match(url) or _TOKEN_IN_URL.search(url):
+                yield Finding(match.start(), match.start() + len(url), e.URL_CREDENTIALS, 1.0)
+    if clues.digits:
+        yield from _phones(clues)
+
+
+def _phones(clues: Clues) -> Iterator[Finding]:
+    text = clues.text
+    for match in _TRUSTED.finditer(text):
+        digits = re.sub(r"\D", "", re.sub(r"(?:x|ext).*", "", match[0]))
+        if not 7 <= len(digits) <= 16 or _DATE_LIKE.fullmatch(match[0]):
+            continue
+        if match[0].startswith("+") or not belongs_to_other(clues, match.start(), match.end()):
+            yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
+    yield from _compact(clues)
+    region = {"es": "ES", "pt": "PT"}.get(clues.language)
+    if (
+        region is not None
+    ):  # nine digits in threes could be any number; here they must be a number that exists
+        for match in _GROUPED.finditer(text):
+            number = phonenumbers.parse(match[0], region)
+            if phonenumbers.is_valid_number(number):
+                yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.7)
+
+
+def _compact(clues: Clues) -> Iterator[Finding]:
+    """Numbers without any separator that exist in the language's country: with a leading zero, or beside an e-mail."""
+    region = {"en": "GB", "de": "DE", "fr": "FR", "es": "ES", "pt": "PT"}[clues.language]
+    for match in _COMPACT.finditer(clues.text):
+        near = clues.text[max(0, match.start() - 60) : match.end() + 60]
+        if not match[0].startswith("0") and "@" not in near:
+            continue
+        number = phonenumbers.parse(match[0], region)
+        if phonenumbers.is_valid_number(number) and not belongs_to_other(clues, match.start(), match.end()):
+            yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.6)

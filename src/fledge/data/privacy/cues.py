@@ -1,0 +1,66 @@
+"""Words around names in five languages: titles, greetings, introductions, and what says that no name follows."""
+
+from __future__ import annotations
+
+import re
+
+from fledge.data.privacy.ambiguous import read_words
+
+HONORIFICS = read_words("honorifics")
+_TITLES = (
+    r"mr|mrs|ms|miss|mx|dr|prof|professor|sir|dame|rev|reverend|hr|fr|herrn?|frau|fräulein|doktor|dipl\.-ing|monsieur|madame|mademoiselle"
+    r"|mme|mlle|m|maître|me|docteur|docteure|señora?|señorita|sra?|srta|doña|don|dra|doctora?|profesora?|senhora?|dona|doutora?|professora"
+)
+TITLE = re.compile(rf"(?<![^\W_])(?:{_TITLES})\.?\s$")
+GREETING = re.compile(
+    r"(?:^|[\n.!?,;:\"“«>]\s*|\b(?:oh|and|und|et|y|e)\s)(?:hi|hello|hey|dear|good (?:morning|afternoon|evening)|greetings|hallo|liebe[rs]?|guten (?:tag|morgen|abend)|servus|moin"
+    r"|sehr geehrte[rs]?|grüß gott|bonjour|bonsoir|salut|coucou|cher|chère|hola|buen(?:os|as) (?:días|tardes|noches)|querid[oa]|estimad[oa]|olá|oi"
+    r"|bom dia|boa (?:tarde|noite)|car[oa]|prezad[oa]|thanks?(?: you)?|many thanks|danke|merci|gracias|obrigad[oa]|best|regards|best regards|kind regards|warm regards"
+    r"|sincerely|yours sincerely|cheers|yours(?: truly)?|love|xoxo|(?:viele|liebe|beste|herzliche|freundliche[nr]?) grüßen?|mit freundlichen grüßen|lg|vg|cordialement|bien à vous|bises"
+    r"|amicalement|salutations|saludos|un saludo|atentamente|un abrazo|cordialmente|atenciosamente|abraços?|um abraço|cumprimentos|com os melhores cumprimentos"
+    r"|signed|gezeichnet|signé|firmado|assinado)\s*,?\s+$"
+)
+FIELD = re.compile(
+    r"(?<![^\W_])(?:(?:full |first |last |middle |user |contact |patient |customer |client |employee |family |given |sur|fore|legal |maiden )?name|patient|customer|client|employee|contact|from|to|cc|attn|attention"
+    r"|(?:card|account|policy) ?holder|beneficiary|recipient|sender|signed(?: by)?|author|applicant|tenant|witness|insured|passenger|guest|student|landlord|buyer|seller|owner|manager|user"
+    r"|(?:vor|nach|familien|kunden|patienten|voll)?name|patient(?:in)?|kund(?:e|in)|kontoinhaber(?:in)?|empfänger(?:in)?|absender(?:in)?|mitarbeiter(?:in)?|ansprechpartner(?:in)?|mieter(?:in)?|unterschrift"
+    r"|(?:pré)?nom(?: complet| de famille)?|client(?:e)?|titulaire|destinataire|expéditeur|bénéficiaire|employée?|nombre(?: completo)?|apellidos?|paciente|titular|cliente|empleado|destinatario|remitente|firmante"
+    r"|nome(?: completo)?|sobrenome|apelido|destinatário|remetente|funcionári[oa]|utente|beneficiári[oa])(?: is)?\s*[:=]\s*[\"'«„]?\s*$"
+)
+INTRODUCTION = re.compile(
+    r"(?<![^\W_])(?:(?:my|his|her|their|whose|the|full|your) (?:full |first |last |given |maiden |middle )?names? (?:is|was|are)|name's|call me|known as|called|named|i am|i'm|i’m|this is|it's|speaking is"
+    r"|(?:mein|sein|ihr|unser) (?:voller |voll\w+ )?name (?:ist|lautet)|ich hei(?:ß|ss)e|hei(?:ß|ss)t|ich bin|hier ist|namens|hier spricht|genannt|je m['’]appelle|s['’]appelle|mon nom (?:complet )?est|je suis|(?:son|leur) nom est|c['’]est|nommée?|dénommée?"
+    r"|me llamo|se llama|mi nombre (?:completo )?es|(?:su) nombre es|soy|llamad[oa]|el nombre es|(?:o )?meu nome (?:completo )?é|(?:o )?nome del[ea] é|(?:me )?chamo-me|chamo-me|me chamo|chama-se|se chama|sou (?:o|a)|sou|chamad[oa]|aqui é (?:o|a)|aqui é)"
+    r",?:?\s+[\"'«„]?$"
+)
+ROLE = re.compile(
+    r"(?<![^\W_])(?:colleague|friend|brother|sister|wife|husband|boss|manager|supervisor|neighbou?r|son|daughter|uncle|aunt|mother|mom|mum|father|dad|cousin|nephew|niece|client|patient|customer|employee|assistant|doctor|dentist|teacher|roommate|landlord|partner|fiancée?|girlfriend|boyfriend|grandmother|grandfather|lawyer|therapist|accountant|co-?worker|secretary"
+    r"|kolleg(?:en?|in)|freund(?:in)?|bruder|schwester|frau|mann|chef(?:in)?|nachbar(?:in)?|sohn|tochter|onkel|tante|mutter|vater|cousine?|neffe|nichte|ärztin|arzt|lehrer(?:in)?|mitbewohner(?:in)?|kund(?:e|in|en)"
+    r"|collègue|amie?|frère|sœur|femme|mari|patronne?|voisine?|fils|fille|oncle|mère|père|médecin|cliente?|époux|épouse|neveu|nièce"
+    r"|compañer[oa]|amig[oa]|herman[oa]|espos[oa]|jef[ea]|vecin[oa]|hij[oa]|tí[oa]|madre|padre|marido|mujer|novi[oa]|prim[oa]|sobrin[oa]|abuel[oa]|médic[oa]|cliente"
+    r"|colega|irmão|irmã|marido|mulher|chefe|vizinh[oa]|filh[oa]|ti[oa]|mãe|pai|namorad[oa]|avó|avô|paciente),?\s+$"
+)
+_LOWER_NAME = r"[^\W\d_]{3,}(?:-[^\W\d_]+)?"
+LOWER_INTRODUCTION = re.compile(
+    rf"(?<![^\W_])(?i:my name is|my name's|i am called|ich hei(?:ß|ss)e|mein name ist|je m['’]appelle|mon nom est|me llamo|mi nombre es|meu nome é|chamo-me|me chamo) (?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?"
+)
+# Somebody is asked or told something.
+ASK = re.compile(
+    r"(?<![^\W_])(?:ask|tell|remind|invite|thank|meet|met|text|e-?mail|phone|married|marry|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
+    r"|pregunta(?:r|le)? a|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? a|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
+)
+# Right after a single name that is a word too: it does what people do.
+NEXT_IS_PERSON = re.compile(
+    r"\s(?:said|says|told|asked|asks|wrote|writes|thinks|thought|called|replied|answered|wants|went|dijo|dice|preguntó|pregunta|escribió|quiere|disse|diz|perguntou|escreveu|quer"
+    r"|sagte|sagt|fragte|fragt|schrieb|meint|meinte|will|hat gesagt|hat gefragt|a dit|dit|a demandé|demande|a écrit|veut)(?![^\W_])"
+)
+# Right after a run of capitals: it is a firm, a place, a law, a thing.
+NEXT_IS_NO_PERSON = re.compile(
+    r"(?:['’]s?)?\s(?:inc|ltd|llc|plc|gmbh|ag|kg|corp|co|group|gruppe|holding|company|corporation|foundation|stiftung|fondation|university|universität|université|college|institute|school|schule"
+    r"|hospital|airport|flughafen|aéroport|museum|musée|bank|street|st|avenue|ave|road|rd|lane|ln|drive|dr|boulevard|blvd|square|park|bridge|station|stadium|hotel|motors|theorem|lemma|equation|equations|law|laws|distribution"
+    r"|process|series|transform|transformation|equilibrium|principle|conjecture|algorithm|method|matrix|number|numbers|constant|effect|paradox|test|index|syndrome|disease|prize|award|award|medal|cup|trophy|championship|wars?"
+    r"|model|edition|pro|plus|mini|max|ultra|lite|enterprise|studio|framework|library|programming|script|language|database|server|api|sdk|festival|day|week|season|county|river|lake|mountains?|island|islands|beach|valley|city|airlines|records|satz|gesetz|formel|preis"
+    r"|conjecture|hypothesis|scale|unit|machine|engine|oil|cheese|cake|salad|sauce|tea|juice|code|cipher|space|group|ring|field|filter|chain|chains|curve|loop|tree|graph|sort|bot)(?![^\W_])"
+)
+# Capitalised words that lists of names hold, but that are hardly ever names in a prompt.
+NOT_NAMES = read_words("not_names")

@@ -1,0 +1,148 @@
+"""Invented names and places. None is in the gazetteers, and each contains a stem made up for this purpose.
+
+A family name or a place is stem + ending ("Quillmoor", "Brindlethorpe"), a given name one of a closed list. A text of
+nothing but these (and small words between them) is recognised as invented.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+_STEMS = [
+    "quill",
+    "brindle",
+    "thrush",
+    "osker",
+    "marl",
+    "fenwil",
+    "tarn",
+    "vesk",
+    "halber",
+    "ormund",
+    "lindar",
+    "corwyn",
+    "eskil",
+    "dravel",
+    "belmar",
+    "jorrin",
+    "kestel",
+    "norvin",
+    "ravel",
+    "selwin",
+    "torvel",
+    "ulber",
+    "varnel",
+    "wendel",
+    "yarvin",
+    "zelmar",
+    "ambrel",
+    "cindor",
+    "elster",
+    "falmer",
+]
+_FAMILY_ENDINGS = ["moor", "quist", "wick", "dahl", "grave", "lock", "mere"]
+_PLACE_ENDINGS = ["stead", "thorpe", "haven", "reach", "firth", "holm", "gate"]
+_GIVEN = [
+    "Aldrel",
+    "Brisvelin",
+    "Cavrin",
+    "Delvina",
+    "Elvanor",
+    "Fendrick",
+    "Galvira",
+    "Hestrin",
+    "Ildora",
+    "Jorvan",
+    "Kelvira",
+    "Lorvin",
+    "Mirelda",
+    "Nolvin",
+    "Orvella",
+    "Pelvin",
+    "Quorra",
+    "Rilvan",
+    "Selvira",
+    "Tolvin",
+    "Ulvira",
+    "Veldrin",
+    "Wilvara",
+    "Xandrel",
+    "Yelvin",
+    "Zorvina",
+    "Andrel",
+    "Belvora",
+    "Corvina",
+    "Dalvorin",
+    "Estrel",
+    "Folvira",
+]
+FAMILY = tuple(stem.capitalize() + ending for stem in _STEMS for ending in _FAMILY_ENDINGS)
+PLACES = tuple(stem.capitalize() + ending for stem in _STEMS for ending in _PLACE_ENDINGS)
+GIVEN = tuple(_GIVEN)
+
+_ALL = frozenset(word.lower() for word in (*FAMILY, *PLACES, *GIVEN))
+_SMALL = frozenset(
+    [
+        "street",
+        "road",
+        "lane",
+        "avenue",
+        "group",
+        "gmbh",
+        "straße",
+        "rue",
+        "calle",
+        "rua",
+        "de",
+        "the",
+        "of",
+        "and",
+        "und",
+        "et",
+        "y",
+        "e",
+        "s",
+        "apt",
+    ]
+)
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def is_fictional_word(word: str) -> bool:
+    """Whether a word is one of the invented names."""
+    return word.lower() in _ALL
+
+
+def is_fictional(text: str) -> bool:
+    """Whether the text consists of invented names, numbers and small words alone."""
+    found = [word.lower() for word in _WORD.findall(text)]
+    return any(word in _ALL for word in found) and all(word in _ALL or word in _SMALL for word in found)
+
+
+def person(rng: random.Random, words: int) -> str:
+    """A name of as many words: one is a given name, the last of several a family name."""
+    if words <= 1:
+        return rng.choice(GIVEN)
+    return " ".join([*(rng.choice(GIVEN) for _ in range(min(words - 1, 2))), rng.choice(FAMILY)])
+
+
+def place(rng: random.Random) -> str:
+    """A town."""
+    return rng.choice(PLACES)
+
+
+def street(rng: random.Random, language: str) -> str:
+    """A street with a number, as the language writes it."""
+    name, number = rng.choice(PLACES), rng.randint(1, 99)
+    return {
+        "de": f"{name} Straße {number}",
+        "fr": f"{number} rue {name}",
+        "es": f"Calle {name} {number}",
+        "pt": f"Rua {name} {number}",
+    }.get(language, f"{number} {name} Street")
+
+
+def organization(rng: random.Random) -> str:
+    """A company."""
+    return f"{rng.choice(FAMILY)} Group"

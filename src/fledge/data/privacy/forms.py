@@ -1,0 +1,171 @@
+"""Identifiers that their form gives away: mostly numbers with a check digit, wherever they stand.
+
+Each row: entity, regular expression, check on the match's letters and digits (None: the form is enough), score.
+Checks are python-stdnum's; a number that only looks right fails nine times out of ten or more.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from stdnum import luhn
+from stdnum.br import cnpj, cpf
+from stdnum.ch import ssn as ahv
+from stdnum.cn import ric
+from stdnum.es import dni, nie
+from stdnum.fr import nir
+from stdnum.in_ import aadhaar
+from stdnum.iso7064 import mod_97_10
+from stdnum.it import codicefiscale
+from stdnum.mx import curp
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.reserved import is_reserved_ip
+
+Check = Callable[[str], bool]
+
+
+class Form(NamedTuple):
+    """One row of the table."""
+
+    entity: str
+    regex: re.Pattern[str]
+    check: Check | None
+    score: float
+
+
+def _stdnum(module: Any) -> Check:
+    return lambda value: bool(module.is_valid(value))
+
+
+def _is_iban(value: str) -> bool:
+    return len(value) >= 15 and bool(mod_97_10.is_valid(value[4:] + value[:4]))
+
+
+def _is_card(value: str) -> bool:
+    return 13 <= len(value) <= 19 and len(set(value)) > 1 and bool(luhn.is_valid(value))
+
+
+def _is_steuer_id(value: str) -> bool:
+    from stdnum.de import idnr
+
+    return bool(idnr.is_valid(value))
+
+
+def _form(entity: str, regex: str, check: Check | None = None, score: float = 0.9) -> Form:
+    return Form(entity, re.compile(rf"(?<![\w.-])(?:{regex})(?![\w]|[.-]\d)"), check, score)
+
+
+# Rows that need digits.
+_NUMBERS = (
+    _form(e.IBAN_CODE, r"[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?", _is_iban, 1.0),
+    _form(
+        e.CREDIT_CARD,
+        r"[2-6]\d{3}([ -]?)\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5}|3[0689]\d{2}([ -]?)\d{6}\3\d{4}|[2-6]\d{12,18}",
+        _is_card,
+        0.88,
+    ),
+    _form(e.NATIONAL_ID, r"(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}", None, 0.85),  # US SSN
+    _form(e.TAX_ID, r"9\d{2}-(?:[5-8]\d|9[0-24-9])-\d{4}", None, 0.85),  # US ITIN
+    _form(
+        e.NATIONAL_ID,
+        r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]",
+        None,
+        0.85,
+    ),  # UK national insurance number
+    _form(e.DRIVER_LICENSE, r"[A-Z9]{5}\d[0156]\d[0-3]\d\d[A-Z9]{2}\d[A-Z]{2}", None, 0.9),  # Great Britain
+    _form(
+        e.NATIONAL_ID,
+        r"[12] ?\d{2} ?(?:0[1-9]|[1-9]\d) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}",
+        _stdnum(nir),
+        0.95,
+    ),  # France, INSEE
+    _form(e.NATIONAL_ID, r"\d{8}-?[A-HJ-NP-TV-Z]", _stdnum(dni), 0.95),  # Spain, DNI
+    _form(e.NATIONAL_ID, r"[XYZ]-?\d{7}-?[A-HJ-NP-TV-Z]", _stdnum(nie), 0.95),  # Spain, NIE
+    _form(e.NATIONAL_ID, r"\d{2} ?(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2} ?[A-Z] ?\d{3}", None, 0.75),
+    _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", _is_steuer_id, 0.8),  # Germany, as it is printed
+    _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", _stdnum(cpf), 0.95),  # Brazil, CPF
+    _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", _stdnum(cnpj), 0.95),  # Brazil, CNPJ
+    _form(e.NATIONAL_ID, r"[A-Z][AEIOUX][A-Z]{2}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", _stdnum(curp), 0.95),  # Mexico
+    _form(
+        e.NATIONAL_ID,
+        r"[A-Z]{6}[0-9LMNPQRSTUV]{2}[ABCDEHLMPRST][0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",
+        _stdnum(codicefiscale),
+        0.95,
+    ),  # Italy
+    _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
+    _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", _stdnum(aadhaar), 0.8),  # India, Aadhaar
+    _form(e.NATIONAL_ID, r"756\.\d{4}\.\d{4}\.\d{2}", _stdnum(ahv), 0.95),  # Switzerland, AHV
+    _form(e.NATIONAL_ID, r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", None, 0.85),  # Belgium
+    _form(e.NATIONAL_ID, r"\d{6}-[1-8]\d{6}", None, 0.75),  # Korea
+    _form(e.NATIONAL_ID, r"[1-9]\d{16}[\dX]", _stdnum(ric), 0.95),  # China
+    _form(e.MAC_ADDRESS, r"[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}", None, 0.9),
+    _form(e.MAC_ADDRESS, r"[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}", None, 0.8),
+)
+_WALLETS = re.compile(
+    r"(?<![\w/])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
+    r"|T[1-9A-HJ-NP-Za-km-z]{33}|r[1-9A-HJ-NP-Za-km-z]{24,34}|[48][0-9AB][1-9A-HJ-NP-Za-km-z]{93})(?!\w)"
+)
+_IPV4 = re.compile(r"(?<![\w.:])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
+_IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?:%\w+)?(?![\w:])")
+# "version 1.2.3.4", "v1.2.3.4", "build 10.0.1.2": four numbers that are no address.
+_VERSION = re.compile(
+    r"(?:\bv|\bver|versions?|versión|versão|release|build|firmware|driver|patch|update|upgrade|section|kapitel"
+    r"|chapter|abschnitt|==|>=|<=|~=|\bsdk|runtime|assembly\w*|excel|chrome|kernel)(?![^\W_])(?:[^.!?\n]|\.(?=\S)){0,50}$"
+)
+
+
+def find_forms(clues: Clues) -> Iterator[Finding]:
+    """Identifiers by form."""
+    if not clues.digits:
+        return
+    text = clues.text
+    for entity, regex, check, score in _NUMBERS:
+        for match in regex.finditer(text):
+            if check is None or check(re.sub(r"[^0-9A-Za-z]", "", match[0])):
+                yield Finding(match.start(), match.end(), entity, score)
+    yield from _addresses(clues)
+    for match in _WALLETS.finditer(text):
+        if _looks_like_wallet(match[0]):
+            yield Finding(match.start(), match.end(), e.CRYPTO, 0.9)
+
+
+def _addresses(clues: Clues) -> Iterator[Finding]:
+    text = clues.text
+    if text.count(".") >= 3:
+        for match in _IPV4.finditer(text):
+            known = _ip(match[0])
+            if known is not None and not _VERSION.search(
+                clues.lower[max(0, match.start() - 70) : match.start()]
+            ):
+                yield Finding(match.start(), match.end(), e.IP_ADDRESS, 0.9)
+    if text.count(":") >= 2:
+        for match in _IPV6.finditer(text):
+            known = _ip(match[0].split("%")[0])
+            if known is not None and (sum(c.isalnum() for c in match[0]) >= 4):
+                yield Finding(match.start(), match.end(), e.IP_ADDRESS, 0.9)
+
+
+def _ip(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, unless it names nobody: unspecified, loopback, a netmask, or reserved for documentation."""
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        return None
+    nobody = (
+        address.is_unspecified or address.is_loopback or value.startswith("255.") or is_reserved_ip(address)
+    )
+    return None if nobody else address
+
+
+def _looks_like_wallet(value: str) -> bool:
+    """Base58 and hexadecimal wallets mix letters and digits; an all-lower-case word or a plain number is none."""
+    if value.startswith(("bc1", "tb1", "ltc1", "0x")):
+        return len(set(value[3:])) > 5
+    digits = sum(character.isdigit() for character in value)
+    return digits >= 3 and any(c.isupper() for c in value) and any(c.islower() for c in value)

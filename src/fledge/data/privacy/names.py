@@ -1,0 +1,327 @@
+"""People's names without a model: lists of names, the words around them, capitals and titles.
+
+A candidate is a run of capitalised words, initials and particles ("Maria da Silva", "J. R. Müller"). What makes it a
+name, surest first:
+
+    0.90   a title or an introduction before it       "Dr. Okonkwo", "my name is Xiu", "Customer: Adebayo, T."
+    0.80   a given name and a family name             "Anna Kowalski"
+    0.65   a given name and a word that is no word    "Anna Zxyvik"; or no word and a family name
+    0.60   a given name that means nothing else       "ask Sabine whether"
+
+Everyday words end a run; a run that goes on as a company, a place or a theorem ("Nash equilibrium") is no person.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.cues import (
+    ASK,
+    FIELD,
+    GREETING,
+    HONORIFICS,
+    INTRODUCTION,
+    LOWER_INTRODUCTION,
+    NEXT_IS_NO_PERSON,
+    NEXT_IS_PERSON,
+    NOT_NAMES,
+    ROLE,
+    TITLE,
+)
+from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.lexicon import Lexicon, lexicon
+
+_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
+_CAPITAL = rf"[{_UPPER}][^\W\d_]*(?:['’.-](?=[^\W\d_]{{2}})[^\W\d_]+)*"
+_TOKEN = re.compile(
+    rf"(?<![^\W])(?P<initial>[{_UPPER}]\.(?:-?[{_UPPER}]\.)*)|(?<![\w@/\\.#$-])(?P<word>{_CAPITAL})(?![\w@\\(/]|\.[a-z]|!\w)"
+)
+_PARTICLE = (
+    r"(?:de la|de las|de los|de|da|das|do|dos|del|della|di|du|des|von der|von den|von|vom|zu|zur|van der|van den|van de|van|ten|ter|le|la|el|al|bin|ben|ibn|y|e|"
+    r"d['’])"
+)
+_JOIN = re.compile(rf"[ \u00a0]{{1,2}}(?:{_PARTICLE} ?)?|[ ]?d['’]")
+_SENTENCE_START = re.compile(r"(?:^|[.!?:\n\"“«¿¡•*>)-])\s*$")
+_ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
+    "en": re.compile(r"(?<!\w)(?:the|an?)\s$"),
+    "de": re.compile(r"(?<!\w)(?:das|eine?[nmrs]?|im|den|in den)\s$"),
+    "fr": re.compile(r"(?<!\w)(?:une?|les)\s$"),
+    "es": re.compile(r"(?<!\w)(?:una?|los|las)\s$"),
+    "pt": re.compile(r"(?<!\w)(?:uma?)\s$"),
+}
+_AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
+_AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}) {_AND} $")
+_AND_AFTER = re.compile(rf" {_AND} ({_CAPITAL})")
+_CAPITAL_PARTICLES = frozenset(
+    [
+        "de",
+        "da",
+        "do",
+        "dos",
+        "das",
+        "di",
+        "del",
+        "della",
+        "la",
+        "le",
+        "van",
+        "von",
+        "der",
+        "den",
+        "du",
+        "el",
+        "al",
+        "bin",
+        "ben",
+        "ter",
+    ]
+)
+_SAINTS = frozenset(
+    [
+        "san",
+        "santa",
+        "santo",
+        "saint",
+        "st.",
+        "st",
+        "são",
+        "sankt",
+        "sainte",
+        "port",
+        "lake",
+        "mount",
+        "fort",
+        "new",
+        "north",
+        "south",
+        "east",
+        "west",
+        "vieja",
+        "viejo",
+        "nueva",
+        "nuevo",
+        "puerto",
+        "villa",
+    ]
+)
+_NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
+
+
+class Token(NamedTuple):
+    """A capitalised word or an initial."""
+
+    start: int
+    end: int
+    word: str  # in lower case, without possessive
+    initial: bool
+
+
+def find_people(clues: Clues) -> Iterator[Finding]:
+    """Names of people."""
+    if clues.capitals:
+        for run in _runs(clues.text):
+            yield from _People(clues, run).find()
+    yield from _lower_case_names(clues)
+
+
+def _runs(text: str) -> Iterator[list[Token]]:
+    """Runs of capitalised words with nothing but blanks and particles between them."""
+    run: list[Token] = []
+    for match in _TOKEN.finditer(text):
+        word = match[0]
+        end = match.end()
+        if word.endswith(("'s", "’s", "'S")):
+            word, end = word[:-2], end - 2
+        token = Token(match.start(), end, word.lower(), match["initial"] is not None)
+        if run and _JOIN.fullmatch(text, run[-1].end, token.start) is None:
+            yield run
+            run = []
+        run.append(token)
+    if run:
+        yield run
+
+
+class _People:
+    """The names in one run."""
+
+    def __init__(self, clues: Clues, run: list[Token]) -> None:
+        self._clues = clues
+        self._run = run
+        self._words: Lexicon = lexicon()
+
+    def find(self) -> Iterator[Finding]:
+        at = 0
+        while at < len(self._run):
+            titled = self._run[at].word.rstrip(".") in HONORIFICS and at + 1 < len(self._run)
+            if titled:
+                at += 1
+            size, score = self._name_at(at, titled)
+            if size and score:
+                first, last = self._run[at], self._run[at + size - 1]
+                yield Finding(first.start, last.end, e.PERSON, score)
+            at += size if size and score else 1
+
+    def _name_at(self, at: int, titled: bool) -> tuple[int, float]:
+        """How many words from `at` on are a name (0: none), and how sure that is."""
+        first = self._run[at]
+        before = self._clues.lower[max(0, first.start - 48) : first.start]
+        cue = titled or TITLE.search(before) is not None
+        greeted = GREETING.search(before) is not None
+        field = FIELD.search(before) is not None
+        introduced = INTRODUCTION.search(before) is not None
+        role = ROLE.search(before) is not None
+        if first.initial:
+            return self._initials(at, cue or field)
+        saint = at > 0 and self._run[at - 1].word in _SAINTS
+        if (
+            self._no_name(first.word)
+            or (saint and not cue)
+            or (first.word in _SAINTS and at + 1 < len(self._run))
+        ):
+            return 0, 0.0
+        size = self._size(at)
+        named = [token.word for token in self._run[at : at + size] if not token.initial]
+        if self._goes_on_as_something_else(at + size) and not cue:
+            return 0, 0.0
+        if cue or field or introduced or greeted or role:
+            if any(self._words.is_any_name(word) for word in named):
+                return size, 0.9
+            known = self._words.is_city(first.word) or first.word in self._words.regions
+            if cue or greeted or not known:
+                return size, 0.75 if not introduced or size > 1 else 0.55
+        if size > 1:
+            return size, self._several(first, named, before)
+        if self._alone(first, before):
+            return size, 0.6
+        asked = (
+            ASK.search(before) is not None or NEXT_IS_PERSON.match(self._clues.text, first.end) is not None
+        )
+        return (size, 0.6) if asked and self._could_be_a_name(first.word) else (0, 0.0)
+
+    def _several(self, first: Token, named: list[str], before: str) -> float:
+        words = self._words
+        last = named[-1]
+        given = words.is_given(first.word) or (
+            first.word in words.rare_given and first.word not in words.common
+        )
+        family = words.is_family(last) and len(named) > 1
+        place = words.is_city(" ".join(named)) or (not given and words.is_city(first.word))
+        plain_first, plain_last = not words.is_ambiguous_name(first.word), not words.is_ambiguous_name(last)
+        if place and not (given and family):
+            return 0.4
+        if given and family:
+            if plain_first or plain_last:
+                return 0.8
+            return 0.55 if not _SENTENCE_START.search(before) else 0.45
+        if given and plain_first:
+            return 0.8 if len(named) == 1 else 0.65
+        if first.word in words.rare_given and family and plain_last:
+            return 0.65
+        beside = (
+            self._run.index(first) + 1 < len(self._run)
+            and self._run[self._run.index(first) + 1].start - first.end <= 2
+        )
+        if family and plain_last and first.word not in words.common and len(named) == 2 and beside:
+            return 0.6
+        unknown = [self._is_unknown(word) for word in named]
+        if beside and len(named) <= 3 and all(unknown) and self._clues.language != "de":
+            return 0.55
+        return 0.0
+
+    def _is_unknown(self, word: str) -> bool:
+        """Whether a word is in no list at all: two of them with capitals are most often somebody's name."""
+        words = self._words
+        return (
+            len(word) > 2
+            and word not in words.common
+            and not words.is_city(word)
+            and word not in words.regions
+        )
+
+    def _could_be_a_name(self, word: str) -> bool:
+        words = self._words
+        return (words.is_any_name(word) and not words.is_known_city(word)) or self._is_unknown(word)
+
+    def _alone(self, token: Token, before: str) -> bool:
+        """Whether a single word is a given name that stands for a person."""
+        words, text = self._words, self._clues.text
+        if (
+            not words.is_given(token.word)
+            or words.is_ambiguous_name(token.word)
+            or words.is_known_city(token.word)
+        ):
+            if _NAME_LINE_AFTER.match(text, token.end):
+                return words.is_any_name(token.word)
+            return words.is_given(token.word) and self._beside_a_name(token)
+        if token.end - token.start <= 4 and text[token.start : token.end].isupper():
+            return False
+        if _ARTICLE[self._clues.language].search(before):
+            return False
+        return re.match(r"\s?\d", text[token.end : token.end + 2]) is None
+
+    def _beside_a_name(self, token: Token) -> bool:
+        """Anna and Rose: a given name that is no other word stands on the other side of an "and"."""
+        text, words = self._clues.text, self._words
+        beside = [
+            _AND_BEFORE.search(text, max(0, token.start - 30), token.start),
+            _AND_AFTER.match(text, token.end),
+        ]
+        names = [match[1].lower() for match in beside if match]
+        return any(words.is_given(name) and not words.is_ambiguous_name(name) for name in names)
+
+    def _initials(self, at: int, cue: bool) -> tuple[int, float]:
+        """J. R. Smith: initials before a family name."""
+        size = 1
+        while at + size < len(self._run) and self._run[at + size].initial:
+            size += 1
+        if at + size >= len(self._run):
+            return 0, 0.0
+        last = self._run[at + size]
+        if not (cue or self._words.is_family(last.word)) or self._no_name(last.word):
+            return 0, 0.0
+        more = self._size(at + size)
+        return size + more, 0.8 if cue or not self._words.is_ambiguous_name(last.word) else 0.55
+
+    def _size(self, at: int) -> int:
+        """How many tokens from `at` on could belong to one name."""
+        size = 1
+        while at + size < len(self._run) and size < 6:
+            token = self._run[at + size]
+            particle = token.word in _CAPITAL_PARTICLES and at + size + 1 < len(self._run)
+            if not token.initial and not particle and self._no_name(token.word):
+                break
+            size += 1
+        while size > 1 and self._run[at + size - 1].initial:  # an initial ends no name
+            size -= 1
+        return size
+
+    def _no_name(self, word: str) -> bool:
+        words = self._words
+        if is_fictional_word(word):
+            return False
+        return word in NOT_NAMES or len(word) < 2 or words.is_word(word)
+
+    def _goes_on_as_something_else(self, at: int) -> bool:
+        """Nash equilibrium, Harvard University, Wagner Group, Ford Inc."""
+        text = self._clues.lower
+        end = self._run[at - 1].end
+        following = text[end : end + 24]
+        return NEXT_IS_NO_PERSON.match(following) is not None
+
+
+def _lower_case_names(clues: Clues) -> Iterator[Finding]:
+    """my name is john smith: after an introduction capitals may be missing."""
+    words = lexicon()
+    for match in LOWER_INTRODUCTION.finditer(clues.text):
+        first, second = match["first"], match["second"]
+        if first[0].isupper() or not words.is_given(first.lower()) or words.is_ambiguous_name(first.lower()):
+            continue
+        family = second is not None and words.is_family(second.lower()) and not words.is_word(second.lower())
+        yield Finding(
+            match.start("first"), match.end("second") if family else match.end("first"), e.PERSON, 0.7
+        )

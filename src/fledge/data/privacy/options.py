@@ -1,0 +1,176 @@
+"""What a recipe can say about personal data. The field descriptions are the documentation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fledge.data.privacy import entities
+
+RULES_VERSION = 1  # raise when the rules change what is found, so that old outputs aren't mixed with new ones
+
+Policy = Literal["drop", "redact", "surrogate"]
+EntityName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+
+
+class CustomPattern(BaseModel):
+    """A recogniser of one's own: a regular expression, if need be near words that must stand close by."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    entity: EntityName = Field(description="what a match is called, in capitals such as EMPLOYEE_ID")
+    regex: str = Field(
+        min_length=1, description="Python regular expression; its group 1, if any, is the value"
+    )
+    near: tuple[str, ...] = Field(
+        (), description="words of which one must stand within 50 characters before the match; empty: none"
+    )
+    score: float = Field(0.9, gt=0.0, le=1.0, description="how sure a match is")
+
+    @field_validator("regex")
+    @classmethod
+    def _regex_compiles(cls, regex: str) -> str:
+        try:
+            pattern = re.compile(regex)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        if pattern.match(""):
+            raise ValueError("the regular expression matches the empty text; make it require something")
+        return regex
+
+
+class DenyList(BaseModel):
+    """Words that are always personal data, whatever stands around them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    entity: EntityName = Field(description="what a match is called")
+    words: tuple[Annotated[str, Field(min_length=2)], ...] = Field(
+        min_length=1, description="found as whole words in any case"
+    )
+
+
+class NerModel(BaseModel):
+    """A model that finds names and places, run beside the rules; it must be installed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["spacy", "gliner", "transformers"] = Field(description="the library that runs it")
+    model: str = Field(min_length=1, description="installed spaCy package, folder or hub id")
+    threshold: float | None = Field(
+        None, ge=0.0, le=1.0, description="least score of the model that counts; null: 0.5. Not for spacy"
+    )
+
+    @model_validator(mode="after")
+    def _spacy_has_no_scores(self) -> NerModel:
+        if self.kind == "spacy" and self.threshold is not None:
+            raise ValueError("spaCy gives its findings no score; leave the threshold out")
+        return self
+
+
+class CloudDlp(BaseModel):
+    """Google Cloud DLP beside the local rules; every text is sent there."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    project: str = Field(min_length=1, description="Google Cloud project that is billed")
+    location: str = Field("global", min_length=1, description="processing location, such as europe-west1")
+    min_likelihood: Literal["POSSIBLE", "LIKELY", "VERY_LIKELY"] = Field(
+        "LIKELY", description="least likelihood that counts"
+    )
+
+
+class PrivacyOptions(BaseModel):
+    """Personal data: what is looked for in prompts and answers, and what happens to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool | None = Field(
+        None,
+        description="true, false, or null: on for prompts from datasets and logs and the answers to them, off "
+        "for prompts the target wrote itself",
+    )
+    policy: Policy = Field(
+        "surrogate",
+        description="drop the record, redact to a placeholder such as `<PERSON>`, or put an invented value there",
+    )
+    policies: dict[EntityName, Policy] = Field(
+        default={}, description="policy of single entities, such as {API_KEY: drop}"
+    )
+    entities: tuple[EntityName, ...] | None = Field(
+        None, description="what is looked for; null: everything but ORGANIZATION"
+    )
+    threshold: float = Field(0.5, gt=0.0, le=1.0, description="least score that counts")
+    seed: int = Field(0, ge=0, description="seed of the invented values")
+    patterns: tuple[CustomPattern, ...] = Field(
+        (), description="recognisers of one's own: entity, regex, near"
+    )
+    deny: tuple[DenyList, ...] = Field((), description="words that are always found: entity, words")
+    allow: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="values that are never personal data, in any case, such as the company's own name"
+    )
+    ner: tuple[NerModel, ...] = Field((), description="models beside the rules: kind, model, threshold")
+    cloud_dlp: CloudDlp | None = Field(
+        None,
+        description="Google Cloud DLP beside the rules: project, location, min_likelihood; sends all texts",
+    )
+    answers: bool = Field(
+        True, description="scan the target's answers too; a conversation with a finding is dropped"
+    )
+    answer_entities: tuple[EntityName, ...] | None = Field(
+        None,
+        description="what answers are scanned for; null: as in prompts, but for PERSON, LOCATION and ORGANIZATION, "
+        "which an answer may name of its own knowledge",
+    )
+    processes: int = Field(1, ge=1, description="processes for scanning many texts; the result is the same")
+
+    @property
+    def known_entities(self) -> tuple[str, ...]:
+        """All entities these options can find, custom ones included."""
+        custom = [*(p.entity for p in self.patterns), *(d.entity for d in self.deny)]
+        return tuple(dict.fromkeys((*entities.ALL, *custom)))
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The entities that are looked for."""
+        if self.entities is not None:
+            return frozenset(self.entities)
+        return frozenset(self.known_entities) - {entities.ORGANIZATION}
+
+    @field_validator("policies", "entities", "answer_entities")
+    @classmethod
+    def _nothing_twice(cls, value: object) -> object:
+        if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
+            raise ValueError("name at least one entity, and each once")
+        return value
+
+    def model_post_init(self, context: object) -> None:
+        known = self.known_entities
+        named = {*(self.entities or ()), *(self.answer_entities or ()), *self.policies}
+        unknown = sorted(named - set(known))
+        if unknown:
+            raise ValueError(f"unknown entity {', '.join(unknown)}; use {', '.join(known)}")
+
+    @property
+    def answer_wanted(self) -> frozenset[str]:
+        """The entities that answers are scanned for."""
+        if self.answer_entities is not None:
+            return frozenset(self.answer_entities)
+        return self.wanted - {entities.PERSON, entities.LOCATION, entities.ORGANIZATION}
+
+    def fingerprint_parts(self) -> dict[str, Any]:
+        """What a stage's output depends on: everything but the number of processes, and the rules' version.
+
+        Listed words may be private themselves: one checksum stands for all of them.
+        """
+        shown = self.model_dump(mode="json", exclude={"processes", "enabled", "deny", "allow"})
+        lists = json.dumps(self.model_dump(mode="json", include={"deny", "allow"}), sort_keys=True)
+        return shown | {"lists": hashlib.sha256(lists.encode()).hexdigest(), "rules": RULES_VERSION}
+
+    def applies(self, *, foreign: bool) -> bool:
+        """Whether texts are treated; `foreign`: they come from people rather than from the target."""
+        return foreign if self.enabled is None else self.enabled

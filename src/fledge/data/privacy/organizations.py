@@ -1,0 +1,31 @@
+"""Companies and institutions, looked for only if asked: capitals before a legal form or a telling word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
+
+_CAP = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W_]*(?:['’.&-][^\W_]+)*"
+_FORM = (
+    r"(?:,? (?:Inc|LLC|Ltd|Limited|PLC|Plc|plc|Corp|Corporation|Company|Co|GmbH(?: & Co\.? KG)?|AG|KG|KGaA|OHG|e\.V|SE|S\.A\.?|SA|SARL|SAS|S\.L\.?|SL|S\.R\.L|Ltda|Lda|EIRELI|S/A|SpA|BV|NV|Group|Holdings?)\b\.?"
+    r"|,? and Sons| e Hijos| und Söhne| & Co\.?)"
+)
+_LEGAL = re.compile(rf"(?<!\w){_CAP}(?:(?: (?:&|and|und|et|y|e|of|de) |[ -]|, ){_CAP}){{0,4}}?{_FORM}(?!\w)")
+_INSTITUTION = re.compile(
+    rf"(?<!\w)(?:{_CAP} ){{1,4}}(?:University|College|Hospital|Bank|Institute|Clinic|Foundation|Insurance|Airlines|Academy)(?!\w)"
+    rf"|(?<!\w)(?:University|Universität|Université|Universidad|Universidade|Hospital|Banco|Clínica|Klinikum|Banque|Hôpital) (?:of |de |do |da |del )?(?:{_CAP})(?: {_CAP}){{0,2}}"
+)
+
+
+def find_organizations(clues: Clues) -> Iterator[Finding]:
+    """Companies and institutions."""
+    if not clues.capitals:
+        return
+    for match in _LEGAL.finditer(clues.text):
+        yield Finding(match.start(), match.end(), e.ORGANIZATION, 0.7)
+    for match in _INSTITUTION.finditer(clues.text):
+        yield Finding(match.start(), match.end(), e.ORGANIZATION, 0.65)

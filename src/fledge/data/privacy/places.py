@@ -1,0 +1,249 @@
+"""Towns, regions and postal codes without a model: GeoNames' cities, and the words around them.
+
+    0.85   a town before a state or country          "Springfield, IL", "Graz, Austria"
+    0.70   a known city, not an everyday word        "the weather in Düsseldorf"
+    0.65   anything after "I live in" and the like   "I grew up in Tuttle Creek"
+    0.60   a small or ambiguous town after "in"      "a shop in Reading"; a word that ends like a town
+
+Countries and states count only where somebody lives or was born there, or after a town: "the capital of France" is
+no personal data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
+from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.lexicon import lexicon
+
+_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
+_WORD = re.compile(
+    rf"(?<![\w@/\\.#$])[{_UPPER}][^\W\d_]*(?:['’-][^\W\d_]+)*(?![\w@\\(=]|\.[a-z])|(?<!\w)St\.(?= [{_UPPER}])"
+)
+_JOIN = re.compile(
+    r"[ \u00a0](?:(?:am|an der|im|auf|bei|ob der|sur|sous|de la|de los|de las|de|del|do|da|dos|das|la|le|les|el|of|the|upon|on|under|e|y|d['’]) ?)?|(?<=St\.) "
+)
+_LOCATIVE = re.compile(
+    r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|aus|nach|bei|von|um|raum|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
+)
+# Prepositions that are everyday words otherwise: not enough for an ambiguous name.
+_WEAK = re.compile(r"(?<![^\W_])(?:of|to|de|a|da|do|no|na|at|von|um|via|über|en|para|visit)\s$")
+_PERSONAL = re.compile(
+    r"(?<![^\W_])(?:(?:live[sd]?|living|born|grew up|raised|based|resid(?:e|es|ed|ing)|stay(?:s|ed|ing)?|work(?:s|ed|ing)?|settled|house|home|apartment|flat|office|hotel|meeting|warehouse|branch|store|clinic|hospital|currently|wedding|conference|school|store|arrived|lives?|moved?|meeting) (?:here |down |up |over |back |out )?(?:in|at|near|outside|outside of)"
+    r"|(?:moved?|moving|relocat(?:e|ed|ing)|travel(?:l?ed|l?ing)?|trip|fly|flying|flight|flights|drive|driving|ship(?:ped|ping)?|deliver(?:ed|y)?|sent|send|train|bus|head(?:ed|ing)?|visit|commute|going|get|way|back|return(?:ed|ing)?) (?:it |this |them |me |us )?(?:to|from)|(?:i'm|i am|we are|we're|come|comes|came|is|are|hail|originally) from|hometown (?:of|is)|visit(?:ing|ed)?|city of|town of|village of"
+    r"|(?:wohn\w*|leb(?:e|t|en|te)|gebor\w*|aufgewachsen|arbeite\w*|wohnhaft|umzug|umgezogen|gezogen|zieh\w*|reise|fahr\w*|flug|verlegt|verzogen|sommer|winter|flieg\w*|zug|komm\w*|stamm\w*|büro|wohnung|filiale|haus|hotel|treffen)(?: \w+){0,2} (?:in|aus|nach|bei|von)"
+    r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|habitant|natif|native) (?:de|du)"
+    r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|originari[oa]|mud\w*) de"
+    r"|(?:mor\w*|viv\w*|nasc\w*|trabalh\w*|resid\w*|cresc\w*|fic\w*|localizad[oa]|escritório|casa|apartamento|hotel|reunião|estou|estamos) (?:\w+ )?(?:em|no|na)|(?:viaj\w*|voo|vou|vamos|ir|mud\w*|transferi\w*|comboio|trem|chegar|regress\w*|volt\w*) (?:para|a|ao|até)|(?:sou|somos|venho|vem|é|natural|mud\w*) (?:de|do|da))\s$"
+)
+_PAIR = re.compile(r" (?:to|and|nach|und|bis|à|et|a|y|hasta|e|até|para|or|oder|ou|o) ")  # from X to Y
+_FIELD = re.compile(
+    r"(?<![^\W_])(?:city|town|location|place of birth|birthplace|residence|hometown|destination|delivery to|ort|wohnort|stadt|geburtsort|ville|lieu(?: de naissance)?|commune|ciudad|localidad|lugar(?: de nacimiento)?|municipio|cidade|localidade|município|naturalidade|local de nascimento|state|county|bundesland|provincia|estado|país|country|land|pays)\s?[:=]\s*$"
+)
+_PREFIX = frozenset(
+    [
+        "north",
+        "south",
+        "east",
+        "west",
+        "new",
+        "lake",
+        "port",
+        "fort",
+        "mount",
+        "saint",
+        "st.",
+        "san",
+        "santa",
+        "são",
+        "sankt",
+        "bad",
+        "los",
+        "las",
+        "el",
+        "la",
+        "puerto",
+        "villa",
+        "nueva",
+        "nuevo",
+        "upper",
+        "lower",
+        "great",
+        "little",
+        "el",
+        "vieja",
+        "viejo",
+        "general",
+        "norte",
+        "sur",
+    ]
+)
+_ENDING = re.compile(
+    r".{3,}(?:ton|town|ville|burg|burgh|bury|borough|ford|furt|shire|chester|mouth|port|haven|view|side|stad|land|fort|berg|heim|hausen|dorf|stedt|stadt|kirchen|ingen|brück|wick|field|boro|ham|chaven|bourg|court|polis|stad)"
+)
+_TOWN_ENDING = re.compile(
+    r".{3,}(?:ville|furt|mouth|borough|shire|chester|hausen|kirchen|stadt|burgh|fort|port)"
+)
+_STATE_AFTER = re.compile(r",? ([A-Z]{2})(?: \d{5}(?:-\d{4})?)?(?!\w)")
+_REGION_AFTER = re.compile(rf",\s([{_UPPER}][^\W\d_]+(?: [{_UPPER}][^\W\d_]+){{0,2}})")
+_POSTCODE_UK = re.compile(
+    r"(?<![\w-])(?:GIR ?0AA|[A-PR-UWYZ][A-HK-Y]?\d[\dA-HJKPSTUW]? ?\d[ABD-HJLNP-UW-Z]{2})(?!\w)"
+)
+_POSTCODE_LABEL = re.compile(
+    r"(?<![^\W_])(?:zip(?:[ -]?code)?|post(?:al)?[ -]?code|postleitzahl|plz|code postal|código postal|c\.p\.|cp|cep)(?:[^\w\n]{1,3}|\s(?:is|ist|est|es|é|was)\s(?:the )?)\s?([A-Z]?\d[\dA-Z]{1,4}(?:[ -]?[\dA-Z]{3,4})?)(?!\w)",
+    re.IGNORECASE,
+)
+_TOWN_AFTER_CODE = re.compile(
+    rf"(?<![\w.,-])(?:D-|F-|E-)?(\d{{5}}|\d{{4}}-\d{{3}}) ([{_UPPER}][^\W\d_]+(?:[ -][{_UPPER}][^\W\d_]+){{0,2}})(?!\w)"
+)
+
+
+def find_places(clues: Clues) -> Iterator[Finding]:
+    """Towns, regions, postal codes."""
+    if not clues.capitals:
+        return
+    yield from _towns(clues)
+    if clues.digits:
+        yield from _postcodes(clues)
+
+
+def _towns(clues: Clues) -> Iterator[Finding]:
+    words = list(_WORD.finditer(clues.text))
+    at, last = 0, None  # last: end of the place before
+    while at < len(words):
+        paired = last is not None and _PAIR.fullmatch(clues.lower, last, words[at].start()) is not None
+        size, score = _town_at(clues, words, at, paired)
+        if size:
+            start, end = words[at].start(), words[at + size - 1].end()
+            region = _region_after(clues, end)
+            if region is not None and score < 0.85:
+                score = 0.85
+            last = end
+            yield Finding(start, end, e.LOCATION, score)
+            if region is not None:
+                yield Finding(region[0], region[1], e.LOCATION, 0.8)
+                while at + size < len(words) and words[at + size].start() < region[1]:
+                    size += 1
+        at += size or 1
+
+
+def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) -> tuple[int, float]:
+    """How many words from `at` on are a place (0: none), and how sure that is."""
+    lists = lexicon()
+    first = words[at][0].lower()
+    if is_fictional_word(first):
+        return 0, 0.0
+    before = clues.lower[max(0, words[at].start() - 60) : words[at].start()]
+    personal = paired or _PERSONAL.search(before) is not None or _FIELD.search(before) is not None
+    locative = personal or _LOCATIVE.search(before) is not None
+    longest = _run_length(clues.text, words, at)
+    for size in range(min(longest, 4), 0, -1):
+        name = clues.lower[words[at].start() : words[at + size - 1].end()]
+        if name in lists.regions and personal:
+            return size, 0.65
+        if not lists.is_city(name):
+            continue
+        if size == longest or size > 1 or not _name_goes_on(words[at + size][0].lower()):
+            if lists.is_known_city(name):
+                return size, 0.55 if lists.is_any_name(name) and not locative else 0.7
+            end = words[at + size - 1].end()
+            if (
+                personal
+                or _region_after(clues, end)
+                or (locative and not _WEAK.search(before) and first not in NOT_NAMES)
+            ):
+                return size, 0.65
+    if first in NOT_NAMES or first in HONORIFICS:
+        return 0, 0.0
+    if personal and longest > 1 and first in ("de", "le", "la", "les", "da", "do", "dos"):
+        return longest, 0.65
+    if first in _PREFIX and longest > 1 and (locative or _region_after(clues, words[at + longest - 1].end())):
+        return longest, 0.65
+    end = words[at + longest - 1].end()
+    if _region_after(clues, end) and not lists.is_word(first):
+        return longest, 0.6
+    name = clues.lower[words[at].start() : end]
+    if name in lists.regions or lists.is_word(first):
+        return 0, 0.0
+    if personal and longest <= 4 and not lists.is_given(first):
+        return longest, 0.65
+    if (
+        longest == 1
+        and _TOWN_ENDING.fullmatch(first)
+        and first not in lists.common
+        and not lists.is_any_name(first)
+    ):
+        return 1, 0.55
+    if (
+        locative
+        and longest == 1
+        and _ENDING.fullmatch(first)
+        and first not in lists.common
+        and not lists.is_given(first)
+    ):
+        return 1, 0.6
+    return 0, 0.0
+
+
+def _run_length(text: str, words: list[re.Match[str]], at: int) -> int:
+    lists = lexicon()
+    size = 1
+    while (
+        at + size < len(words)
+        and size < 5
+        and _JOIN.fullmatch(text, words[at + size - 1].end(), words[at + size].start())
+    ):
+        if words[at + size][0].lower() in NOT_NAMES or (
+            size and lists.is_word(words[at + size][0].lower()) and size > 1
+        ):
+            break
+        size += 1
+    return size
+
+
+def _name_goes_on(word: str) -> bool:
+    """Whether a single word after a city makes it somebody's name or a firm's: "Paris Hilton", "Lima Ltd"."""
+    lists = lexicon()
+    return lists.is_family(word) or word in (
+        "inc",
+        "ltd",
+        "gmbh",
+        "group",
+        "llc",
+        "saint-germain",
+        "agreement",
+        "club",
+    )
+
+
+def _region_after(clues: Clues, end: int) -> tuple[int, int] | None:
+    """Where the state or country after a town stands: ", IL", ", Germany"."""
+    lists = lexicon()
+    match = _STATE_AFTER.match(clues.text, end)
+    if match and match[1] in lists.state_codes and clues.text[end] == ",":
+        return match.start(1), match.end()
+    match = _REGION_AFTER.match(clues.text, end)
+    if match:
+        name = match[1].lower()
+        while name:
+            if name in lists.regions:
+                return match.start(1), match.start(1) + len(name)
+            name = name.rpartition(" ")[0]
+    return None
+
+
+def _postcodes(clues: Clues) -> Iterator[Finding]:
+    lists = lexicon()
+    for match in _POSTCODE_UK.finditer(clues.text):
+        if " " in match[0]:
+            yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
+    for match in _POSTCODE_LABEL.finditer(clues.text):
+        yield Finding(match.start(1), match.end(1), e.LOCATION, 0.75)
+    for match in _TOWN_AFTER_CODE.finditer(clues.text):
+        if lists.is_city(match[2].lower()) and match[2].lower() not in lists.given:
+            yield Finding(match.start(), match.end(), e.LOCATION, 0.8)

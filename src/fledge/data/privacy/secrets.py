@@ -1,0 +1,159 @@
+"""Secrets: API keys by detect-secrets' rules and some newer forms, private keys, passwords in context."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from detect_secrets.plugins.artifactory import ArtifactoryDetector
+from detect_secrets.plugins.aws import AWSKeyDetector
+from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
+from detect_secrets.plugins.cloudant import CloudantDetector
+from detect_secrets.plugins.discord import DiscordBotTokenDetector
+from detect_secrets.plugins.github_token import GitHubTokenDetector
+from detect_secrets.plugins.gitlab_token import GitLabTokenDetector
+from detect_secrets.plugins.ibm_cloud_iam import IbmCloudIamDetector
+from detect_secrets.plugins.ibm_cos_hmac import IbmCosHmacDetector
+from detect_secrets.plugins.jwt import JwtTokenDetector
+from detect_secrets.plugins.mailchimp import MailchimpDetector
+from detect_secrets.plugins.npm import NpmDetector
+from detect_secrets.plugins.openai import OpenAIDetector
+from detect_secrets.plugins.pypi_token import PypiTokenDetector
+from detect_secrets.plugins.sendgrid import SendGridDetector
+from detect_secrets.plugins.slack import SlackDetector
+from detect_secrets.plugins.softlayer import SoftlayerDetector
+from detect_secrets.plugins.square_oauth import SquareOAuthDetector
+from detect_secrets.plugins.stripe import StripeDetector
+from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
+from detect_secrets.plugins.twilio import TwilioKeyDetector
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
+
+_PLUGINS = (
+    ArtifactoryDetector, AWSKeyDetector, AzureStorageKeyDetector, CloudantDetector, DiscordBotTokenDetector,
+    GitHubTokenDetector, GitLabTokenDetector, IbmCloudIamDetector, IbmCosHmacDetector, JwtTokenDetector,
+    MailchimpDetector, NpmDetector, OpenAIDetector, PypiTokenDetector, SendGridDetector, SlackDetector,
+    SoftlayerDetector, SquareOAuthDetector, StripeDetector, TelegramBotTokenDetector, TwilioKeyDetector,
+)  # fmt: skip
+_LONG = re.compile(r"[\w+/=.:-]{20,}")  # no key is shorter
+_KEYS = re.compile(
+    r"(?<![\w-])(?:sk-(?:ant-|proj-|or-|svcacct-)?[\w-]{20,}|AIza[\w-]{35}|hf_[A-Za-z]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}|xox[abposr]-[\w-]{10,}|ya29\.[\w-]{20,}"
+    r"|[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{40,}|dop_v1_[a-f0-9]{60,}"
+    r"|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})(?![\w])"
+)
+_PRIVATE = re.compile(
+    r"-----BEGIN (?:[A-Z0-9 ]+ )?PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END (?:[A-Z0-9 ]+ )?PRIVATE KEY(?: BLOCK)?-----|[\sA-Za-z0-9+/=:,-]*)",
+    re.DOTALL,
+)
+_SECRET_LABEL = (
+    r"(?:api|access|secret|auth|client|account|private|encryption|signing|master)[ _-]?(?:key|token|secret)s?|bearer|token|"
+    r"authorization|schlüssel|clé(?: d'api| api| secrète)?|clave (?:de )?api|clave secreta|chave (?:da |de )?api|chave secreta|apikey|secret"
+)
+_ASSIGNED = re.compile(
+    rf"(?:{_SECRET_LABEL})\w*[\"']?\s*(?:[:=]{{1,2}}|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})",
+    re.IGNORECASE,
+)
+_PASSWORD_LABEL = (
+    r"pass[ _-]?(?:word|wort|phrase|code)|passwd|pwd|kennwort|mot de passe|mdp|contraseña|clave|senha|palavra[- ]passe"
+    r"|login|credentials|zugangsdaten|pin(?:[ -]?(?:code|number))?"
+)
+_PASSWORD = re.compile(
+    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_PASSWORD_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:(?:(?:for|für|pour|para|des?|du|do|da|del|der|vom|to|zum?|zur|of)"
+    rf"\b[^.:=\n]{{0,40}}?)?(?:[:=]{{1,2}}|=>|\bis\b:?|\bwas\b:?|\bist\b:?|\blautet\b:?|\bwar\b|\best\b\s?:?|\bes\b:?|\bé\b:?|\bera\b|\bto\b))|\s(?=[\"'`«]))"
+    rf"\s*(?P<quote>[\"'`«]?)\s?(?P<value>[^\s\"'`«»<>]{{4,64}})",
+    re.IGNORECASE,
+)
+
+
+# "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"
+_CODE = re.compile(
+    r"[A-Za-z_][\w.]*[(\[](?:[\w., ]*[)\]]:?)?$|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b",
+    re.IGNORECASE,
+)
+
+
+def find_secrets(clues: Clues) -> Iterator[Finding]:
+    """Keys, tokens and passwords."""
+    text = clues.text
+    if "PRIVATE KEY" in text:
+        for match in _PRIVATE.finditer(text):
+            yield Finding(match.start(), match.end(), e.PRIVATE_KEY, 1.0)
+    yield from _passwords(clues)
+    if not _LONG.search(text):
+        return
+    for match in _KEYS.finditer(text):
+        if _varied(match[0], 2.5):
+            yield Finding(match.start(), match.end(), e.API_KEY, 1.0)
+    for match in _ASSIGNED.finditer(text):
+        value = match["value"].rstrip(".")
+        if _looks_random(value):
+            yield Finding(match.start("value"), match.start("value") + len(value), e.API_KEY, 0.85)
+    yield from _known_keys(text)
+
+
+def _known_keys(text: str) -> Iterator[Finding]:
+    for line in text.splitlines():
+        if not _LONG.search(line):
+            continue
+        for plugin in _plugins():
+            for value in plugin.analyze_string(line):
+                start = text.find(value) if isinstance(value, str) and len(value) >= 12 else -1
+                while start >= 0:
+                    yield Finding(start, start + len(value), e.API_KEY, 0.95)
+                    start = text.find(value, start + len(value))
+
+
+@cache
+def _plugins() -> list[Any]:
+    return [plugin() for plugin in _PLUGINS]
+
+
+def _passwords(clues: Clues) -> Iterator[Finding]:
+    for match in _PASSWORD.finditer(clues.text):
+        value = match["value"].rstrip(".,;:!?)]}")
+        symbol = ":" in match["link"] or "=" in match["link"]
+        if match["label"].lower() in ("login", "credentials", "zugangsdaten") and not symbol:
+            continue
+        if _is_password(value, bool(match["quote"]), symbol):
+            yield Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, 0.85)
+
+
+def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
+    """Whether a word after "password is" is one, and not prose ("is required") or code ("= input()")."""
+    if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
+        return False
+    if value.isdigit():
+        return 4 <= len(value) <= 12
+    kinds = sum(
+        (
+            any(c.islower() for c in value),
+            any(c.isupper() for c in value[1:]),
+            any(c.isdigit() for c in value),
+        )
+    )
+    special = any(not c.isalnum() and c not in "-_'’." for c in value)
+    if any(c.isdigit() for c in value) or special or (kinds >= 2 and len(value) >= 8):
+        return True
+    return (
+        quoted
+        and symbol
+        and len(value) >= 6
+        and value.lower() not in ("password", "passwort", "contraseña", "string")
+    )
+
+
+def _looks_random(value: str) -> bool:
+    return any(c.isdigit() for c in value) and any(c.isalpha() for c in value) and _varied(value, 3.0)
+
+
+def _varied(value: str, bits: float) -> bool:
+    """Whether the characters carry at least so many bits each (Shannon): words and fillers carry less than keys."""
+    counts = Counter(value)
+    return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values()) >= bits

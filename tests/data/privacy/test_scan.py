@@ -1,0 +1,87 @@
+"""What is found, and what isn't."""
+
+import itertools
+
+import pytest
+
+from fledge.data import PrivacyFilter
+
+FOUND = [
+    ("My name is Sarah Connor.", "Sarah Connor", "PERSON"),
+    ("Dear Mr. Okonkwo, thank you.", "Okonkwo", "PERSON"),
+    ("Ich heiße Jürgen Müller.", "Jürgen Müller", "PERSON"),
+    ("Bonjour, je m'appelle Élodie Lefebvre.", "Élodie Lefebvre", "PERSON"),
+    ("Pregunta a Esperanza si viene.", "Esperanza", "PERSON"),
+    ("Olá, sou o João da Silva.", "João da Silva", "PERSON"),
+    ("my name is john miller", "john miller", "PERSON"),
+    ("I live in Springfield, IL.", "Springfield", "LOCATION"),
+    ("Ich wohne in Düsseldorf.", "Düsseldorf", "LOCATION"),
+    ("It is at 742 Evergreen Terrace now.", "742 Evergreen Terrace", "STREET_ADDRESS"),
+    ("in der Hauptstraße 12a, 80331 München.", "Hauptstraße 12a, 80331 München", "STREET_ADDRESS"),
+    ("write to anna.k+x@mail.example.org!", "anna.k+x@mail.example.org", "EMAIL_ADDRESS"),
+    ("ring (212) 555-7834 now", "(212) 555-7834", "PHONE_NUMBER"),
+    ("Tel. +49 30 1234567", "+49 30 1234567", "PHONE_NUMBER"),
+    ("IBAN DE89 3704 0044 0532 0130 00.", "DE89 3704 0044 0532 0130 00", "IBAN_CODE"),
+    ("card 4111 1111 1111 1111 declined", "4111 1111 1111 1111", "CREDIT_CARD"),
+    ("my account number is 12345678.", "12345678", "BANK_ACCOUNT"),
+    ("routing number 021000021", "021000021", "BANK_ROUTING"),
+    ("SSN 536-22-1234", "536-22-1234", "NATIONAL_ID"),
+    ("DNI 12345678Z", "12345678Z", "NATIONAL_ID"),
+    ("Steuer-ID 86 095 742 719", "86 095 742 719", "TAX_ID"),
+    ("passport no. X1234567", "X1234567", "PASSPORT"),
+    ("my driver's license is D1234567", "D1234567", "DRIVER_LICENSE"),
+    ("born on 4 May 1981", "4 May 1981", "DATE_OF_BIRTH"),
+    ("am 04.05.1981 in Ulm geboren", "04.05.1981", "DATE_OF_BIRTH"),
+    ("MRN 12345678", "12345678", "MEDICAL_ID"),
+    ("policy number ZX-558812", "ZX-558812", "INSURANCE_ID"),
+    ("ping 84.17.52.3 please", "84.17.52.3", "IP_ADDRESS"),
+    ("ping 2a02:8106:1::7 please", "2a02:8106:1::7", "IP_ADDRESS"),
+    ("MAC 3c:22:fb:12:9a:ff", "3c:22:fb:12:9a:ff", "MAC_ADDRESS"),
+    ("get https://bob:s3cret@host.org/x", "https://bob:s3cret@host.org/x", "URL_CREDENTIALS"),
+    ("to 1BvBMSEYstWetqTFn5Au4m4GFg7xJaNVN2 now", "1BvBMSEYstWetqTFn5Au4m4GFg7xJaNVN2", "CRYPTO"),
+    ("use AKIAQW3RTYPLMKJHGFDA here", "AKIAQW3RTYPLMKJHGFDA", "API_KEY"),
+    ("the password is hunter2!x", "hunter2!x", "PASSWORD"),
+]
+
+NOTHING = [
+    "Upgrade from version 1.2.3.4 to 10.0.19.1 on 2023-06-06.",
+    "Order 4711-2233-44 was shipped on 04.05.2021 and costs 1,299.00 EUR.",
+    "Compare the Tesla Model 3 with the iPhone 15 Pro and Windows 11.",
+    "Explain the Nash equilibrium, Newton's laws and the Turing test.",
+    "What is the capital of France, and which countries border it?",
+    "See commit 9fceb02d0ae598e95dc970b74767f19372d61af8 and ISBN 978-3-16-148410-0.",
+    "Will you help? Mark my words, summer is near, and hope is no plan.",
+    "password = input('Password: ')",
+    "The password is required. The token is invalid.",
+    "for i in range(1000): print(i * 3.14159)",
+    "Use 127.0.0.1, 192.0.2.7 or 255.255.255.0 in the example.",
+    "Java, Kotlin, Ruby and Swift run on Linux and Android.",
+    "Das Zimmer ist 4,5 m mal 3,20 m groß und hat 1200 Fliesen.",
+]
+
+
+@pytest.mark.parametrize(("text", "value", "entity"), FOUND)
+def test_personal_data_is_found_whole(privacy: PrivacyFilter, text: str, value: str, entity: str) -> None:
+    found = [(text[f.start : f.end], f.entity) for f in privacy.scan(text)]
+    assert (value, entity) in found
+
+
+@pytest.mark.parametrize("text", NOTHING)
+def test_what_only_looks_like_personal_data_is_left_alone(privacy: PrivacyFilter, text: str) -> None:
+    assert [(text[f.start : f.end], f.entity) for f in privacy.scan(text)] == []
+
+
+def test_findings_are_in_order_and_apart(privacy: PrivacyFilter) -> None:
+    findings = privacy.scan(" ".join(text for text, _, _ in FOUND))
+    assert all(a.end <= b.start for a, b in itertools.pairwise(findings))
+
+
+def test_a_value_found_once_is_found_everywhere_in_the_conversation(privacy: PrivacyFilter) -> None:
+    first, second = privacy.scan_turns(["My name is Zxyvik Tarwoll.", "So what should Tarwoll do?"])
+    assert first[0].entity == "PERSON"
+    assert [(f.start, f.end) for f in second] == [(15, 22)]
+
+
+def test_a_text_longer_than_a_piece_is_scanned_to_its_end(privacy: PrivacyFilter) -> None:
+    text = "word " * 50_000 + "mail jo.k@acme.org"
+    assert [text[f.start : f.end] for f in privacy.scan(text)] == ["jo.k@acme.org"]

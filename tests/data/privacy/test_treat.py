@@ -1,0 +1,140 @@
+"""Policies, invented values, and the second pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from fledge.bench.privacy.corpus import make_corpus
+from fledge.bench.privacy.measure import measure, total
+from fledge.data import PrivacyFilter, PrivacyOptions
+from fledge.data.privacy import entities as e
+from fledge.data.privacy import fiction
+from fledge.data.privacy.lexicon import lexicon
+from fledge.errors import DataError
+
+TEXT = (
+    "I'm Anna Kowalski. Mail anna@acme.org, card 4111 1111 1111 1111. Anna is away; ask Ms. Kowalski again."
+)
+
+
+def test_redact_puts_typed_placeholders(redact: PrivacyFilter) -> None:
+    treated = redact.treat(TEXT)
+    assert treated.text is not None
+    assert treated.text.startswith("I'm <PERSON>. Mail <EMAIL_ADDRESS>, card <CREDIT_CARD>.")
+    assert treated.counts == {"CREDIT_CARD": 1, "EMAIL_ADDRESS": 1, "PERSON": 3}
+
+
+def test_surrogates_are_consistent_seeded_and_never_the_original(privacy: PrivacyFilter) -> None:
+    treated, again = (
+        privacy.treat([TEXT, "Anna Kowalski called."], "c1"),
+        privacy.treat([TEXT, "Anna Kowalski called."], "c1"),
+    )
+    assert treated == again
+    assert treated.turns is not None
+    first, second = treated.turns
+    given, family = second.removesuffix(" called.").split()
+    assert first.startswith(f"I'm {given} {family}. Mail ")
+    assert f"{given} is away; ask Ms. {family} again." in first
+    assert not any(value in first + second for value in ("Anna", "Kowalski", "acme", "4111"))
+    assert privacy.treat([TEXT], "c2").turns != [first]
+
+
+def test_drop_by_entity_drops_the_record_only_where_the_entity_is_found() -> None:
+    options = PrivacyOptions(policy="redact", policies={e.CREDIT_CARD: "drop"})
+    privacy = PrivacyFilter(options=options)
+    assert privacy.treat(TEXT).turns is None
+    assert privacy.treat(TEXT).reason == "policy"
+    assert privacy.treat("Mail anna@acme.org").text == "Mail <EMAIL_ADDRESS>"
+
+
+def test_a_record_whose_second_pass_finds_something_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    privacy = PrivacyFilter(policy="surrogate")
+    monkeypatch.setattr(privacy, "_replaced", lambda turns, found, key: ["mail bob@acme.org"])
+    assert privacy.treat("mail anna@acme.org").reason == "second_pass"
+
+
+def test_recipe_can_add_patterns_words_and_exceptions() -> None:
+    options = PrivacyOptions.model_validate(
+        {
+            "policy": "redact",
+            "patterns": [{"entity": "EMPLOYEE_ID", "regex": r"\bE-(\d{4})\b", "near": ["employee"]}],
+            "deny": [{"entity": "PROJECT", "words": ["Blue Heron"]}],
+            "allow": ["support@acme.org"],
+        }
+    )
+    treated = PrivacyFilter(options=options).treat(
+        "Employee E-1234 on blue heron, support@acme.org, but a long way from there E-5678"
+    )
+    assert (
+        treated.text
+        == "Employee E-<EMPLOYEE_ID> on <PROJECT>, support@acme.org, but a long way from there E-5678"
+    )
+
+
+def test_organisations_are_found_only_if_asked_for(privacy: PrivacyFilter) -> None:
+    text = "The offer of Halvorsen Logistics GmbH is late."
+    asked = PrivacyFilter(options=PrivacyOptions(entities=(e.ORGANIZATION,)))
+    assert [f.entity for f in asked.scan(text)] == [e.ORGANIZATION]
+    assert e.ORGANIZATION not in {f.entity for f in privacy.scan(text)}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"policies": {"NONSENSE": "drop"}},
+        {"patterns": [{"entity": "X", "regex": "("}]},
+        {"patterns": [{"entity": "X", "regex": "a*"}]},
+    ],
+)
+def test_bad_options_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"unknown entity|regular expression"):
+        PrivacyOptions.model_validate(values)
+
+
+def test_unknown_policy_is_refused() -> None:
+    with pytest.raises(DataError, match="unknown policy"):
+        PrivacyFilter(policy="hide")  # type: ignore[arg-type]
+
+
+def test_invented_names_are_in_no_list() -> None:
+    lists = lexicon()
+    invented = [word.lower() for word in (*fiction.GIVEN, *fiction.FAMILY, *fiction.PLACES)]
+    assert [
+        word for word in invented if lists.is_any_name(word) or lists.is_city(word) or word in lists.common
+    ] == []
+
+
+@pytest.mark.parametrize("policy", ["surrogate", "redact"])
+def test_a_fresh_scan_of_treated_texts_finds_nothing_and_no_value_survives(policy: str) -> None:
+    options = PrivacyOptions.model_validate({"policy": policy})
+    privacy, fresh = PrivacyFilter(options=options), PrivacyFilter(options=options)
+    dropped = 0
+    for record in make_corpus(200, "all", seed=7):
+        treated = privacy.treat(record.text)
+        dropped += treated.turns is None
+        if treated.text is None:
+            continue
+        assert fresh.scan(treated.text) == []
+        found = privacy.scan(record.text)
+        for span in record.spans:
+            value = record.text[span.start : span.end]
+            covered = any(f.start <= span.start and span.end <= f.end for f in found)
+            assert not covered or len(value) < 5 or value not in treated.text
+    assert dropped <= 6
+
+
+def test_recall_and_precision_on_the_half_the_rules_were_not_written_on(privacy: PrivacyFilter) -> None:
+    scores = measure(make_corpus(400, "report", seed=3), privacy.scan)
+    identifiers = total(scores, e.PATTERNED, ["en", "de", "fr", "es", "pt"])
+    assert (identifiers.recall or 0) >= 0.97
+    assert (identifiers.precision or 0) >= 0.95
+    english = total(scores, e.NAMES, ["en"])
+    assert (english.recall or 0) >= 0.80
+    assert (english.precision or 0) >= 0.75
+
+
+@pytest.mark.slow  # each process imports everything anew
+def test_many_texts_come_back_in_order_and_the_same_from_several_processes(privacy: PrivacyFilter) -> None:
+    texts = [[f"mail user{number}@acme.org"] for number in range(150)]
+    pooled = PrivacyFilter(options=PrivacyOptions(processes=2))
+    assert list(pooled.treat_many(texts)) == [privacy.treat(text) for text in texts]
