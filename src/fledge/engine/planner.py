@@ -33,6 +33,7 @@ MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 _REPLAN_ROUNDS = 32
+_EARLY_ROUNDS = (2, 4, 8, 16)  # of a batch size, plain or not: planned anew
 _LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
 _STEP = 0.08  # weight of a new measurement
 _RANGE = (0.5, 2.0)  # a single measurement outside this is the machine's doing
@@ -138,7 +139,6 @@ class Planner:
         self._plain_wait: dict[int, int] = {}  # and until it is tried again
         self._try_left = 0
         self._credit = 0.0  # seconds tries may take
-        self._debt = 0.0  # of the running try: seconds it took beyond what plain decode would have
 
     def choose(self, requests: int) -> RoundPlan | None:
         """The plan of the next round; None: plain decode."""
@@ -156,7 +156,7 @@ class Planner:
         if not speculates:
             if self._credit < 0 or shape == PLAIN:
                 return None
-            self._try_left, self._debt = _TRY_LENGTH - 1, 0.0
+            self._try_left = _TRY_LENGTH - 1
             return self._plan(shape, requests)
         since, wait = (
             self._since_plain.get(requests, 0) + 1,
@@ -208,6 +208,8 @@ class Planner:
         times = self._measured[key] = self._measured.get(key, 0) + 1
         self._slower[key] = known + max(1 / (times + 1), _STEP) * (ratio - known)
         self._drift += _STEP / 2 * (ratio - self._drift)
+        if times in _EARLY_ROUNDS:  # the first timings of a batch size change most
+            self._bounds.pop(requests, None)
         if speculative:
             self.beliefs.observe(depths, masses)
             if levels and record.rounds % _LOOK_ROUNDS == 1:
