@@ -208,7 +208,7 @@ class Planner:
         times = self._measured[key] = self._measured.get(key, 0) + 1
         self._slower[key] = known + max(1 / (times + 1), _STEP) * (ratio - known)
         self._drift += _STEP / 2 * (ratio - self._drift)
-        if times in _EARLY_ROUNDS:  # the first timings of a batch size change most
+        if self._confident and times in _EARLY_ROUNDS:  # the first timings of a batch size change most
             self._bounds.pop(requests, None)
         if speculative:
             self.beliefs.observe(depths, masses)
