@@ -32,6 +32,7 @@ MAX_DEPTH = 8
 MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+_GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPLAN_ROUNDS = 32
 _EARLY_ROUNDS = (2, 4, 8, 16)  # of a batch size, plain or not: planned anew
 _LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
@@ -63,6 +64,11 @@ class PlannedShape:
 def most_nodes(topk: int) -> int:
     """Nodes of the largest tree of this width."""
     return min(MAX_NODES, 1 + TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates)
+
+
+def _group(requests: int) -> int:
+    """Batch sizes that share what was measured: up to 4 each its own, then half a power of two apart."""
+    return requests if requests <= 4 else next(n for n in _GROUPS if requests <= n or n == _GROUPS[-1])
 
 
 class RoundPlan:
@@ -151,22 +157,22 @@ class Planner:
         if self._try_left:
             self._try_left -= 1
             return self._plan(shape, requests)
-        speculates = ratio > (_LEAVE if self._speculates.get(requests) else _ENTER)
-        self._speculates[requests] = speculates
+        speculates = ratio > (_LEAVE if self._speculates.get(_group(requests)) else _ENTER)
+        self._speculates[_group(requests)] = speculates
         if not speculates:
             if self._credit < 0 or shape == PLAIN:
                 return None
             self._try_left = _TRY_LENGTH - 1
             return self._plan(shape, requests)
         since, wait = (
-            self._since_plain.get(requests, 0) + 1,
-            self._plain_wait.get(requests, _PLAIN_TRY_ROUNDS[0]),
+            self._since_plain.get(_group(requests), 0) + 1,
+            self._plain_wait.get(_group(requests), _PLAIN_TRY_ROUNDS[0]),
         )
-        self._since_plain[requests] = since
-        known = self._measured.get((requests, False), 0) > 1
+        self._since_plain[_group(requests)] = since
+        known = self._measured.get((_group(requests), False), 0) > 1
         if since >= wait and (ratio < _FAR_AHEAD or not known):
-            self._since_plain[requests] = 0
-            self._plain_wait[requests] = min(2 * wait, _PLAIN_TRY_ROUNDS[1])
+            self._since_plain[_group(requests)] = 0
+            self._plain_wait[_group(requests)] = min(2 * wait, _PLAIN_TRY_ROUNDS[1])
             return None
         return self._plan(shape, requests)
 
@@ -202,8 +208,8 @@ class Planner:
         predicted = self.cost.plain_seconds(requests)
         if shape is not None:
             predicted = self.cost.round_seconds(requests, shape, len(levels) or None)
-        key = requests, speculative
-        known = self._slower.get(key, self._drift)
+        key = _group(requests), speculative
+        known = self._ratio(requests, speculative)
         ratio = min(max(seconds / max(predicted, 1e-9), _RANGE[0] * known), _RANGE[1] * known)
         times = self._measured[key] = self._measured.get(key, 0) + 1
         self._slower[key] = known + max(1 / (times + 1), _STEP) * (ratio - known)
@@ -214,10 +220,10 @@ class Planner:
             self.beliefs.observe(depths, masses)
             if levels and record.rounds % _LOOK_ROUNDS == 1:
                 self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
-            expected = self._best(requests)[1] / self._gain.get(requests, 1.0)
-            gain = self._gain.get(requests, 1.0)
+            expected = self._best(requests)[1] / self._gain.get(_group(requests), 1.0)
+            gain = self._gain.get(_group(requests), 1.0)
             measured = min(max(tokens / seconds / expected, 0.25), 4.0)
-            self._gain[requests] = gain + _STEP / 2 * (measured - gain)
+            self._gain[_group(requests)] = gain + _STEP / 2 * (measured - gain)
         self._keep_books(requests, speculative, seconds + catch_up, tokens)
 
     def time(self, requests: int, shape: TreeShape | None, levels: int, draft: float, verify: float) -> None:
@@ -234,7 +240,7 @@ class Planner:
 
     def scale(self, requests: int) -> float:
         """Measured over predicted seconds of speculative rounds at this batch size."""
-        return self._slower.get((requests, True), self._drift)
+        return self._ratio(requests, True)
 
     def explain(self) -> list[PlannedShape]:
         """What was used and what came of it, most used first."""
@@ -251,11 +257,19 @@ class Planner:
     def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
         """Tries are paid from a share of all time; what a try costs is what plain decode would have taken less."""
         self._credit = min(self._credit + _TRY_SHARE * seconds, 1.0)
-        if speculative and not self._speculates.get(requests):
+        if speculative and not self._speculates.get(_group(requests)):
             self._credit -= max(seconds - tokens / self._plain_speed(requests), 0.0)
 
+    def _ratio(self, requests: int, speculative: bool) -> float:
+        """Measured over predicted seconds: of this batch size, else of the nearest one, else of any round."""
+        sizes = [size for size, kind in self._slower if kind == speculative]
+        if not sizes:
+            return self._drift
+        nearest = min(sizes, key=lambda size: abs(size - _group(requests)))
+        return self._slower[nearest, speculative]
+
     def _plain_speed(self, requests: int) -> float:
-        slower = self._slower.get((requests, False), self._drift)
+        slower = self._ratio(requests, False)
         return requests / max(self.cost.plain_seconds(requests) * slower, 1e-9)
 
     def _best(self, requests: int) -> tuple[TreeShape, float]:
@@ -279,7 +293,7 @@ class Planner:
                     speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
                     if speed > most:
                         best, most = shape, speed
-        return best, most / max(self.scale(requests), 1e-9) * self._gain.get(requests, 1.0)
+        return best, most / max(self.scale(requests), 1e-9) * self._gain.get(_group(requests), 1.0)
 
 
 class FixedPlanner(Planner):
