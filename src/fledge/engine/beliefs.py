@@ -19,10 +19,8 @@ from torch import Tensor
 _DECAY = 0.98  # per round
 _PRIOR = 3.0  # observations a first guess is worth
 _RANKS = 8  # candidates per depth that are told apart
-_PRIOR_BEST, _PRIOR_NEXT = (
-    0.6,
-    0.65,
-)  # of a head nothing is known about: best candidate, and each deeper level's share
+# Of a head nothing is known about: the best candidate, and each deeper level's share of the one above.
+_PRIOR_BEST, _PRIOR_NEXT = 0.6, 0.65
 _PRIOR_RANK = 0.25  # each further candidate's share of the one before
 
 
@@ -32,9 +30,8 @@ class Beliefs:
     def __init__(self, depth: int, topk: int) -> None:
         ranks = min(_RANKS, max(topk, 2))
         levels = np.arange(depth)[:, None]
-        self.mass = (
-            _PRIOR_BEST * _PRIOR_NEXT**levels * _PRIOR_RANK ** np.arange(ranks)[None]
-        )  # [D, R], calibrated
+        # [D, R], calibrated
+        self.mass = _PRIOR_BEST * _PRIOR_NEXT**levels * _PRIOR_RANK ** np.arange(ranks)[None]
         self._seen = np.full(depth, _PRIOR)
         self._next = np.full(depth, _PRIOR_NEXT)  # [d]: from depth d to d + 1
         self._reached = np.full(depth + 1, _PRIOR)

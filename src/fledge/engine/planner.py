@@ -18,6 +18,7 @@ the time.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ from fledge.engine.layout import PLAIN, TreeShape
 MAX_DEPTH = 8
 MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
-NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPLAN_ROUNDS = 32
 _EARLY_ROUNDS = (2, 4, 8, 16)  # of a batch size, plain or not: planned anew
@@ -59,6 +60,16 @@ class PlannedShape:
     def tau(self) -> float:
         """Tokens per round and request."""
         return self.tokens / self.requests if self.requests else 1.0
+
+
+@dataclass
+class _BatchSize:
+    """What is remembered of a batch size, or of the group of sizes it belongs to."""
+
+    speculates: bool = False
+    gain: float = 1.0  # measured over predicted tokens per second of speculation
+    since_plain: int = 0  # rounds since plain decode was tried,
+    plain_wait: int = _PLAIN_TRY_ROUNDS[0]  # and until it is tried again
 
 
 def most_nodes(topk: int) -> int:
@@ -101,9 +112,8 @@ class _ConfidentPlan(RoundPlan):
         mass = float(frontier.exp().sum()) * beliefs.calibration[level]
         cost, requests = self._planner.cost, self._requests
         step = cost.head.at(requests * self.bound.topk)
-        row = cost.target.at(requests * (level + 2)) - cost.target.at(
-            requests * (level + 1)
-        )  # one more node each
+        # One more node for each request.
+        row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))
         return mass * beliefs.next_level(level) > self._rate * self._scale * (step + row)
 
     def nodes(self, scores: Tensor, depths: Tensor) -> int:
@@ -113,7 +123,7 @@ class _ConfidentPlan(RoundPlan):
         verify, requests = self._planner.cost.target, self._requests
         chosen, most = 1, -self._rate * self._scale * verify.at(requests)
         for count in NODES:
-            if not 1 < count <= min(len(best) + 1, self.bound.nodes):
+            if count > min(len(best) + 1, self.bound.nodes):
                 continue
             value = best[count - 2] - self._rate * self._scale * verify.at(requests * count)
             if value > most:
@@ -131,18 +141,14 @@ class Planner:
         self.records: dict[TreeShape, PlannedShape] = {}
         self._confident = confident
         self._topks = [k for k in TOPKS if k <= topk]
-        self._bounds: dict[
-            int, tuple[TreeShape, float]
-        ] = {}  # by batch size: best shape, its tokens per second
+        # By batch size: the best shape and its tokens per second.
+        self._bounds: dict[int, tuple[TreeShape, float]] = {}
         self._age = 0
-        # Measured over predicted seconds, by batch size, with and without speculation; and anywhere.
+        # Measured over predicted seconds, by group of batch sizes, with and without speculation; and anywhere.
         self._slower: dict[tuple[int, bool], float] = {}
         self._measured: dict[tuple[int, bool], int] = {}  # how often
         self._drift = 1.0
-        self._gain: dict[int, float] = {}  # measured over predicted tokens per second of speculation
-        self._speculates: dict[int, bool] = {}
-        self._since_plain: dict[int, int] = {}  # by batch size: rounds since plain decode was tried,
-        self._plain_wait: dict[int, int] = {}  # and until it is tried again
+        self._sizes: defaultdict[int, _BatchSize] = defaultdict(_BatchSize)
         self._try_left = 0
         self._credit = 0.0  # seconds tries may take
 
@@ -157,22 +163,18 @@ class Planner:
         if self._try_left:
             self._try_left -= 1
             return self._plan(shape, requests)
-        speculates = ratio > (_LEAVE if self._speculates.get(_group(requests)) else _ENTER)
-        self._speculates[_group(requests)] = speculates
-        if not speculates:
+        size = self._sizes[_group(requests)]
+        size.speculates = ratio > (_LEAVE if size.speculates else _ENTER)
+        if not size.speculates:
             if self._credit < 0 or shape == PLAIN:
                 return None
             self._try_left = _TRY_LENGTH - 1
             return self._plan(shape, requests)
-        since, wait = (
-            self._since_plain.get(_group(requests), 0) + 1,
-            self._plain_wait.get(_group(requests), _PLAIN_TRY_ROUNDS[0]),
-        )
-        self._since_plain[_group(requests)] = since
+        size.since_plain += 1
         known = self._measured.get((_group(requests), False), 0) > 1
-        if since >= wait and (ratio < _FAR_AHEAD or not known):
-            self._since_plain[_group(requests)] = 0
-            self._plain_wait[_group(requests)] = min(2 * wait, _PLAIN_TRY_ROUNDS[1])
+        if size.since_plain >= size.plain_wait and (ratio < _FAR_AHEAD or not known):
+            size.since_plain = 0
+            size.plain_wait = min(2 * size.plain_wait, _PLAIN_TRY_ROUNDS[1])
             return None
         return self._plan(shape, requests)
 
@@ -198,16 +200,33 @@ class Planner:
         `masses` the verified nodes' summed probabilities by depth, 1 first, `levels` the drafted levels' cumulative
         log probabilities [B, C]. `catch_up` seconds came before the round.
         """
-        record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
         tokens = requests + sum(depths)
+        record = self._count(shape, requests, tokens, seconds)
+        self._time_round(shape, requests, seconds, len(levels))
+        if shape is not None:
+            self.beliefs.observe(depths, masses)
+            if levels and record.rounds % _LOOK_ROUNDS == 1:
+                self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
+            size = self._sizes[_group(requests)]
+            expected = self._best(requests)[1] / size.gain
+            measured = min(max(tokens / seconds / expected, 0.25), 4.0)
+            size.gain += _STEP / 2 * (measured - size.gain)
+        self._keep_books(requests, shape is not None, seconds + catch_up, tokens)
+
+    def _count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
+        record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
         record.rounds += 1
         record.requests += requests
         record.tokens += tokens
         record.seconds += seconds
+        return record
+
+    def _time_round(self, shape: TreeShape | None, requests: int, seconds: float, levels: int) -> None:
+        """Take in what a whole round took, relative to what was predicted."""
         speculative = shape is not None
         predicted = self.cost.plain_seconds(requests)
         if shape is not None:
-            predicted = self.cost.round_seconds(requests, shape, len(levels) or None)
+            predicted = self.cost.round_seconds(requests, shape, levels or None)
         key = _group(requests), speculative
         known = self._ratio(requests, speculative)
         ratio = min(max(seconds / max(predicted, 1e-9), _RANGE[0] * known), _RANGE[1] * known)
@@ -216,15 +235,6 @@ class Planner:
         self._drift += _STEP / 2 * (ratio - self._drift)
         if self._confident and times in _EARLY_ROUNDS:  # the first timings of a batch size change most
             self._bounds.pop(requests, None)
-        if speculative:
-            self.beliefs.observe(depths, masses)
-            if levels and record.rounds % _LOOK_ROUNDS == 1:
-                self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
-            expected = self._best(requests)[1] / self._gain.get(_group(requests), 1.0)
-            gain = self._gain.get(_group(requests), 1.0)
-            measured = min(max(tokens / seconds / expected, 0.25), 4.0)
-            self._gain[_group(requests)] = gain + _STEP / 2 * (measured - gain)
-        self._keep_books(requests, speculative, seconds + catch_up, tokens)
 
     def time(self, requests: int, shape: TreeShape | None, levels: int, draft: float, verify: float) -> None:
         """Take in how long a round's draft steps and its verify took, in seconds; `shape` None: a plain round."""
@@ -257,7 +267,7 @@ class Planner:
     def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
         """Tries are paid from a share of all time; what a try costs is what plain decode would have taken less."""
         self._credit = min(self._credit + _TRY_SHARE * seconds, 1.0)
-        if speculative and not self._speculates.get(_group(requests)):
+        if speculative and not self._sizes[_group(requests)].speculates:
             self._credit -= max(seconds - tokens / self._plain_speed(requests), 0.0)
 
     def _ratio(self, requests: int, speculative: bool) -> float:
@@ -293,7 +303,7 @@ class Planner:
                     speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
                     if speed > most:
                         best, most = shape, speed
-        return best, most / max(self.scale(requests), 1e-9) * self._gain.get(_group(requests), 1.0)
+        return best, most / max(self.scale(requests), 1e-9) * self._sizes[_group(requests)].gain
 
 
 class FixedPlanner(Planner):
@@ -326,11 +336,7 @@ class FixedPlanner(Planner):
         catch_up: float = 0.0,
     ) -> None:
         """Only counts."""
-        record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
-        record.rounds += 1
-        record.requests += requests
-        record.tokens += requests + sum(depths)
-        record.seconds += seconds
+        self._count(shape, requests, requests + sum(depths), seconds)
 
 
 def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> Tensor:
