@@ -59,14 +59,8 @@ def reject_reason(text: str, limits: Limits, special_tokens: Iterable[str] = ())
     found = words(text)
     if len(found) < limits.min_words:
         return "too_short"
-    if len(found) > limits.max_words:
-        return "too_long"
-    if has_template_text(text, special_tokens):
-        return "template"
-    if is_noise(text, found):
-        return "noise"
-    if is_loop(found):
-        return "loop"
+    if reason := _form_reason(text, found, limits, special_tokens):
+        return reason
     return "answered" if _ANSWERED.search(text) else None
 
 
@@ -77,17 +71,24 @@ def foreign_reason(turns: Sequence[str], limits: Limits, special_tokens: Iterabl
         found = words(text)
         if (number == 0 and len(found) < limits.min_words) or not found:
             return "too_short"
-        if len(found) > limits.max_words:
-            return "too_long"
-        if has_template_text(text, tokens):
-            return "template"
-        if is_noise(text, found):
-            return "noise"
-        if is_loop(found):
-            return "loop"
+        if reason := _form_reason(text, found, limits, tokens):
+            return reason
         if _REFUSAL.search(text[:200]):
             return "refusal"
     return None
+
+
+def _form_reason(
+    text: str, found: Sequence[str], limits: Limits, special_tokens: Iterable[str]
+) -> str | None:
+    """What is wrong with a text of any origin whose words are `found`: too long, template, noise or loop."""
+    if len(found) > limits.max_words:
+        return "too_long"
+    if has_template_text(text, special_tokens):
+        return "template"
+    if is_noise(text, found):
+        return "noise"
+    return "loop" if is_loop(found) else None
 
 
 def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
