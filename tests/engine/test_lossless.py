@@ -14,6 +14,7 @@ from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, VOCABULARY, scripted_head
 from tests.engine.context_head import ContextHead
+from tests.engine.exact import raw_logits
 
 SETTINGS = [
     {"temperature": 1.0},
@@ -179,19 +180,7 @@ def test_sampled_trees_follow_the_exact_joint_distribution(target: Target, plain
 
 def _next_tokens(target: Target, context: list[int], *, temperature: float, topk: int) -> dict[int, float]:
     """The exact distribution of the next token."""
-    decoder, count = target.decoder, len(context)
-    batch = ForwardBatch(
-        token_ids=torch.tensor(context, dtype=torch.int32),
-        positions=torch.arange(count, dtype=torch.int32),
-        row_start=torch.tensor([0, count], dtype=torch.int32),
-        prefix_length=torch.zeros(1, dtype=torch.int32),
-        window_offset=torch.zeros(1, dtype=torch.int32),
-        page_table=torch.arange(4, dtype=torch.int32)[None],
-        logit_rows=torch.tensor([count - 1], dtype=torch.int32),
-    )
-    logits = decoder.forward(batch, decoder.allocate_kv(4), logits="logits").logits
-    assert logits is not None
-    best = logits[0].topk(topk)
+    best = torch.tensor(raw_logits(target, context)).topk(topk)
     return dict(
         zip(best.indices.tolist(), (best.values.double() / temperature).softmax(0).tolist(), strict=True)
     )
