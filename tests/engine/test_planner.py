@@ -60,7 +60,9 @@ def serve(
             continue
         topk = plan.bound.topk
         levels = [level_scores(claimed, 1, requests, topk)]
-        while len(levels) < plan.bound.depth and plan.goes_deeper(len(levels), levels[-1][:, :topk]):
+        while len(levels) < plan.bound.depth and plan.goes_deeper(
+            len(levels), levels[-1][:, :topk].exp().sum(1)
+        ):
             levels.append(level_scores(claimed, len(levels) + 1, requests, topk))
         depths_of = torch.tensor(
             [d for d, scores in enumerate(levels, start=1) for _ in range(scores.shape[1])]

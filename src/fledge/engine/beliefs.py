@@ -27,17 +27,19 @@ _PRIOR_RANK = 0.25  # each further candidate's share of the one before
 class Beliefs:
     """Calibration and average probabilities by depth; index 0 is the root."""
 
-    def __init__(self, depth: int, topk: int) -> None:
+    def __init__(self, depth: int, topk: int, reach: int | None = None) -> None:
+        """Of `depth` levels the head drafts; trees may reach deeper by other means."""
+        reach = reach or depth
         ranks = min(_RANKS, max(topk, 2))
         levels = np.arange(depth)[:, None]
         # [D, R], calibrated
         self.mass = _PRIOR_BEST * _PRIOR_NEXT**levels * _PRIOR_RANK ** np.arange(ranks)[None]
         self._seen = np.full(depth, _PRIOR)
         self._next = np.full(depth, _PRIOR_NEXT)  # [d]: from depth d to d + 1
-        self._reached = np.full(depth + 1, _PRIOR)
-        self._predicted = np.full(depth + 1, _PRIOR)
-        self._calibration = torch.ones(depth + 1)
-        self.calibration = [1.0] * (depth + 1)
+        self._reached = np.full(reach + 1, _PRIOR)
+        self._predicted = np.full(reach + 1, _PRIOR)
+        self._calibration = torch.ones(reach + 1)
+        self.calibration = [1.0] * (reach + 1)
 
     def observe(self, depths: Sequence[int], masses: Sequence[float]) -> None:
         """A round's accepted depths, one per speculating request, and its nodes' summed probabilities by depth."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,13 +12,14 @@ from fledge.engine.cost import CostCurve, CostModel, measure_cost
 from fledge.engine.forwards import Models
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import memory_for_kv
-from fledge.engine.planner import MAX_DEPTH, TOPKS, FixedPlanner, Planner, most_nodes
+from fledge.engine.planner import MAX_DEPTH, MAX_NODES, TOPKS, FixedPlanner, Planner, most_nodes
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 
+LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
 _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
 
 
@@ -42,6 +43,7 @@ def build_parts(
     max_context: int | None,
     kv_tokens: int | None,
     tree: TreeShape | None,
+    lookup: int | None = None,
     prefill_rows: int,
     busy_prefill_rows: int = 256,
     prefix_cache: bool = True,
@@ -53,7 +55,8 @@ def build_parts(
         if rows < 1:
             raise EngineError(f"{name} is {rows}; a prefill forward needs at least one row, better hundreds")
     head = None if tree == PLAIN else head
-    bounds = _bounds(head, tree)
+    tree, lookup = _with_lookup(head, tree, lookup)
+    bounds = _bounds(head, tree, lookup)
     adaptive = head is not None and tree is None
     pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
     window = max(shape.window for shape in bounds)
@@ -97,6 +100,7 @@ def build_parts(
         vocabulary=decoder.config.vocab_size,
         dtype=decoder.dtype,
         pending=pending,
+        history=context + window + 1 if lookup else 0,
     )
     batch = RunningBatch(sizes, decoder.page_size, decoder.device)
     planner: Planner
@@ -104,7 +108,7 @@ def build_parts(
         nodes = max(shape.nodes for shape in bounds)
         with torch.inference_mode():
             cost = measure_cost(models, max_batch * nodes)
-        planner = Planner(cost, topk=topk, confident=decoder.device.type == "cpu")
+        planner = Planner(cost, topk=topk, confident=decoder.device.type == "cpu", lookup=lookup)
     else:
         planner = FixedPlanner(_NO_COST, tree or PLAIN)
     return EngineParts(
@@ -128,7 +132,26 @@ def build_parts(
 _NO_COST = CostModel(CostCurve((1,), (0.0,)), CostCurve((1,), (0.0,)))
 
 
-def _bounds(head: HeadRunner | None, tree: TreeShape | None) -> list[TreeShape]:
+def _with_lookup(
+    head: HeadRunner | None, tree: TreeShape | None, lookup: int | None
+) -> tuple[TreeShape | None, int]:
+    """The tree and how many tokens prompt lookup may propose: a fixed tree's own number unless another is given."""
+    if lookup is not None and not 0 <= lookup < MAX_NODES:
+        raise EngineError(f"lookup is {lookup}; let it propose 0 (none) to {MAX_NODES - 1} tokens")
+    if head is None or tree == PLAIN:
+        if lookup:
+            raise EngineError(
+                f"lookup={lookup} needs a draft head and a tree; give the engine both or leave it out"
+            )
+        return tree, 0
+    if tree is None:
+        return None, LOOKUP if lookup is None else lookup
+    if lookup is not None:
+        tree = replace(tree, lookup=lookup)
+    return tree, tree.lookup
+
+
+def _bounds(head: HeadRunner | None, tree: TreeShape | None, lookup: int) -> list[TreeShape]:
     """The largest trees that will be grown."""
     if head is None:
         if tree is not None and tree != PLAIN:
@@ -137,7 +160,7 @@ def _bounds(head: HeadRunner | None, tree: TreeShape | None) -> list[TreeShape]:
     vocabulary = head.config.draft_vocab_size
     if tree is None:
         widths = [topk for topk in TOPKS if topk <= vocabulary]
-        return [TreeShape(MAX_DEPTH, topk, most_nodes(topk)) for topk in widths]
+        return [TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup) for topk in widths]
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
     return [tree]

@@ -40,6 +40,7 @@ class CarriedSizes(NamedTuple):
     vocabulary: int  # V, the target's
     dtype: torch.dtype  # of hidden and features
     pending: int  # C, positions kept for a head that falls behind
+    history: int = 0  # T, tokens of context and window that prompt lookup can see
 
 
 class Carried(NamedTuple):
@@ -54,7 +55,9 @@ class Carried(NamedTuple):
     first_log_probs: Tensor  # [B, K] float32
     hidden: Tensor  # [B, H], the head's hidden state at position L - 1
     recent_tokens: Tensor  # [B, C] int64, by position % C
-    recent_features: Tensor  # [B, C, 3 * Ht]; the last two fields are large and never gathered as a whole
+    recent_features: Tensor  # [B, C, 3 * Ht]
+    history: Tensor  # [B, T] int32, x[0] .. x[L] and then anything; empty unless prompt lookup wants it
+    # The last three fields are large and never gathered as a whole.
 
 
 class Behind(NamedTuple):
@@ -91,6 +94,7 @@ class RunningBatch:
             recent_features=torch.zeros(
                 rows, sizes.pending, sizes.features, dtype=sizes.dtype, device=device
             ),
+            history=torch.zeros(rows, sizes.history, dtype=torch.int32, device=device),
         )
         self._views: dict[int, Carried] = {}
         self.pending = np.zeros(rows, dtype=np.int64)  # positions each row's head is behind, however many
@@ -116,6 +120,9 @@ class RunningBatch:
         self._state.head_pages[row] = PADDING_PAGE
         self._state.head_start[row] = 0
         self.set_pages(row, 0, request.pages)
+        if self.sizes.history:
+            known = torch.tensor(request.context(0, request.length), dtype=torch.int32, device=self.device)
+            self._state.history[row, : len(known)] = known
         self.pending[row] = 0
         self.restarted[row] = False
         self._speculates[row] = request.speculate
@@ -175,6 +182,14 @@ class RunningBatch:
         now.recent_features[row, column] = features
         self.pending[: self.size] += 1
 
+    def remember(self, tokens: Tensor) -> None:
+        """Take a round's tokens [B, W], the first of them x[L + 1]; later rounds overwrite what wasn't emitted."""
+        if not self.sizes.history:
+            return
+        now = self.view()
+        place = now.length[:, None] + torch.arange(1, tokens.shape[1] + 1, device=self.device)
+        now.history.scatter_(1, place.clamp_(max=self.sizes.history - 1), tokens.to(torch.int32))
+
     def start_behind(self, row: int, token_ids: Tensor, features: Tensor) -> None:
         """A row whose head wasn't shown the end of its prompt: the last R positions' next tokens [R] and features."""
         count = len(token_ids)
@@ -205,7 +220,7 @@ class RunningBatch:
         now = self.view()
         return Behind(
             rows=rows,
-            carried=Carried._make((*(tensor.index_select(0, rows) for tensor in now[:-2]), *now[-2:])),
+            carried=Carried._make((*(tensor.index_select(0, rows) for tensor in now[:-3]), *now[-3:])),
             row_start=torch.from_numpy(begins.astype(np.int32)).to(self.device),
             start=torch.from_numpy(first.astype(np.int32)).to(self.device),
             positions=torch.from_numpy(position.astype(np.int32)).to(self.device),

@@ -275,15 +275,17 @@ class EngineCore:
             depths, log_probs = depths[speculates], log_probs[speculates]
             levels = [level[speculates] for level in levels]
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
-        masses = depth_masses(depths, log_probs, outcome.shape.depth).tolist()
+        masses = depth_masses(depths, log_probs, outcome.shape.reach).tolist()
         self._planner.observe(outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before)
+        if outcome.proposal is not None:
+            self._planner.observe_lookup(outcome.proposal, rows)
         self._count_drafts(outcome.shape, accepted)
 
     def _count_drafts(self, shape: TreeShape, depths: list[int]) -> None:
         """Record a round's trees; `depths` are the accepted depths of the requests that speculated."""
         self._drafts += len(depths)
         self._draft_tokens += len(depths) * (shape.nodes - 1)
-        self._accepted_by_depth += [0] * (shape.depth - len(self._accepted_by_depth))
+        self._accepted_by_depth += [0] * (shape.reach - len(self._accepted_by_depth))
         for depth in depths:
             for index in range(depth):
                 self._accepted_by_depth[index] += 1

@@ -44,6 +44,8 @@ class Engine:
     max_context: most tokens of a prompt and its answer together; left out, what target and memory allow.
     kv_tokens: tokens the KV pool holds; left out, a quarter of the free memory at most.
     tree: the draft tree of every round; left out, the planner chooses, "no speculation" included.
+    lookup: most tokens that prompt lookup adds to a draft tree, from repetitions in the request's own tokens; 0: none;
+    left out, 15 unless `tree` says otherwise.
     prefill_rows: most prompt tokens run in one forward; busy_prefill_rows: the same while other requests decode,
     who wait for it.
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
@@ -58,6 +60,7 @@ class Engine:
         max_context: int | None = None,
         kv_tokens: int | None = None,
         tree: TreeShape | None = None,
+        lookup: int | None = None,
         prefill_rows: int = 1024,
         busy_prefill_rows: int = 256,
         prefix_cache: bool = True,
@@ -70,6 +73,7 @@ class Engine:
             max_context=max_context,
             kv_tokens=kv_tokens,
             tree=tree,
+            lookup=lookup,
             prefill_rows=prefill_rows,
             busy_prefill_rows=busy_prefill_rows,
             prefix_cache=prefix_cache,

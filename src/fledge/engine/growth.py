@@ -18,19 +18,31 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
+from fledge.engine.follow import Follower, Slots
 from fledge.engine.layout import TreeLayout, TreeShape
+from fledge.engine.lookup import Proposal
 
 
 class TreeGrowth:
     """B trees while they grow. B requests, K topk, N nodes, D depth."""
 
     def __init__(
-        self, shape: TreeShape, layout: TreeLayout, root: Tensor, token_ids: Tensor, log_probs: Tensor
+        self,
+        shape: TreeShape,
+        layout: TreeLayout,
+        root: Tensor,
+        token_ids: Tensor,
+        log_probs: Tensor,
+        proposal: Proposal | None = None,
     ) -> None:
         """`root` [B, 1]; `token_ids` and `log_probs` [B, K] are the first level, best first."""
         self._shape = shape
         self._layout = layout
         self._level = 0
+        self._slots: Slots | None = None
+        self._follower = None if proposal is None else Follower(proposal)
+        if self._follower is not None:
+            log_probs = self._follower.raised(1, token_ids, log_probs, None, 1)
         self.frontier_tokens = token_ids  # [B, K] nodes to expand next
         self.frontier_mask = layout.draft_bit[0]  # [B, K] draft-window mask, own bit included
         self.frontier_scores = log_probs  # [B, K] cumulative log probabilities
@@ -48,6 +60,10 @@ class TreeGrowth:
         scores = (self.frontier_scores[:, :, None] + log_probs.view(batch, topk, topk)).view(
             batch, topk * topk
         )
+        if self._follower is not None:
+            own = (self._expanded[-1] == self._follower.number[:, None]).repeat_interleave(topk, 1)
+            first = 1 + sum(level.shape[1] for level in self.levels)
+            scores = self._follower.raised(self._level + 2, children, scores, own, first)
         self._tokens.append(children)
         self.levels.append(scores)
         self._level += 1
@@ -62,28 +78,48 @@ class TreeGrowth:
         return parent
 
     @property
-    def scores(self) -> Tensor:
-        """[B, C] cumulative log probabilities of all candidates, candidate 1 first."""
-        return torch.cat(self.levels, 1)
+    def open_mass(self) -> Tensor:
+        """[B] probability that the next token is a child of a frontier node which only the head can name."""
+        mass = self.frontier_scores.exp().sum(1)
+        covered = None if self._follower is None else self._follower.covered(self._level + 1)
+        return mass if covered is None else mass - covered
+
+    def candidates(self) -> tuple[Tensor, Tensor]:
+        """[B, C] cumulative log probabilities of all candidates, and their depths [C]; candidate 1 first."""
+        count = sum(level.shape[1] for level in self.levels)
+        depths = self._layout.candidate_depth[1 : 1 + count]
+        if self._follower is None:
+            return torch.cat(self.levels, 1), depths
+        self._slots = self._follower.slots(self._layout.lookup_number, count)
+        return torch.cat((*self.levels, self._slots.log_probs), 1), torch.cat(
+            (depths, self._layout.lookup_depth)
+        )
 
     def select(self, nodes: int) -> DraftTree:
         """The trees of the N - 1 best candidates each, root first, parents before children."""
         layout, topk = self._layout, self._shape.topk
-        scores = self.scores
+        scores, depths = self.candidates()
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
         chosen = torch.cat((layout.root, (order + 1).sort(1).values), 1)  # [B, N] candidate numbers
         expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
-        parent_candidate = expanded.gather(1, (chosen - 1).div_(topk, rounding_mode="floor").clamp_(min=0))
+        family = (chosen - 1).div_(topk, rounding_mode="floor").clamp_(0, expanded.shape[1] - 1)
+        parent_candidate = expanded.gather(1, family)
+        tokens = torch.cat(self._tokens, 1)
+        if self._slots is not None:
+            slot = chosen - tokens.shape[1]
+            own = self._slots.parents.gather(1, slot.clamp(min=0))
+            parent_candidate = torch.where(slot >= 0, own, parent_candidate)
+            tokens = torch.cat((tokens, self._slots.token_ids), 1)
         parents = torch.searchsorted(chosen, parent_candidate)  # [B, N]; the root's own is 0
         mask, ancestor = layout.node_bit[:nodes].expand_as(parents), parents
-        for _ in range(self._shape.depth.bit_length()):  # a mask covers 1, 2, 4, ... generations
+        for _ in range(self._shape.reach.bit_length()):  # a mask covers 1, 2, 4, ... generations
             mask = mask | mask.gather(1, ancestor)
             ancestor = ancestor.gather(1, ancestor)
         parents[:, 0] = -1
         return DraftTree(
-            token_ids=torch.cat(self._tokens, 1).gather(1, chosen),
+            token_ids=tokens.gather(1, chosen),
             parents=parents,
-            depths=layout.candidate_depth[chosen],
+            depths=torch.cat((layout.candidate_depth[:1], depths))[chosen],
             window_mask=mask,
             log_probs=torch.cat((layout.no_scores, scores), 1).gather(1, chosen),
         )

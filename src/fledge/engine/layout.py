@@ -20,21 +20,24 @@ MASK_BITS = 64  # a window mask is one 64-bit integer
 class TreeShape:
     """A draft tree: `depth` levels below the root, `topk` children per expanded node, `nodes` in all, root included.
 
-    `depth` 0 is plain decode. `topk` 1 is a chain.
+    `depth` 0 is plain decode. `topk` 1 is a chain. `lookup` more candidates, a chain, may come from the request's own
+    tokens (see `lookup.py`), so that the tree may become deeper than `depth`.
     """
 
     depth: int
     topk: int
     nodes: int
+    lookup: int = 0
 
     def __post_init__(self) -> None:
-        if self.depth < 0 or self.topk < 1 or self.nodes < 1:
+        if self.depth < 0 or self.topk < 1 or self.nodes < 1 or self.lookup < 0:
             raise EngineError(
                 f"{self} is not a tree; use a depth of 0 or more and at least one child and node"
             )
-        if self.nodes > MASK_BITS or self.expanded > MASK_BITS:
+        if self.nodes > MASK_BITS or self.expanded > MASK_BITS or self.lookup >= MASK_BITS:
             raise EngineError(
-                f"{self} is too large: use at most {MASK_BITS} nodes and (depth - 1) * topk of at most {MASK_BITS}"
+                f"{self} is too large: use at most {MASK_BITS} nodes and (depth - 1) * topk of at most {MASK_BITS}, "
+                f"and fewer tokens than that from lookup"
             )
         if not self.depth < self.nodes <= 1 + self.candidates:
             raise EngineError(
@@ -48,25 +51,32 @@ class TreeShape:
 
     @property
     def candidates(self) -> int:
-        """Nodes the head proposes, of which the best become the tree."""
-        return self.topk + self.expanded * self.topk if self.depth else 0
+        """Nodes that are proposed, of which the best become the tree."""
+        return self.topk + self.expanded * self.topk + self.lookup if self.depth else 0
 
     def cut(self, levels: int, nodes: int) -> TreeShape:
         """The shape of a tree that stopped after `levels` levels and was cut to `nodes` nodes."""
-        return TreeShape(min(levels, nodes - 1), self.topk, nodes) if nodes > 1 else PLAIN
+        most = nodes - 1
+        return TreeShape(min(levels, most), self.topk, nodes, min(self.lookup, most)) if most else PLAIN
+
+    @property
+    def reach(self) -> int:
+        """Depth of the deepest node there can be."""
+        return max(self.depth, self.lookup)
 
     @property
     def chain(self) -> bool:
         """True if every node has at most one child."""
-        return self.topk == 1
+        return self.topk == 1 and not self.lookup
 
     @property
     def window(self) -> int:
         """KV indices beyond the committed length that a round of this shape writes, in target or head."""
-        return max(self.nodes, self.expanded, self.depth + 1)
+        return max(self.nodes, self.expanded, self.reach + 1)
 
     def __str__(self) -> str:
-        return f"TreeShape(depth={self.depth}, topk={self.topk}, nodes={self.nodes})"
+        lookup = f", lookup={self.lookup}" if self.lookup else ""
+        return f"TreeShape(depth={self.depth}, topk={self.topk}, nodes={self.nodes}{lookup})"
 
 
 PLAIN = TreeShape(0, 1, 1)
@@ -84,7 +94,7 @@ class RowLayout(NamedTuple):
 
 
 class TreeLayout(NamedTuple):
-    """Constants of B trees of one shape. D depth, K topk, N nodes, C candidates."""
+    """Constants of B trees of one shape. D deepest node, K topk, N nodes, C candidates of the head, M of lookup."""
 
     draft_rows: RowLayout  # K rows per request
     node_rows: RowLayout  # N rows per request
@@ -92,6 +102,8 @@ class TreeLayout(NamedTuple):
     draft_offset: list[Tensor]  # per expanded level: [B] int32, window index of its first row
     draft_bit: list[Tensor]  # per level: [B, K] int64, each row's own bit
     candidate_depth: Tensor  # [1 + C] int64; candidate 0 is the root
+    lookup_depth: Tensor  # [M] int64: 1 .. M
+    lookup_number: Tensor  # [M] int64: 0 .. M - 1
     node_bit: Tensor  # [64] int64, 1 << node
     nodes: Tensor  # [B, N] int64, 0 .. N - 1
     no_path: (
@@ -145,16 +157,18 @@ class Layouts:
         return TreeLayout(
             draft_rows=self.rows(requests, topk),
             node_rows=self.rows(requests, nodes),
-            path_rows=self.rows(requests, depth + 1),
+            path_rows=self.rows(requests, shape.reach + 1),
             draft_offset=[
                 torch.full((requests,), s * topk, dtype=torch.int32, device=device) for s in levels
             ],
             draft_bit=[bits[s * topk : (s + 1) * topk].repeat(requests, 1) for s in range(max(depth - 1, 1))],
             candidate_depth=torch.tensor(level, device=device),
+            lookup_depth=numbers[0, 1 : shape.lookup + 1].contiguous(),
+            lookup_number=numbers[0, : shape.lookup].contiguous(),
             node_bit=bits,
             nodes=numbers[:, :nodes].contiguous(),
-            no_path=numbers[:, : depth + 2].contiguous(),
-            path_depths=numbers[:, 1 : depth + 1].contiguous(),
+            no_path=numbers[:, : shape.reach + 2].contiguous(),
+            path_depths=numbers[:, 1 : shape.reach + 1].contiguous(),
             root=torch.zeros(requests, 1, dtype=torch.int64, device=device),
             first_level=numbers[:, 1 : topk + 1].contiguous(),
             no_scores=torch.zeros(requests, 1, device=device),

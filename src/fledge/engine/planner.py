@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import PLAIN, TreeShape
+from fledge.engine.lookup import MatchRates, Proposal
 
 MAX_DEPTH = 8
 MAX_NODES = 32
@@ -85,12 +86,13 @@ def _group(requests: int) -> int:
 class RoundPlan:
     """Bounds of one round's tree, and the decisions taken while it grows."""
 
-    def __init__(self, bound: TreeShape) -> None:
-        """A fixed tree: always grown to `bound`."""
+    def __init__(self, bound: TreeShape, match_rates: MatchRates | None = None) -> None:
+        """A fixed tree: always grown to `bound`. `match_rates`: what proposals of prompt lookup are worth."""
         self.bound = bound
+        self.match_rates = match_rates or MatchRates()
 
-    def goes_deeper(self, level: int, frontier: Tensor) -> bool:
-        """Whether level + 1 is drafted; `frontier` [B, K] are the cumulative log probabilities of level `level`."""
+    def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
+        """Whether level + 1 is drafted; `open_mass` [B] is the probability that it is only named if it is."""
         return True
 
     def nodes(self, scores: Tensor, depths: Tensor) -> int:
@@ -102,14 +104,14 @@ class _ConfidentPlan(RoundPlan):
     """Decides by the tree's own probabilities."""
 
     def __init__(self, bound: TreeShape, planner: Planner, requests: int) -> None:
-        super().__init__(bound)
+        super().__init__(bound, planner.match_rates)
         self._planner, self._requests = planner, requests
         self._rate = planner.rate(requests)
         self._scale = planner.scale(requests)
 
-    def goes_deeper(self, level: int, frontier: Tensor) -> bool:
+    def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
         beliefs = self._planner.beliefs
-        mass = float(frontier.exp().sum()) * beliefs.calibration[level]
+        mass = float(open_mass.sum()) * beliefs.calibration[level]
         cost, requests = self._planner.cost, self._requests
         step = cost.head.at(requests * self.bound.topk)
         # One more node for each request.
@@ -134,14 +136,19 @@ class _ConfidentPlan(RoundPlan):
 class Planner:
     """Plans rounds and learns from what came of them. One per engine."""
 
-    def __init__(self, cost: CostModel, *, topk: int, confident: bool) -> None:
-        """`topk` bounds the trees' width; `confident`: rounds may look at their own probabilities."""
+    def __init__(self, cost: CostModel, *, topk: int, confident: bool, lookup: int = 0) -> None:
+        """`topk` bounds the trees' width; `confident`: rounds may look at their own probabilities.
+
+        `lookup`: most tokens prompt lookup proposes.
+        """
         self.cost = cost
-        self.beliefs = Beliefs(MAX_DEPTH, topk)
+        self.beliefs = Beliefs(MAX_DEPTH, topk, max(MAX_DEPTH, lookup))
+        self.match_rates = MatchRates()
+        self._lookup = lookup
         self.records: dict[TreeShape, PlannedShape] = {}
         self._confident = confident
         self._topks = [k for k in TOPKS if k <= topk]
-        # By batch size: the best shape and its tokens per second.
+        # By batch size: the best shape and its tokens per second, as predicted.
         self._bounds: dict[int, tuple[TreeShape, float]] = {}
         self._age = 0
         # Measured over predicted seconds, by group of batch sizes, with and without speculation; and anywhere.
@@ -208,8 +215,8 @@ class Planner:
             if levels and record.rounds % _LOOK_ROUNDS == 1:
                 self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
             size = self._sizes[_group(requests)]
-            expected = self._best(requests)[1] / size.gain
-            measured = min(max(tokens / seconds / expected, 0.25), 4.0)
+            expected = self._predicted(requests)[1] / self.scale(requests)
+            measured = min(max(tokens / seconds / max(expected, 1e-9), 0.25), 4.0)
             size.gain += _STEP / 2 * (measured - size.gain)
         self._keep_books(requests, shape is not None, seconds + catch_up, tokens)
 
@@ -236,6 +243,10 @@ class Planner:
         if self._confident and times in _EARLY_ROUNDS:  # the first timings of a batch size change most
             self._bounds.pop(requests, None)
 
+    def observe_lookup(self, proposal: Proposal, rows: Sequence[Sequence[int]]) -> None:
+        """Learn what prompt lookup is worth; each row: how many tokens were emitted, then the tokens."""
+        self.match_rates.observe(proposal, rows)
+
     def time(self, requests: int, shape: TreeShape | None, levels: int, draft: float, verify: float) -> None:
         """Take in how long a round's draft steps and its verify took, in seconds; `shape` None: a plain round."""
         rows = requests * (shape.nodes if shape else 1)
@@ -260,8 +271,8 @@ class Planner:
         if shape == PLAIN:
             return None
         if not self._confident:
-            return RoundPlan(shape)
-        deepest = TreeShape(MAX_DEPTH, shape.topk, most_nodes(shape.topk))
+            return RoundPlan(replace(shape, lookup=self._lookup), self.match_rates)
+        deepest = TreeShape(MAX_DEPTH, shape.topk, most_nodes(shape.topk), self._lookup)
         return _ConfidentPlan(deepest, self, requests)
 
     def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
@@ -283,7 +294,12 @@ class Planner:
         return requests / max(self.cost.plain_seconds(requests) * slower, 1e-9)
 
     def _best(self, requests: int) -> tuple[TreeShape, float]:
-        """The best speculative shape by averages and its tokens per second."""
+        """The best speculative shape by averages and its tokens per second, going by what was measured."""
+        shape, speed = self._predicted(requests)
+        return shape, speed / max(self.scale(requests), 1e-9) * self._sizes[_group(requests)].gain
+
+    def _predicted(self, requests: int) -> tuple[TreeShape, float]:
+        """The same, going by cost curves and beliefs alone. Kept for some rounds; what corrects it isn't."""
         found = self._bounds.get(requests)
         if found is None:
             found = self._bounds[requests] = self._search(requests)
@@ -303,7 +319,7 @@ class Planner:
                     speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
                     if speed > most:
                         best, most = shape, speed
-        return best, most / max(self.scale(requests), 1e-9) * self._sizes[_group(requests)].gain
+        return best, most
 
 
 class FixedPlanner(Planner):
@@ -311,7 +327,7 @@ class FixedPlanner(Planner):
 
     def __init__(self, cost: CostModel, shape: TreeShape) -> None:
         super().__init__(cost, topk=shape.topk, confident=False)
-        self._fixed = None if shape == PLAIN else RoundPlan(shape)
+        self._fixed = None if shape == PLAIN else RoundPlan(shape, self.match_rates)
 
     def choose(self, requests: int) -> RoundPlan | None:
         """The fixed plan."""

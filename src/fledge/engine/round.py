@@ -27,6 +27,7 @@ from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import TreeLayout, TreeShape
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
+from fledge.engine.lookup import Proposal, find
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import RoundPlan
 from fledge.engine.rows import Selection
@@ -59,6 +60,7 @@ class Outcome(NamedTuple):
     shape: TreeShape  # as verified
     levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
     path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
+    proposal: Proposal | None  # from prompt lookup
 
 
 class PlainOutcome(NamedTuple):
@@ -70,7 +72,7 @@ class PlainOutcome(NamedTuple):
 
 def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
     """Draft, verify, accept, extend."""
-    tree, shape, levels = draft(models, batch, plan)
+    tree, shape, levels, proposal = draft(models, batch, plan)
     this = Round(models, batch, batch.view(), shape, models.layouts.tree(batch.size, shape))
     clock.lap("draft")
     verified = verify(this, tree)
@@ -84,7 +86,7 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
     extend(this, accepted, verified.features)
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
-    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path)
+    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path, proposal)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
@@ -101,22 +103,36 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
     clock.lap("verify")
     if rows.features is not None:
         batch.fall_behind(rows.chosen, rows.features)
+    batch.remember(chosen)
     now.length.add_(1)
     now.bonus.copy_(rows.chosen)
     clock.lap("extend")
     return PlainOutcome(torch.cat((layout.ones[:, None], chosen), 1), logprobs)
 
 
-def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> tuple[DraftTree, TreeShape, list[Tensor]]:
-    """Grow a tree per request, from the carried first level down: the trees, their shape, and all levels' scores."""
+class Drafted(NamedTuple):
+    """Trees ready for verify."""
+
+    tree: DraftTree
+    shape: TreeShape
+    levels: list[Tensor]  # as in Outcome
+    proposal: Proposal | None
+
+
+def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
+    """Grow a tree per request, from the carried first level and its own tokens' repetitions down."""
     now, bound = batch.view(), plan.bound
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
-    growth = TreeGrowth(
-        bound, layout, now.bonus[:, None], now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
-    )
+    proposal = None
+    if bound.lookup:
+        proposal = find(
+            now.history, now.length, bound.lookup, plan.match_rates.log_rates(models.decoder.device)
+        )
+    first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
+    growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
     hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])  # [B * K, H]
     for level, offset in enumerate(layout.draft_offset):
-        if not plan.goes_deeper(level + 1, growth.frontier_scores):
+        if not plan.goes_deeper(level + 1, growth.open_mass):
             break
         tokens, mask = growth.frontier_tokens.reshape(-1), growth.frontier_mask.view(-1)
         out = draft_step(
@@ -125,9 +141,8 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> tuple[DraftTr
         parent = growth.expand(out.token_ids, out.log_probs)
         if parent is not None:
             hidden = out.hidden.index_select(0, (parent + layout.draft_rows.first_row_column).view(-1))
-    scores = growth.scores
-    nodes = plan.nodes(scores, layout.candidate_depth[1 : 1 + scores.shape[1]])
-    return growth.select(nodes), bound.cut(len(growth.levels), nodes), growth.levels
+    nodes = plan.nodes(*growth.candidates())
+    return Drafted(growth.select(nodes), bound.cut(len(growth.levels), nodes), growth.levels, proposal)
 
 
 def verify(this: Round, tree: DraftTree) -> TargetRows:
@@ -137,7 +152,7 @@ def verify(this: Round, tree: DraftTree) -> TargetRows:
         models,
         now,
         layout.node_rows,
-        tree.token_ids.view(-1),
+        tree.token_ids.clamp(min=0).view(-1),  # an empty node is never accepted, whatever it is
         (now.length[:, None] + tree.depths).view(-1),
         mask=None if shape.chain else tree.window_mask.view(-1),
         selection=batch.selection.selection(shape.nodes),
@@ -178,15 +193,20 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     Head position p takes feature g[p] and token x[p + 1], so the row of a path node takes what the node chose.
     """
     models, batch, now, shape, layout = this
+    rows, path, emitted = layout.path_rows, accepted.path, accepted.emitted
+    if models.decoder.device.type == "cpu":  # where reading is free, not further than the longest path goes
+        width = int(accepted.emits.max())
+        rows, path, emitted = models.layouts.rows(batch.size, width), path[:, :width], emitted[:, :width]
     if not shape.chain:  # a chain's nodes are where they belong already
-        _move_path(this, accepted.path)
-        if features is not None:
-            features = features.index_select(0, (accepted.path + layout.node_rows.first_row_column).view(-1))
-    last = layout.path_rows.first_row + (accepted.emits - 1)  # [B]
-    out = run_head(models, now, layout.path_rows, now.length, accepted.emitted, features, last)
+        _move_path(this, path)
+    if features is not None:
+        features = features.index_select(0, (path + layout.node_rows.first_row_column).reshape(-1))
+    last = rows.first_row + (accepted.emits - 1)  # [B]
+    out = run_head(models, now, rows, now.length, emitted, features, last)
     batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
+    batch.remember(emitted)
     now.length.add_(accepted.emits)
-    now.bonus.copy_(accepted.emitted.view(-1).index_select(0, last))
+    now.bonus.copy_(emitted.reshape(-1).index_select(0, last))
 
 
 def catch_up(models: Models, batch: RunningBatch) -> None:
@@ -214,7 +234,7 @@ def _move_path(this: Round, path: Tensor) -> None:
     """Move the target's KV of the path's nodes from index L + node to L + depth."""
     models, _, now, _, layout = this
     size = models.decoder.page_size
-    window = torch.stack((path[:, 1:], layout.path_depths))  # [2, B, D]: from, to
+    window = torch.stack((path[:, 1:], layout.path_depths[:, : path.shape[1] - 1]))  # [2, B, D]: from, to
     index = window + now.length[:, None]
     page = now.page_table.expand(2, -1, -1).gather(2, index // size)
     slots = (page * size + index % size).view(2, -1)

@@ -68,7 +68,7 @@ class ServingReplay:
         found: list[DraftRound] = []
         lengths = [a.start for a in answers]
         while any(length < a.end - 1 for length, a in zip(lengths, answers, strict=True)):
-            tree, _, _ = draft(models, batch, plan)
+            tree = draft(models, batch, plan).tree
             truth = self._ahead(answers, lengths)  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the answer
             accepted = accept(tree, truth.gather(1, tree.depths), layout)
             emits = accepted.emits.tolist()
