@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fledge.engine import Engine, SamplingParams, TreeShape
+from fledge.engine.planner import FixedPlanner, RoundPlan
 from fledge.engine.request import Completion
 from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
@@ -125,6 +126,40 @@ def test_requests_without_speculation_share_the_batch(
     assert token_ids(answers) == token_ids(expected)
     assert [answer.stats.tau > 2 for answer in answers] == [True, False, True, False]
     assert answers[1].stats.drafted_rounds == 0
+
+
+class Uneven(RoundPlan):
+    """Every request gets a number of nodes of its own, some none."""
+
+    def __init__(self, bound: TreeShape) -> None:
+        super().__init__(bound)
+        self.rng, self.sizes = random.Random(5), Counter[int]()
+
+    def nodes(
+        self, scores: torch.Tensor, depths: torch.Tensor, *, apart: bool = False
+    ) -> tuple[int, torch.Tensor | None]:
+        if not apart:
+            return super().nodes(scores, depths)
+        counts = [self.rng.choice([0, 1, 3, self.bound.nodes - 1]) for _ in scores]
+        self.sizes.update(counts)
+        return 1 + max(counts), torch.tensor(counts)
+
+
+@pytest.mark.parametrize(
+    "shape", [TreeShape(3, 1, 4), TreeShape(4, 3, 12), TreeShape(2, 2, 10, lookup=7)], ids=str
+)
+def test_requests_may_have_trees_of_different_sizes(
+    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain.generate(prompts, max_tokens=30, ignore_eos=True)
+    plan = Uneven(shape)
+    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests: plan)
+    engine = Engine(target, scripted_head(target, expected, 0.8), max_batch=7, tree=shape)
+    answers = engine.generate(prompts, max_tokens=30, ignore_eos=True)
+    assert token_ids(answers) == token_ids(expected)
+    assert len(plan.sizes) >= 3
+    assert engine.stats().draft_tokens == sum(size * times for size, times in plan.sizes.items())
+    assert engine.stats().tau > 1.2
 
 
 def test_a_perfect_head_yields_depth_plus_one_tokens_a_round(

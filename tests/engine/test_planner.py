@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ def serve(
         depths_of = torch.tensor(
             [d for d, scores in enumerate(levels, start=1) for _ in range(scores.shape[1])]
         )
-        nodes = plan.nodes(torch.cat(levels, 1), depths_of)
+        nodes, _ = plan.nodes(torch.cat(levels, 1), depths_of)
         shape = plan.bound.cut(len(levels), nodes)
         accepted = []
         for _ in range(requests):
@@ -157,13 +158,19 @@ def test_costs_are_interpolated_and_extended() -> None:
     curve = CostCurve((1, 2, 4), (1.0, 2.0, 6.0))
     assert [curve.at(rows) for rows in (1, 2, 3, 4, 6)] == [1.0, 2.0, 4.0, 6.0, 10.0]
 
+    rows = np.arange(1, 8)
+    assert curve.over(rows).tolist() == [curve.at(int(n)) for n in rows]
 
-def test_timings_move_one_point_of_the_curve() -> None:
-    curve = CostCurve((1, 4), (1.0, 4.0))
-    for _ in range(100):
+
+def test_timings_move_the_points_beside_them() -> None:
+    curve = CostCurve((1, 4, 8), (1.0, 4.0, 8.0))
+    for _ in range(200):
         curve = curve.learned(2, 3.0)
-    assert curve.at(2) == pytest.approx(3.0, rel=1e-3)
-    assert (curve.at(1), curve.at(4)) == (1.0, 4.0)
+    assert curve.at(2) == pytest.approx(3.0, rel=1e-2)
+    assert 1.0 < curve.at(1) < 3.0
+    assert curve.at(8) == 8.0
+    curve = CostCurve((1, 4), (1.0, 4.0))
+    assert curve.learned(4, 5.0).seconds == pytest.approx((1.0, 4.1))
     assert curve.learned(1, 100.0).at(1) == pytest.approx(1.1)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from fledge.engine.build import EngineParts
-from fledge.engine.layout import TreeShape
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
 from fledge.engine.planner import PlannedShape, depth_masses
@@ -243,8 +242,9 @@ class EngineCore:
             self._learn(outcome, running, rows, time.perf_counter() - ready, ready - begun)
             if self._models.decoder.device.type == "cpu":  # elsewhere the clock sees launches, not work
                 spent = self._clock.read().since(clock)
+                verified = outcome.rows if outcome else len(running)
                 shape, levels = (outcome.shape, len(outcome.levels)) if outcome else (None, 0)
-                self._planner.time(len(running), shape, levels, spent.draft, spent.verify)
+                self._planner.time(len(running), shape, levels, verified, spent.draft, spent.verify)
         self._rounds += 1
         self._request_rounds += len(running)
         for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
@@ -276,15 +276,18 @@ class EngineCore:
             levels = [level[speculates] for level in levels]
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
         masses = depth_masses(depths, log_probs, outcome.shape.reach).tolist()
-        self._planner.observe(outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before)
+        self._planner.observe(
+            outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before, rows=outcome.rows
+        )
         if outcome.proposal is not None:
             self._planner.observe_lookup(outcome.proposal, rows)
-        self._count_drafts(outcome.shape, accepted)
+        self._count_drafts(outcome, accepted)
 
-    def _count_drafts(self, shape: TreeShape, depths: list[int]) -> None:
+    def _count_drafts(self, outcome: Outcome, depths: list[int]) -> None:
         """Record a round's trees; `depths` are the accepted depths of the requests that speculated."""
+        shape = outcome.shape
         self._drafts += len(depths)
-        self._draft_tokens += len(depths) * (shape.nodes - 1)
+        self._draft_tokens += min(outcome.rows - self._batch.size, len(depths) * (shape.nodes - 1))
         self._accepted_by_depth += [0] * (shape.reach - len(self._accepted_by_depth))
         for depth in depths:
             for index in range(depth):

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from fledge.engine.forwards import Models
 from fledge.engine.layout import TreeShape
 from fledge.target.batch import Decoder, ForwardBatch
 
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 _CONTEXT = 128  # tokens of prefix a measured row sees
 _TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # rows per request while measuring: a tree's nodes, a level's
 _REPEATS = 2
@@ -39,13 +40,27 @@ class CostCurve:
         share = (rows - low) / (high - low)
         return self.seconds[right - 1] + share * (self.seconds[right] - self.seconds[right - 1])
 
+    def over(self, rows: np.ndarray) -> np.ndarray:
+        """`at` for ascending numbers of rows [n]."""
+        if len(self.rows) == 1:
+            return np.full(len(rows), self.seconds[0])
+        last = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+        return np.interp(rows, self.rows, self.seconds) + last * np.clip(rows - self.rows[-1], 0, None)
+
     def learned(self, rows: int, seconds: float) -> CostCurve:
         """The curve with a new timing of this many rows taken in."""
         known = self.at(rows)
         low, high = _TIMING_RANGE
-        value = known + _TIMING_WEIGHT * (min(max(seconds, low * known), high * known) - known)
-        points = dict(zip(self.rows, self.seconds, strict=True)) | {rows: value}
-        return CostCurve(tuple(sorted(points)), tuple(points[n] for n in sorted(points)))
+        change = _TIMING_WEIGHT * (min(max(seconds, low * known), high * known) - known)
+        values = list(self.seconds)
+        right = min(bisect_left(self.rows, rows), len(values) - 1)
+        left = max(right - 1, 0)
+        share = 1.0
+        if left < right and rows < self.rows[right]:  # between two points: both move, the nearer one more
+            share = (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
+            values[left] += (1 - share) * change
+        values[right] += share * change
+        return CostCurve(self.rows, tuple(values))
 
 
 @dataclass(frozen=True)
@@ -55,11 +70,17 @@ class CostModel:
     target: CostCurve
     head: CostCurve
 
-    def round_seconds(self, requests: int, shape: TreeShape, levels: int | None = None) -> float:
-        """A speculative round: draft steps, verify, extend. `levels` were drafted if the tree was cut to `shape`."""
+    def round_seconds(
+        self, requests: int, shape: TreeShape, levels: int | None = None, rows: int | None = None
+    ) -> float:
+        """A speculative round: draft steps, verify, extend.
+
+        `levels` were drafted if the tree was cut to `shape`, `rows` verified if not all requests got as many.
+        """
+        rows = requests * shape.nodes if rows is None else rows
         drafted = shape.depth if levels is None else levels
         steps = max(drafted - 1, 0) * self.head.at(requests * shape.topk)
-        return steps + self.target.at(requests * shape.nodes) + self.head.at(requests * (shape.depth + 1))
+        return steps + self.target.at(rows) + self.head.at(requests * (shape.depth + 1))
 
     def plain_seconds(self, requests: int) -> float:
         """A plain round."""

@@ -103,22 +103,22 @@ def run_head(
     models: Models,
     now: Carried,
     layout: RowLayout,
-    start: Tensor,
+    positions: Tensor,
     token_ids: Tensor,
     features: Tensor | None,
     last: Tensor,
 ) -> DraftOutput:
-    """Extend the head by W positions per request, from `start` [B] on; `last` [B] are the rows that propose.
+    """Extend the head by the R `positions` of `layout`, from each request's length on; `last` [B] rows propose.
 
-    token_ids [B, W] are each position's NEXT token, features [B * W, 3 * Ht] the position's own.
+    token_ids [R] are each position's NEXT token, features [R, 3 * Ht] the position's own.
     """
     if models.head is None or models.head_kv is None or features is None:
         raise EngineError("this needs a draft head and the target's features; give the engine a head")
     rows = ForwardBatch(
-        token_ids=token_ids.reshape(-1).to(torch.int32),
-        positions=(start[:, None] + layout.steps).clamp_(max=models.last_position).view(-1),
+        token_ids=token_ids.to(torch.int32),
+        positions=positions.clamp(max=models.last_position),
         row_start=layout.row_start,
-        prefix_length=start - now.head_start,
+        prefix_length=now.length - now.head_start,
         window_offset=layout.no_offset,
         page_table=now.head_pages,
         logit_rows=last.to(torch.int32),

@@ -22,6 +22,8 @@ from fledge.engine.follow import Follower, Slots
 from fledge.engine.layout import TreeLayout, TreeShape
 from fledge.engine.lookup import Proposal
 
+_EMPTY = 1 << 40  # stands for the number of a candidate that isn't there
+
 
 class TreeGrowth:
     """B trees while they grow. B requests, K topk, N nodes, D depth."""
@@ -95,12 +97,21 @@ class TreeGrowth:
             (depths, self._layout.lookup_depth)
         )
 
-    def select(self, nodes: int) -> DraftTree:
-        """The trees of the N - 1 best candidates each, root first, parents before children."""
+    def select(self, nodes: int, counts: Tensor | None = None) -> DraftTree:
+        """The trees of the N - 1 best candidates each, root first, parents before children.
+
+        `counts` [B]: how many of them each request really gets; the nodes left over are empty and come last.
+        """
         layout, topk = self._layout, self._shape.topk
         scores, depths = self.candidates()
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
+        empty = None
+        if counts is not None:
+            order = order.masked_fill(torch.arange(nodes - 1, device=order.device) >= counts[:, None], _EMPTY)
         chosen = torch.cat((layout.root, (order + 1).sort(1).values), 1)  # [B, N] candidate numbers
+        if counts is not None:
+            empty = chosen > _EMPTY
+            numbers, chosen = chosen, chosen.masked_fill(empty, 0)
         expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
         family = (chosen - 1).div_(topk, rounding_mode="floor").clamp_(0, expanded.shape[1] - 1)
         parent_candidate = expanded.gather(1, family)
@@ -110,16 +121,25 @@ class TreeGrowth:
             own = self._slots.parents.gather(1, slot.clamp(min=0))
             parent_candidate = torch.where(slot >= 0, own, parent_candidate)
             tokens = torch.cat((tokens, self._slots.token_ids), 1)
-        parents = torch.searchsorted(chosen, parent_candidate)  # [B, N]; the root's own is 0
+        parents = torch.searchsorted(
+            chosen if empty is None else numbers, parent_candidate
+        )  # [B, N]; the root's own is 0
         mask, ancestor = layout.node_bit[:nodes].expand_as(parents), parents
         for _ in range(self._shape.reach.bit_length()):  # a mask covers 1, 2, 4, ... generations
             mask = mask | mask.gather(1, ancestor)
             ancestor = ancestor.gather(1, ancestor)
         parents[:, 0] = -1
-        return DraftTree(
+        tree = DraftTree(
             token_ids=tokens.gather(1, chosen),
             parents=parents,
             depths=torch.cat((layout.candidate_depth[:1], depths))[chosen],
             window_mask=mask,
             log_probs=torch.cat((layout.no_scores, scores), 1).gather(1, chosen),
+        )
+        if empty is None:
+            return tree
+        return tree._replace(
+            token_ids=tree.token_ids.masked_fill(empty, -1),
+            depths=tree.depths.masked_fill(empty, 1),
+            log_probs=tree.log_probs.masked_fill(empty, -torch.inf),
         )

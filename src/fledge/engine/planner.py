@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,9 +96,12 @@ class RoundPlan:
         """Whether level + 1 is drafted; `open_mass` [B] is the probability that it is only named if it is."""
         return True
 
-    def nodes(self, scores: Tensor, depths: Tensor) -> int:
-        """How many nodes are verified, of candidates with cumulative log probabilities [B, C] at depths [C]."""
-        return self.bound.nodes
+    def nodes(self, scores: Tensor, depths: Tensor, *, apart: bool = False) -> tuple[int, Tensor | None]:
+        """How many nodes are verified, of candidates with cumulative log probabilities [B, C] at depths [C].
+
+        Where requests may have numbers of their own (`apart`) also those [B], roots left out; None: all have the same.
+        """
+        return self.bound.nodes, None
 
 
 class _ConfidentPlan(RoundPlan):
@@ -111,26 +115,35 @@ class _ConfidentPlan(RoundPlan):
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
         beliefs = self._planner.beliefs
-        mass = float(open_mass.sum()) * beliefs.calibration[level]
+        share = beliefs.calibration[level] * beliefs.next_level(level)
         cost, requests = self._planner.cost, self._requests
         step = cost.head.at(requests * self.bound.topk)
-        # One more node for each request.
+        # One more node for each request that is likely enough to use it.
         row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))
-        return mass * beliefs.next_level(level) > self._rate * self._scale * (step + row)
+        price = self._rate * self._scale * row / requests
+        return float((open_mass * share - price).clamp(min=0).sum()) > self._rate * self._scale * step
 
-    def nodes(self, scores: Tensor, depths: Tensor) -> int:
-        beliefs = self._planner.beliefs
-        worth = scores.exp() * beliefs.calibration_of(depths)
-        best = worth.sort(1, descending=True).values.sum(0).cumsum(0).tolist()
-        verify, requests = self._planner.cost.target, self._requests
-        chosen, most = 1, -self._rate * self._scale * verify.at(requests)
-        for count in NODES:
-            if count > min(len(best) + 1, self.bound.nodes):
-                continue
-            value = best[count - 2] - self._rate * self._scale * verify.at(requests * count)
-            if value > most:
-                chosen, most = count, value
-        return chosen
+    def nodes(self, scores: Tensor, depths: Tensor, *, apart: bool = False) -> tuple[int, Tensor | None]:
+        worth = scores.exp() * self._planner.beliefs.calibration_of(depths)
+        best = worth.sort(1, descending=True).values[:, : self.bound.nodes - 1]
+        requests = len(worth)
+        if apart and requests > 1:
+            counts = self._shared_out(best.numpy(force=True))
+            return 1 + int(counts.max()), torch.from_numpy(counts)
+        gains = np.concatenate(([0.0], best.sum(0).numpy(force=True).cumsum()))
+        return 1 + self._most_worth(gains, requests * np.arange(1, len(gains) + 1)), None
+
+    def _shared_out(self, best: np.ndarray) -> np.ndarray:
+        """Nodes [B] for each request, from the worth of its candidates [B, C], best first: the best of all requests."""
+        requests, width = best.shape
+        order = (-best).argsort(axis=None, kind="stable")
+        gains = np.concatenate(([0.0], best.ravel()[order].cumsum()))
+        count = self._most_worth(gains, requests + np.arange(len(gains)))
+        return np.bincount(order[:count] // width, minlength=requests)
+
+    def _most_worth(self, gains: np.ndarray, rows: np.ndarray) -> int:
+        """Index of the best of several verifies: expected tokens `gains` [n] from `rows` [n] rows."""
+        return int((gains - self._rate * self._scale * self._planner.cost.target.over(rows)).argmax())
 
 
 class Planner:
@@ -200,16 +213,17 @@ class Planner:
         levels: Sequence[Tensor] = (),
         *,
         catch_up: float = 0.0,
+        rows: int | None = None,
     ) -> None:
         """Learn from a round.
 
         `shape` is the verified tree's, None: plain. `depths` are the accepted depths of the requests that speculated,
         `masses` the verified nodes' summed probabilities by depth, 1 first, `levels` the drafted levels' cumulative
-        log probabilities [B, C]. `catch_up` seconds came before the round.
+        log probabilities [B, C]. `catch_up` seconds came before the round. `rows` were verified; left out, the shape's.
         """
         tokens = requests + sum(depths)
         record = self._count(shape, requests, tokens, seconds)
-        self._time_round(shape, requests, seconds, len(levels))
+        self._time_round(shape, requests, seconds, len(levels), rows)
         if shape is not None:
             self.beliefs.observe(depths, masses)
             if levels and record.rounds % _LOOK_ROUNDS == 1:
@@ -228,12 +242,14 @@ class Planner:
         record.seconds += seconds
         return record
 
-    def _time_round(self, shape: TreeShape | None, requests: int, seconds: float, levels: int) -> None:
+    def _time_round(
+        self, shape: TreeShape | None, requests: int, seconds: float, levels: int, rows: int | None
+    ) -> None:
         """Take in what a whole round took, relative to what was predicted."""
         speculative = shape is not None
         predicted = self.cost.plain_seconds(requests)
         if shape is not None:
-            predicted = self.cost.round_seconds(requests, shape, levels or None)
+            predicted = self.cost.round_seconds(requests, shape, levels or None, rows)
         key = _group(requests), speculative
         known = self._ratio(requests, speculative)
         ratio = min(max(seconds / max(predicted, 1e-9), _RANGE[0] * known), _RANGE[1] * known)
@@ -247,9 +263,10 @@ class Planner:
         """Learn what prompt lookup is worth; each row: how many tokens were emitted, then the tokens."""
         self.match_rates.observe(proposal, rows)
 
-    def time(self, requests: int, shape: TreeShape | None, levels: int, draft: float, verify: float) -> None:
-        """Take in how long a round's draft steps and its verify took, in seconds; `shape` None: a plain round."""
-        rows = requests * (shape.nodes if shape else 1)
+    def time(
+        self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
+    ) -> None:
+        """Take in how long a round's draft steps and its verify of `rows` took, in seconds; `shape` None: plain."""
         target, head = self.cost.target.learned(rows, verify), self.cost.head
         if shape is not None and shape.depth and levels > 1:
             head = head.learned(requests * shape.topk, draft / (levels - 1))
@@ -337,7 +354,9 @@ class FixedPlanner(Planner):
         """Whether the tree isn't PLAIN."""
         return self._fixed is not None
 
-    def time(self, requests: int, shape: TreeShape | None, levels: int, draft: float, verify: float) -> None:
+    def time(
+        self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
+    ) -> None:
         """Nothing depends on it."""
 
     def observe(
@@ -350,6 +369,7 @@ class FixedPlanner(Planner):
         levels: Sequence[Tensor] = (),
         *,
         catch_up: float = 0.0,
+        rows: int | None = None,
     ) -> None:
         """Only counts."""
         self._count(shape, requests, requests + sum(depths), seconds)

@@ -25,7 +25,7 @@ from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
-from fledge.engine.layout import TreeLayout, TreeShape
+from fledge.engine.layout import RowLayout, TreeLayout, TreeShape
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, find
 from fledge.engine.phases import PhaseClock
@@ -41,6 +41,8 @@ class Round(NamedTuple):
     now: Carried
     shape: TreeShape
     layout: TreeLayout
+    rows: RowLayout  # of the R rows that are verified
+    picked: Tensor | None  # [R] int64, which of the B * N nodes they are; None: all
 
 
 class Accepted(NamedTuple):
@@ -61,6 +63,7 @@ class Outcome(NamedTuple):
     levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
     path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
     proposal: Proposal | None  # from prompt lookup
+    rows: int  # of all requests that were verified
 
 
 class PlainOutcome(NamedTuple):
@@ -72,13 +75,17 @@ class PlainOutcome(NamedTuple):
 
 def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
     """Draft, verify, accept, extend."""
-    tree, shape, levels, proposal = draft(models, batch, plan)
-    this = Round(models, batch, batch.view(), shape, models.layouts.tree(batch.size, shape))
+    tree, shape, levels, proposal, counts = draft(models, batch, plan)
+    layout = models.layouts.tree(batch.size, shape)
+    rows, picked = layout.node_rows, None
+    if counts is not None:
+        rows, picked = _some_rows(rows, counts + 1)
+    this = Round(models, batch, batch.view(), shape, layout, rows, picked)
     clock.lap("draft")
     verified = verify(this, tree)
     clock.lap("verify")
     accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
-    path_rows = accepted.path + this.layout.node_rows.first_row_column
+    path_rows = accepted.path + rows.first_row_column
     selection = batch.selection.selection(shape.nodes)
     logprobs = _logprobs(selection, verified, path_rows, accepted.emitted)
     batch.selection.count(accepted.emitted, accepted.emits)
@@ -86,7 +93,8 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
     extend(this, accepted, verified.features)
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
-    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path, proposal)
+    count = batch.size * shape.nodes if picked is None else len(picked)
+    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path, proposal, count)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
@@ -117,6 +125,9 @@ class Drafted(NamedTuple):
     shape: TreeShape
     levels: list[Tensor]  # as in Outcome
     proposal: Proposal | None
+    counts: Tensor | None = (
+        None  # [B] int64, nodes of each request below the root; None: all have the shape's
+    )
 
 
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
@@ -141,25 +152,40 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
         parent = growth.expand(out.token_ids, out.log_probs)
         if parent is not None:
             hidden = out.hidden.index_select(0, (parent + layout.draft_rows.first_row_column).view(-1))
-    nodes = plan.nodes(*growth.candidates())
-    return Drafted(growth.select(nodes), bound.cut(len(growth.levels), nodes), growth.levels, proposal)
+    # Where logits are edited or sampled from, every request has the same number of rows.
+    scores, depths = growth.candidates()
+    speculates = batch.speculating()[1]
+    if speculates is not None:
+        scores = scores.masked_fill(~speculates[:, None], -torch.inf)
+    nodes, counts = plan.nodes(scores, depths, apart=batch.selection.selection(1) is None)
+    shape = bound.cut(len(growth.levels), nodes)
+    return Drafted(growth.select(nodes, counts), shape, growth.levels, proposal, counts)
 
 
 def verify(this: Round, tree: DraftTree) -> TargetRows:
-    """One target forward over all B * N nodes; chosen [B, N], features [B * N, 3 * Ht] kept for extend."""
-    models, batch, now, shape, layout = this
+    """One target forward over the trees' nodes; chosen [B, N], features [R, 3 * Ht] kept for extend."""
+    models, batch, now, shape, _, layout, picked = this
+    tokens = tree.token_ids.clamp(min=0).view(-1)  # an empty node is never accepted, whatever it is
+    positions = (now.length[:, None] + tree.depths).view(-1)
+    mask = None if shape.chain else tree.window_mask.view(-1)
+    if picked is not None:
+        tokens, positions = tokens[picked], positions[picked]
+        mask = None if mask is None else mask[picked]
     rows = run_target(
         models,
         now,
-        layout.node_rows,
-        tree.token_ids.clamp(min=0).view(-1),  # an empty node is never accepted, whatever it is
-        (now.length[:, None] + tree.depths).view(-1),
-        mask=None if shape.chain else tree.window_mask.view(-1),
+        layout,
+        tokens,
+        positions,
+        mask=mask,
         selection=batch.selection.selection(shape.nodes),
         features=True,
         tree=tree,
     )
-    return rows._replace(chosen=rows.chosen.view(-1, shape.nodes))
+    chosen = rows.chosen
+    if picked is not None:
+        chosen = chosen.new_full((batch.size * shape.nodes,), -1).index_copy_(0, picked, chosen)
+    return rows._replace(chosen=chosen.view(-1, shape.nodes))
 
 
 def accept(tree: DraftTree, chosen: Tensor, layout: TreeLayout, speculates: Tensor | None = None) -> Accepted:
@@ -192,21 +218,24 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
 
     Head position p takes feature g[p] and token x[p + 1], so the row of a path node takes what the node chose.
     """
-    models, batch, now, shape, layout = this
-    rows, path, emitted = layout.path_rows, accepted.path, accepted.emitted
-    if models.decoder.device.type == "cpu":  # where reading is free, not further than the longest path goes
-        width = int(accepted.emits.max())
-        rows, path, emitted = models.layouts.rows(batch.size, width), path[:, :width], emitted[:, :width]
+    models, batch, now, shape, layout = this[:5]
+    path, emitted, rows = accepted.path, accepted.emitted, layout.path_rows
+    positions = now.length[:, None] + rows.steps
+    tokens, source = emitted.reshape(-1), (path + this.rows.first_row_column).reshape(-1)
+    if models.decoder.device.type == "cpu":  # where reading is free, no further than each path goes
+        rows, some = _some_rows(rows, accepted.emits)
+        path = path[:, : int(accepted.emits.max())]
+        positions, tokens, source = positions.view(-1)[some], tokens[some], source[some]
     if not shape.chain:  # a chain's nodes are where they belong already
         _move_path(this, path)
     if features is not None:
-        features = features.index_select(0, (path + layout.node_rows.first_row_column).reshape(-1))
+        features = features.index_select(0, source)
     last = rows.first_row + (accepted.emits - 1)  # [B]
-    out = run_head(models, now, rows, now.length, emitted, features, last)
+    out = run_head(models, now, rows, positions.view(-1), tokens, features, last)
     batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
     batch.remember(emitted)
     now.length.add_(accepted.emits)
-    now.bonus.copy_(emitted.reshape(-1).index_select(0, last))
+    now.bonus.copy_(tokens.index_select(0, last))
 
 
 def catch_up(models: Models, batch: RunningBatch) -> None:
@@ -221,6 +250,15 @@ def catch_up(models: Models, batch: RunningBatch) -> None:
     )
 
 
+def _some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
+    """Only the first `counts` [B] of each request's rows: their layout, and which of all rows they are."""
+    ends = counts.cumsum(0)
+    first = ends - counts
+    index = (layout.steps < counts[:, None]).view(-1).nonzero()[:, 0]
+    start = torch.cat((layout.no_offset[:1], ends.to(torch.int32)))
+    return layout._replace(row_start=start, first_row=first, first_row_column=first[:, None]), index
+
+
 def _logprobs(
     selection: Selection | None, rows: TargetRows, path_rows: Tensor | None, emitted: Tensor
 ) -> PathLogprobs | None:
@@ -232,7 +270,7 @@ def _logprobs(
 
 def _move_path(this: Round, path: Tensor) -> None:
     """Move the target's KV of the path's nodes from index L + node to L + depth."""
-    models, _, now, _, layout = this
+    models, _, now, _, layout = this[:5]
     size = models.decoder.page_size
     window = torch.stack((path[:, 1:], layout.path_depths[:, : path.shape[1] - 1]))  # [2, B, D]: from, to
     index = window + now.length[:, None]

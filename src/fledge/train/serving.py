@@ -175,7 +175,8 @@ class ServingReplay:
             ]
         ).to(self._target.device)
         last = layout.first_row + (emits - 1)
-        out = run_head(models, now, layout, now.length, truth.clamp(min=0), features, last)
+        positions = (now.length[:, None] + layout.steps).view(-1)
+        out = run_head(models, now, layout, positions, truth.clamp(min=0).view(-1), features, last)
         now.first_token_ids.copy_(out.token_ids)
         now.first_log_probs.copy_(out.log_probs)
         now.hidden.copy_(out.hidden.index_select(0, last))
