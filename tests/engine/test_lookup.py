@@ -23,6 +23,7 @@ from tests.engine.test_lossless import SETTINGS, token_ids
 
 CPU = torch.device("cpu")
 TREES = [
+    TreeShape(0, 1, 6, lookup=5),  # nothing but lookup
     TreeShape(1, 2, 6, lookup=4),
     TreeShape(3, 1, 6, lookup=5),
     TreeShape(3, 3, 12, lookup=3),
@@ -148,13 +149,14 @@ def test_greedy_output_equals_plain_decode(
     assert token_ids(answers) == token_ids(expected)
 
 
+@pytest.mark.parametrize("shape", [TREES[0], TREES[3]], ids=str)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_sampled_output_equals_plain_sampled_output(
-    target: Target, plain: Engine, prompts: list[list[int]], setting: dict[str, float]
+    target: Target, plain: Engine, prompts: list[list[int]], setting: dict[str, float], shape: TreeShape
 ) -> None:
     sampling = {"max_tokens": 24, "seed": 77, "ignore_eos": True, **setting}
     expected = plain.generate(prompts[:12], **sampling)  # type: ignore[arg-type]
-    engine = Engine(target, scripted_head(target, expected, 0.7), max_batch=5, tree=TREES[2])
+    engine = Engine(target, scripted_head(target, expected, 0.7), max_batch=5, tree=shape)
     assert token_ids(engine.generate(prompts[:12], **sampling)) == token_ids(expected)  # type: ignore[arg-type]
 
 

@@ -136,7 +136,7 @@ class Uneven(RoundPlan):
         self.rng, self.sizes = random.Random(5), Counter[int]()
 
     def nodes(
-        self, scores: torch.Tensor, depths: torch.Tensor, *, apart: bool = False
+        self, scores: torch.Tensor, depths: torch.Tensor | None, *, apart: bool = False
     ) -> tuple[int, torch.Tensor | None]:
         if not apart:
             return super().nodes(scores, depths)

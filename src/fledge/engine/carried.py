@@ -175,12 +175,19 @@ class RunningBatch:
 
     def fall_behind(self, chosen: Tensor, features: Tensor) -> None:
         """Keep what the head needs of a plain round: the new tokens [B] and the features [B, 3 * Ht] before them."""
-        now = self.view()
-        row = torch.arange(self.size, device=self.device)
-        column = now.length % self.sizes.pending
-        now.recent_tokens[row, column] = chosen
-        now.recent_features[row, column] = features
+        self._keep(torch.arange(self.size, device=self.device), self.view().length, chosen, features)
         self.pending[: self.size] += 1
+
+    def fall_further(self, emits: Tensor, place: Tensor, chosen: Tensor, features: Tensor) -> None:
+        """The same of a round that emitted `emits` [B] tokens each: all R of them, each at L + `place`."""
+        row = torch.arange(self.size, device=self.device).repeat_interleave(emits)
+        self._keep(row, self.view().length[row] + place, chosen, features)
+        self.pending[: self.size] += emits.numpy(force=True)
+
+    def _keep(self, row: Tensor, position: Tensor, tokens: Tensor, features: Tensor) -> None:
+        now, column = self.view(), position % self.sizes.pending
+        now.recent_tokens[row, column] = tokens
+        now.recent_features[row, column] = features
 
     def remember(self, tokens: Tensor) -> None:
         """Take a round's tokens [B, W], the first of them x[L + 1]; later rounds overwrite what wasn't emitted."""

@@ -19,7 +19,7 @@ from fledge.engine.phases import PhaseClock, PhaseSeconds
 from fledge.engine.planner import PlannedShape, depth_masses
 from fledge.engine.prefill import PrefillChunk, prefill_head, prefill_target
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
-from fledge.engine.round import Outcome, catch_up, plain_round, speculative_round
+from fledge.engine.round import Outcome, catch_up, lookup_round, plain_round, speculative_round
 from fledge.engine.stops import StopWatch
 from fledge.engine.trace import tree_traces
 from fledge.errors import EngineError
@@ -227,13 +227,14 @@ class EngineCore:
         plan = self._planner.choose(len(running)) if speculating else None
         self._clock.lap("host")
         begun = time.perf_counter()
-        if plan is not None:
+        if plan is not None and plan.drafts:
             catch_up(self._models, self._batch)
             self._clock.lap("extend")
         ready, clock = time.perf_counter(), self._clock.read()
-        outcome = (
-            speculative_round(self._models, self._batch, plan, self._clock) if plan is not None else None
-        )
+        outcome = None
+        if plan is not None:
+            speculate = speculative_round if plan.drafts else lookup_round
+            outcome = speculate(self._models, self._batch, plan, self._clock)
         made = plain_round(self._models, self._batch, self._clock) if outcome is None else outcome
         rows = made.emitted.tolist()  # the round's only value read on the host
         told = made.logprobs.read([row[1:] for row in rows]) if made.logprobs else {}

@@ -20,8 +20,8 @@ MASK_BITS = 64  # a window mask is one 64-bit integer
 class TreeShape:
     """A draft tree: `depth` levels below the root, `topk` children per expanded node, `nodes` in all, root included.
 
-    `depth` 0 is plain decode. `topk` 1 is a chain. `lookup` more candidates, a chain, may come from the request's own
-    tokens (see `lookup.py`), so that the tree may become deeper than `depth`.
+    `depth` 0 is plain decode, or nothing but lookup. `topk` 1 is a chain. `lookup` more candidates, a chain, may come
+    from the request's own tokens (see `lookup.py`), so that the tree may become deeper than `depth`.
     """
 
     depth: int
@@ -52,7 +52,7 @@ class TreeShape:
     @property
     def candidates(self) -> int:
         """Nodes that are proposed, of which the best become the tree."""
-        return self.topk + self.expanded * self.topk + self.lookup if self.depth else 0
+        return (self.topk + self.expanded * self.topk if self.depth else 0) + self.lookup
 
     def cut(self, levels: int, nodes: int) -> TreeShape:
         """The shape of a tree that stopped after `levels` levels and was cut to `nodes` nodes."""
@@ -67,7 +67,7 @@ class TreeShape:
     @property
     def chain(self) -> bool:
         """True if every node has at most one child."""
-        return self.topk == 1 and not self.lookup
+        return not self.depth or (self.topk == 1 and not self.lookup)
 
     @property
     def window(self) -> int:

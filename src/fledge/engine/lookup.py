@@ -10,6 +10,9 @@ decoding, Saxena 2023; n-gram speculation in vLLM and SGLang).
 Here the proposal isn't used instead of the head's tree but within it (see `growth.py`). For that it needs a
 probability: `rates[n]` is the share of tokens after matches of length n that were what the target chose. A match that
 has come true is one token longer, so the d-th proposed token has the product of rates[n] .. rates[n + d - 1].
+
+Where the head doesn't pay, as with many requests, proposals alone are verified: they need no draft step, and the head
+needn't follow.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fledge.draft.tree import DraftTree
 
 LONGEST = 10  # matches are told apart up to this length
 _PRIOR = (
@@ -43,6 +48,21 @@ class Proposal(NamedTuple):
     token_ids: Tensor  # [B, M] int64; -1 throughout where nothing repeats
     log_probs: Tensor  # [B, M] float32, each token's given those before it; -inf where there is none
     matched: Tensor  # [B] int64, length of the match; 0: none
+
+
+def chain(proposal: Proposal, root: Tensor, node_bit: Tensor, counts: Tensor) -> DraftTree:
+    """The first `counts` [B] tokens of each proposal as a tree below `root` [B, 1], without a head's."""
+    size = int(counts.max()) + 1
+    node = torch.arange(size, device=root.device)
+    tokens = torch.cat((root, proposal.token_ids[:, : size - 1]), 1)
+    log_probs = torch.nn.functional.pad(proposal.log_probs[:, : size - 1].cumsum(1), (1, 0))
+    return DraftTree(
+        token_ids=tokens.masked_fill(node > counts[:, None], -1),
+        parents=(node - 1).expand_as(tokens),
+        depths=node.expand_as(tokens),
+        window_mask=node_bit[:size].cumsum(0).expand_as(tokens),
+        log_probs=log_probs,
+    )
 
 
 class MatchRates:

@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.lookup import MatchRates, Proposal
+from fledge.engine.plans import ConfidentPlan, RoundPlan
 
 MAX_DEPTH = 8
 MAX_NODES = 32
@@ -69,7 +69,8 @@ class _BatchSize:
     """What is remembered of a batch size, or of the group of sizes it belongs to."""
 
     speculates: bool = False
-    gain: float = 1.0  # measured over predicted tokens per second of speculation
+    gain: float = 1.0  # measured over predicted tokens per second of speculation with the head,
+    copied: float = 1.0  # and without it, lookup's drafts over none
     since_plain: int = 0  # rounds since plain decode was tried,
     plain_wait: int = _PLAIN_TRY_ROUNDS[0]  # and until it is tried again
 
@@ -82,68 +83,6 @@ def most_nodes(topk: int) -> int:
 def _group(requests: int) -> int:
     """Batch sizes that share what was measured: up to 4 each its own, then half a power of two apart."""
     return requests if requests <= 4 else next(n for n in _GROUPS if requests <= n or n == _GROUPS[-1])
-
-
-class RoundPlan:
-    """Bounds of one round's tree, and the decisions taken while it grows."""
-
-    def __init__(self, bound: TreeShape, match_rates: MatchRates | None = None) -> None:
-        """A fixed tree: always grown to `bound`. `match_rates`: what proposals of prompt lookup are worth."""
-        self.bound = bound
-        self.match_rates = match_rates or MatchRates()
-
-    def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
-        """Whether level + 1 is drafted; `open_mass` [B] is the probability that it is only named if it is."""
-        return True
-
-    def nodes(self, scores: Tensor, depths: Tensor, *, apart: bool = False) -> tuple[int, Tensor | None]:
-        """How many nodes are verified, of candidates with cumulative log probabilities [B, C] at depths [C].
-
-        Where requests may have numbers of their own (`apart`) also those [B], roots left out; None: all have the same.
-        """
-        return self.bound.nodes, None
-
-
-class _ConfidentPlan(RoundPlan):
-    """Decides by the tree's own probabilities."""
-
-    def __init__(self, bound: TreeShape, planner: Planner, requests: int) -> None:
-        super().__init__(bound, planner.match_rates)
-        self._planner, self._requests = planner, requests
-        self._rate = planner.rate(requests)
-        self._scale = planner.scale(requests)
-
-    def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
-        beliefs = self._planner.beliefs
-        share = beliefs.calibration[level] * beliefs.next_level(level)
-        cost, requests = self._planner.cost, self._requests
-        step = cost.head.at(requests * self.bound.topk)
-        # One more node for each request that is likely enough to use it.
-        row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))
-        price = self._rate * self._scale * row / requests
-        return float((open_mass * share - price).clamp(min=0).sum()) > self._rate * self._scale * step
-
-    def nodes(self, scores: Tensor, depths: Tensor, *, apart: bool = False) -> tuple[int, Tensor | None]:
-        worth = scores.exp() * self._planner.beliefs.calibration_of(depths)
-        best = worth.sort(1, descending=True).values[:, : self.bound.nodes - 1]
-        requests = len(worth)
-        if apart and requests > 1:
-            counts = self._shared_out(best.numpy(force=True))
-            return 1 + int(counts.max()), torch.from_numpy(counts)
-        gains = np.concatenate(([0.0], best.sum(0).numpy(force=True).cumsum()))
-        return 1 + self._most_worth(gains, requests * np.arange(1, len(gains) + 1)), None
-
-    def _shared_out(self, best: np.ndarray) -> np.ndarray:
-        """Nodes [B] for each request, from the worth of its candidates [B, C], best first: the best of all requests."""
-        requests, width = best.shape
-        order = (-best).argsort(axis=None, kind="stable")
-        gains = np.concatenate(([0.0], best.ravel()[order].cumsum()))
-        count = self._most_worth(gains, requests + np.arange(len(gains)))
-        return np.bincount(order[:count] // width, minlength=requests)
-
-    def _most_worth(self, gains: np.ndarray, rows: np.ndarray) -> int:
-        """Index of the best of several verifies: expected tokens `gains` [n] from `rows` [n] rows."""
-        return int((gains - self._rate * self._scale * self._planner.cost.target.over(rows)).argmax())
 
 
 class Planner:
@@ -179,7 +118,7 @@ class Planner:
             self._bounds.clear()
             self._age = 0
         shape, speed = self._best(requests)
-        ratio = speed / self._plain_speed(requests)
+        ratio = speed / self.headless_speed(requests)
         if self._try_left:
             self._try_left -= 1
             return self._plan(shape, requests)
@@ -187,7 +126,7 @@ class Planner:
         size.speculates = ratio > (_LEAVE if size.speculates else _ENTER)
         if not size.speculates:
             if self._credit < 0 or shape == PLAIN:
-                return None
+                return self._copying(requests)
             self._try_left = _TRY_LENGTH - 1
             return self._plan(shape, requests)
         size.since_plain += 1
@@ -201,7 +140,7 @@ class Planner:
     def pays(self, requests: int) -> bool:
         """Whether speculation is expected to pay at this batch size."""
         shape, speed = self._best(requests)
-        return shape != PLAIN and speed > _ENTER * self._plain_speed(requests)
+        return shape != PLAIN and speed > _ENTER * self.headless_speed(requests)
 
     def observe(
         self,
@@ -223,16 +162,20 @@ class Planner:
         """
         tokens = requests + sum(depths)
         record = self._count(shape, requests, tokens, seconds)
-        self._time_round(shape, requests, seconds, len(levels), rows)
-        if shape is not None:
+        size, drafted = self._sizes[_group(requests)], shape is not None and bool(levels or shape.depth)
+        if drafted or shape is None:
+            self._time_round(shape, requests, seconds, len(levels), rows)
+        if not drafted:
+            measured = min(max(tokens / seconds / self._plain_speed(requests), 0.5), 16.0)
+            size.copied += _STEP * (measured - size.copied)
+        if shape is not None and drafted:
             self.beliefs.observe(depths, masses)
             if levels and record.rounds % _LOOK_ROUNDS == 1:
                 self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
-            size = self._sizes[_group(requests)]
             expected = self._predicted(requests)[1] / self.scale(requests)
             measured = min(max(tokens / seconds / max(expected, 1e-9), 0.25), 4.0)
             size.gain += _STEP / 2 * (measured - size.gain)
-        self._keep_books(requests, shape is not None, seconds + catch_up, tokens)
+        self._keep_books(requests, drafted, seconds + catch_up, tokens)
 
     def _count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
         record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
@@ -274,11 +217,15 @@ class Planner:
 
     def rate(self, requests: int) -> float:
         """mu: tokens per second at this batch size, over all requests."""
-        return max(self._best(requests)[1], self._plain_speed(requests))
+        return max(self._best(requests)[1], self.headless_speed(requests))
 
-    def scale(self, requests: int) -> float:
-        """Measured over predicted seconds of speculative rounds at this batch size."""
-        return self._ratio(requests, True)
+    def headless_speed(self, requests: int) -> float:
+        """Tokens per second at this batch size without the head, lookup's drafts included."""
+        return self._plain_speed(requests) * self._sizes[_group(requests)].copied
+
+    def scale(self, requests: int, *, drafts: bool = True) -> float:
+        """Measured over predicted seconds of rounds with the head, or without, at this batch size."""
+        return self._ratio(requests, drafts)
 
     def explain(self) -> list[PlannedShape]:
         """What was used and what came of it, most used first."""
@@ -290,13 +237,19 @@ class Planner:
         if not self._confident:
             return RoundPlan(replace(shape, lookup=self._lookup), self.match_rates)
         deepest = TreeShape(MAX_DEPTH, shape.topk, most_nodes(shape.topk), self._lookup)
-        return _ConfidentPlan(deepest, self, requests)
+        return ConfidentPlan(deepest, self, requests)
+
+    def _copying(self, requests: int) -> RoundPlan | None:
+        """Without the head: lookup's drafts, as far as they pay."""
+        if not self._confident or not self._lookup:
+            return None
+        return ConfidentPlan(TreeShape(0, 1, self._lookup + 1, self._lookup), self, requests)
 
     def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
         """Tries are paid from a share of all time; what a try costs is what plain decode would have taken less."""
         self._credit = min(self._credit + _TRY_SHARE * seconds, 1.0)
         if speculative and not self._sizes[_group(requests)].speculates:
-            self._credit -= max(seconds - tokens / self._plain_speed(requests), 0.0)
+            self._credit -= max(seconds - tokens / self.headless_speed(requests), 0.0)
 
     def _ratio(self, requests: int, speculative: bool) -> float:
         """Measured over predicted seconds: of this batch size, else of the nearest one, else of any round."""

@@ -27,9 +27,9 @@ from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
-from fledge.engine.lookup import Proposal, find
+from fledge.engine.lookup import Proposal, chain, find
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner import RoundPlan
+from fledge.engine.plans import RoundPlan
 from fledge.engine.rows import Selection
 
 
@@ -75,7 +75,31 @@ class PlainOutcome(NamedTuple):
 
 def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
     """Draft, verify, accept, extend."""
-    tree, shape, levels, proposal, counts = draft(models, batch, plan)
+    return _finish(models, batch, draft(models, batch, plan), clock, follow=True)
+
+
+def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome | None:
+    """A round whose drafts are all copied; the head falls behind. None, and nothing done, if none is worth it."""
+    now, speculates = batch.view(), batch.speculating()[1]
+    proposal = find(now.history, now.length, plan.bound.lookup, plan.match_rates.log_rates(now.length.device))
+    scores = proposal.log_probs.cumsum(1)
+    if speculates is not None:
+        scores = scores.masked_fill(~speculates[:, None], -torch.inf)
+    nodes, counts = plan.nodes(scores, None, apart=batch.selection.selection(1) is None)
+    if nodes == 1:
+        return None
+    shape = TreeShape(0, 1, nodes, nodes - 1)
+    layout = models.layouts.tree(batch.size, shape)
+    size = counts if counts is not None else torch.full((batch.size,), nodes - 1, device=now.length.device)
+    tree = chain(proposal, now.bonus[:, None], layout.node_bit, size)
+    return _finish(models, batch, Drafted(tree, shape, [], proposal, counts), clock, follow=False)
+
+
+def _finish(
+    models: Models, batch: RunningBatch, drafted: Drafted, clock: PhaseClock, *, follow: bool
+) -> Outcome:
+    """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
+    tree, shape, levels, proposal, counts = drafted
     layout = models.layouts.tree(batch.size, shape)
     rows, picked = layout.node_rows, None
     if counts is not None:
@@ -90,7 +114,10 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
     logprobs = _logprobs(selection, verified, path_rows, accepted.emitted)
     batch.selection.count(accepted.emitted, accepted.emits)
     clock.lap("accept")
-    extend(this, accepted, verified.features)
+    if follow:
+        extend(this, accepted, verified.features)
+    else:
+        _fall_behind(this, accepted, verified.features)
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
     count = batch.size * shape.nodes if picked is None else len(picked)
@@ -236,6 +263,20 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     batch.remember(emitted)
     now.length.add_(accepted.emits)
     now.bonus.copy_(tokens.index_select(0, last))
+
+
+def _fall_behind(this: Round, accepted: Accepted, features: Tensor | None) -> None:
+    """Make an accepted chain part of the committed length; the head hears of it later."""
+    batch, now, layout = this.batch, this.now, this.layout
+    rows, some = _some_rows(layout.path_rows, accepted.emits)
+    tokens = accepted.emitted.reshape(-1)[some]
+    if features is not None and batch.sizes.pending:  # without room to remember, the head is never run
+        source = (accepted.path + this.rows.first_row_column).reshape(-1)[some]
+        place = layout.path_rows.steps.repeat(batch.size)[some]
+        batch.fall_further(accepted.emits, place, tokens, features.index_select(0, source))
+    batch.remember(accepted.emitted)
+    now.length.add_(accepted.emits)
+    now.bonus.copy_(tokens.index_select(0, rows.first_row + (accepted.emits - 1)))
 
 
 def catch_up(models: Models, batch: RunningBatch) -> None:

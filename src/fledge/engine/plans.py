@@ -1,0 +1,101 @@
+"""One round's plan: how large its trees may get, and what is decided as they grow (the rule: `planner.py`)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fledge.engine.beliefs import Beliefs
+from fledge.engine.cost import CostModel
+from fledge.engine.layout import TreeShape
+from fledge.engine.lookup import MatchRates
+
+
+class Prices(Protocol):
+    """What a plan asks the planner."""
+
+    cost: CostModel
+    beliefs: Beliefs
+    match_rates: MatchRates
+
+    def rate(self, requests: int) -> float:
+        """Tokens per second at this batch size."""
+
+    def headless_speed(self, requests: int) -> float:
+        """The same without the head."""
+
+    def scale(self, requests: int, *, drafts: bool = True) -> float:
+        """Measured over predicted seconds."""
+
+
+class RoundPlan:
+    """Bounds of one round's tree, and the decisions taken while it grows."""
+
+    def __init__(self, bound: TreeShape, match_rates: MatchRates | None = None) -> None:
+        """A fixed tree: always grown to `bound`. `match_rates`: what proposals of prompt lookup are worth."""
+        self.bound = bound
+        self.drafts = bound.depth > 0  # with the head
+        self.match_rates = match_rates or MatchRates()
+
+    def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
+        """Whether level + 1 is drafted; `open_mass` [B] is the probability that it is only named if it is."""
+        return True
+
+    def nodes(
+        self, scores: Tensor, depths: Tensor | None, *, apart: bool = False
+    ) -> tuple[int, Tensor | None]:
+        """How many nodes are verified, of candidates with cumulative log probabilities [B, C] at depths [C].
+
+        `depths` None: the probabilities aren't the head's but lookup's, which need no calibration.
+        Where requests may have numbers of their own (`apart`) also those [B], roots left out; None: all have the same.
+        """
+        return self.bound.nodes, None
+
+
+class ConfidentPlan(RoundPlan):
+    """Decides by the tree's own probabilities, with what the planner knows."""
+
+    def __init__(self, bound: TreeShape, planner: Prices, requests: int) -> None:
+        super().__init__(bound, planner.match_rates)
+        self._planner, self._requests = planner, requests
+        self._rate = planner.rate(requests) if self.drafts else planner.headless_speed(requests)
+        self._scale = planner.scale(requests, drafts=self.drafts)
+
+    def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
+        beliefs = self._planner.beliefs
+        share = beliefs.calibration[level] * beliefs.next_level(level)
+        cost, requests = self._planner.cost, self._requests
+        step = cost.head.at(requests * self.bound.topk)
+        # One more node for each request that is likely enough to use it.
+        row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))
+        price = self._rate * self._scale * row / requests
+        return float((open_mass * share - price).clamp(min=0).sum()) > self._rate * self._scale * step
+
+    def nodes(
+        self, scores: Tensor, depths: Tensor | None, *, apart: bool = False
+    ) -> tuple[int, Tensor | None]:
+        worth = scores.exp()
+        if depths is not None:
+            worth *= self._planner.beliefs.calibration_of(depths)
+        best = worth.sort(1, descending=True).values[:, : self.bound.nodes - 1]
+        requests = len(worth)
+        if apart and requests > 1:
+            counts = self._shared_out(best.numpy(force=True))
+            return 1 + int(counts.max()), torch.from_numpy(counts)
+        gains = np.concatenate(([0.0], best.sum(0).numpy(force=True).cumsum()))
+        return 1 + self._most_worth(gains, requests * np.arange(1, len(gains) + 1)), None
+
+    def _shared_out(self, best: np.ndarray) -> np.ndarray:
+        """Nodes [B] for each request, from the worth of its candidates [B, C], best first: the best of all requests."""
+        requests, width = best.shape
+        order = (-best).argsort(axis=None, kind="stable")
+        gains = np.concatenate(([0.0], best.ravel()[order].cumsum()))
+        count = self._most_worth(gains, requests + np.arange(len(gains)))
+        return np.bincount(order[:count] // width, minlength=requests)
+
+    def _most_worth(self, gains: np.ndarray, rows: np.ndarray) -> int:
+        """Index of the best of several verifies: expected tokens `gains` [n] from `rows` [n] rows."""
+        return int((gains - self._rate * self._scale * self._planner.cost.target.over(rows)).argmax())
