@@ -28,6 +28,9 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="answers made at once")] = 16,
     max_context: Annotated[int | None, typer.Option(help="most tokens of a prompt and its answer")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
+    lookup: Annotated[
+        int | None, typer.Option(help="tokens prompt lookup may add to a draft tree; 0: none [default: 15]")
+    ] = None,
     max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
     max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
     request_timeout: Annotated[
@@ -69,6 +72,7 @@ def serve(
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        lookup=lookup,
     )
 
 

@@ -32,6 +32,13 @@ class BenchOptions(BaseModel):
     repeats: Count = Field(
         default=2, description="times each prompt is run; 2 makes plain, head, head, plain (ABBA)"
     )
+    lookup: Annotated[int, Field(ge=0, le=31)] | None = Field(
+        default=None,
+        description="tokens prompt lookup may add to a draft tree; null: the engine's own number, 0: none",
+    )
+    without_lookup: bool = Field(
+        default=False, description="also measure the first head without prompt lookup, as a head of its own"
+    )
     warmup: Annotated[int, Field(ge=0)] = Field(
         default=2, description="prompts run beforehand and not counted"
     )

@@ -20,6 +20,7 @@ from fledge.storage import join, read_bytes, read_json, write_atomic, write_json
 
 FORMAT_VERSION = 1
 PLAIN = "plain"  # the name of plain decode where heads are named too
+WITHOUT_LOOKUP = " without lookup"  # added to the name of a head that is measured so, too
 TRAINED = "trained"  # the run's own head
 RELEASED = "released"  # the name of the head that ships with the package
 Outcome = Literal["identical", "near_tie", "different"]

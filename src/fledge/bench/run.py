@@ -15,7 +15,7 @@ from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
 from fledge.bench.measure import Limits, Measured, Progress, measure_answers
 from fledge.bench.options import BenchOptions
-from fledge.bench.results import PLAIN, BenchResult, Costs, LevelRow, PlainDecode, Subject
+from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
 from fledge.bench.sets import find_workload
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.draft import Head, head_runner
@@ -58,7 +58,8 @@ def run_bench(
     bandwidths = _bandwidth(options, bytes_read)
 
     limits = Limits(options.max_tokens, options.repeats, options.warmup, options.max_seconds, options.samples)
-    engines = _engines(target, heads, tree, workloads, max_batch=1, max_tokens=options.max_tokens)
+    measured = _subjects(heads, tree, options)
+    engines = _engines(target, measured, workloads, max_batch=1, max_tokens=options.max_tokens)
     found = Measured([], [], [])
     if heads:
         found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
@@ -69,9 +70,8 @@ def run_bench(
     levels: list[LevelRow] = []
     if options.concurrency:
         slots = max(options.concurrency)
-        engines = _engines(
-            target, heads, tree, workloads[:1], max_batch=slots, max_tokens=options.sweep_tokens
-        )
+        measured = {name: subject for name, subject in measured.items() if name in heads}
+        engines = _engines(target, measured, workloads[:1], max_batch=slots, max_tokens=options.sweep_tokens)
         levels = sweep(
             engines,
             _fitting_prompts(target, workloads[0], options.sweep_tokens),
@@ -90,7 +90,7 @@ def run_bench(
             backend=target.backend,
             tree=str(tree) if tree else "adaptive",
         ),
-        heads=list(heads),
+        heads=list(_subjects(heads, tree, options)),
         answers=found.rows,
         levels=levels,
         costs=costs,
@@ -130,7 +130,7 @@ class _Parts(NamedTuple):
 
 def _plan(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _Parts:
     prompts = sum(len(workload.prompts) for workload in workloads) + options.warmup
-    engines = 1 + 0.6 * heads  # answers with a head come faster
+    engines = 1 + 0.6 * (heads + options.without_lookup)  # answers with a head come faster
     # A level of c requests in flight answers 2c of them, at a cost per step that grows slowly with c.
     sweep_units = sum(
         max(options.sweep_requests, 2 * level) / level * (1 + 0.15 * level) for level in options.concurrency
@@ -159,10 +159,28 @@ def _bandwidth(options: BenchOptions, buffer_bytes: int) -> list[Bandwidth]:
     return [measure_bandwidth(buffer_bytes)] if options.bandwidth else []
 
 
+class _Drafting(NamedTuple):
+    """What an engine drafts with."""
+
+    head: Head
+    tree: TreeShape | None
+    lookup: int | None
+
+
+def _subjects(
+    heads: Mapping[str, Head], tree: TreeShape | None, options: BenchOptions
+) -> dict[str, _Drafting]:
+    """By name, what is measured beside plain decode."""
+    found = {name: _Drafting(head, tree, options.lookup) for name, head in heads.items()}
+    if options.without_lookup and heads:
+        name, head = next(iter(heads.items()))
+        found[f"{name}{WITHOUT_LOOKUP}"] = _Drafting(head, tree, 0)
+    return found
+
+
 def _engines(
     target: Target,
-    heads: Mapping[str, Head],
-    tree: TreeShape | None,
+    measured: Mapping[str, _Drafting],
     workloads: Sequence[Workload],
     *,
     max_batch: int,
@@ -174,9 +192,15 @@ def _engines(
     context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
     # Prompts are asked again and again: a prefix cache would hide what their prefill costs.
     engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context, prefix_cache=False)}
-    for name, head in heads.items():
+    for name, (head, tree, lookup) in measured.items():
         engines[name] = Engine(
-            target, head, max_batch=max_batch, max_context=context, tree=tree, prefix_cache=False
+            target,
+            head,
+            max_batch=max_batch,
+            max_context=context,
+            tree=tree,
+            lookup=lookup,
+            prefix_cache=False,
         )
     return engines
 

@@ -15,6 +15,7 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
         .noise                                   median relative spread of a prompt's repeats
         .rejected                                prompts whose times weren't believed (speed-up above tau, ...)
     released.workloads.{name}                    the same for the head that ships with the package
+    without_lookup.workloads.{name}              the run's head again, if it was also measured without prompt lookup
     categories.{name}, released.categories.{name}  the same by category of the own mixed set
     plain.ms_per_token                           plain decode at batch 1, median over the own set's prompts
     plain.limit_ms_per_token                     bytes of weights read per token / best raw read bandwidth in this run
@@ -35,7 +36,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fledge.bench.machine import Bandwidth, Machine
-from fledge.bench.results import RELEASED, AnswerRow, BenchResult, LevelRow, Subject
+from fledge.bench.results import RELEASED, WITHOUT_LOOKUP, AnswerRow, BenchResult, LevelRow, Subject
 from fledge.bench.statistics import bootstrap_median
 from fledge.bench.workloads import OWN_WORKLOAD
 from fledge.errors import StorageError
@@ -96,6 +97,7 @@ class Summary(_Part):
     workloads: dict[str, WorkloadSummary]
     categories: dict[str, WorkloadSummary]
     released: HeadSummary | None
+    without_lookup: HeadSummary | None = None
     plain: PlainSummary | None
     verify_cost: dict[int, float]
     draft_step_cost: float | None
@@ -126,6 +128,7 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
     """The summary of a benchmark. The first head is the run's own; one named "released" gets its own part too."""
     head = result.heads[0] if result.heads else None
     own = head_summary(result, head) if head else HeadSummary(workloads={}, categories={})
+    alone = f"{head}{WITHOUT_LOOKUP}"
     plain, costs = result.plain, result.costs
     limit = plain.limit_ms_per_token if plain else None
     return Summary(
@@ -134,6 +137,7 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
         workloads=own.workloads,
         categories=own.categories,
         released=head_summary(result, RELEASED) if RELEASED in result.heads else None,
+        without_lookup=head_summary(result, alone) if alone in result.heads else None,
         plain=PlainSummary(
             ms_per_token=plain.ms_per_token,
             limit_ms_per_token=limit,
