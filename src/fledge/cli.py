@@ -14,7 +14,7 @@ import typer
 from fledge import __version__
 from fledge.bench_cli import bench_app, plan, tune
 from fledge.errors import FledgeError
-from fledge.serving_cli import deploy_app, doctor, export, import_, launch, serve
+from fledge.serving_cli import deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
     from fledge.run_folder import Run
@@ -230,7 +230,6 @@ app.command()(serve)
 app.command()(export)
 app.command("import")(import_)
 app.command()(doctor)
-app.command()(launch)
 app.add_typer(deploy_app, name="deploy")
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from fledge.bench.peers.catalogue import PEERS, Peer, installed
 from fledge.bench.sets import find_workload
-from fledge.bench.statistics import alternation
+from fledge.bench.statistics import interleaved
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
 
@@ -191,18 +191,14 @@ def _measure(
     for worker in workers.values():  # warm up: first calls compile, allocate and page in
         worker.ask({"prompts": prompts[:1], "max_tokens": 4})
     reference: dict[int, list[list[int]]] = {}
-    done, total = 0, len(options.concurrency) * options.repeats * len(workers)
-    for level in options.concurrency:
-        for repeat, order in enumerate(alternation(list(workers), options.repeats)):
-            for name in order:
-                row, tokens = _ask_level(workers[name], prompts, level, repeat, options.max_tokens)
-                if name == "fledge plain":
-                    reference.setdefault(level, tokens)
-                plain = reference.get(level, [])
-                same = sum(one == other for one, other in zip(tokens, plain, strict=False))
-                rows.append(PeerRow(**{**row.__dict__, "identical": same, "answers": len(plain)}))
-                done += 1
-                progress(done, total, f"{name}, {level} at once: {row.throughput:.0f} tokens/s")
+    for turn in interleaved(options.concurrency, list(workers), options.repeats):
+        row, tokens = _ask_level(workers[turn.name], prompts, turn.level, turn.repeat, options.max_tokens)
+        if turn.name == "fledge plain":
+            reference.setdefault(turn.level, tokens)
+        plain = reference.get(turn.level, [])
+        same = sum(one == other for one, other in zip(tokens, plain, strict=False))
+        rows.append(PeerRow(**{**row.__dict__, "identical": same, "answers": len(plain)}))
+        progress(turn.number, turn.total, f"{turn.name}, {turn.level} at once: {row.throughput:.0f} tokens/s")
 
 
 def _ask_level(
