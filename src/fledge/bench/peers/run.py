@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
+from operator import eq
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from fledge.bench.peers.catalogue import PEERS, Peer, installed
+from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.sets import find_workload
 from fledge.bench.statistics import interleaved
 from fledge.errors import DataError, ServerError
@@ -34,8 +35,10 @@ class PeerOptions:
     target: str
     head: str | None  # folder of the draft head
     peers: tuple[str, ...] = ()  # only these; empty: all
-    pythons: Mapping[str, str] = field(default_factory=dict)  # peer -> its Python
+    modes: tuple[str, ...] = ()  # only these; empty: all
+    programs: Mapping[str, str] = field(default_factory=dict)  # peer -> its Python, or its server's program
     models: Mapping[str, str] = field(default_factory=dict)  # peer -> the weights in its own form
+    drafts: Mapping[str, str] = field(default_factory=dict)  # peer -> the head in its own form
     workload: str = "mixed"
     prompts: int = 8
     max_tokens: int = 64
@@ -55,6 +58,7 @@ class PeerRow:
     tpot_ms: float | None  # at one request in flight
     throughput: float
     identical: int  # answers equal to fledge's plain ones
+    own: int  # answers equal to the same peer's plain ones
     answers: int
 
 
@@ -65,6 +69,14 @@ class PeersFound:
     rows: list[PeerRow]
     missing: list[str]
     options: PeerOptions
+
+
+class Chosen(NamedTuple):
+    """A peer in one of its modes, and its Python or program."""
+
+    peer: Peer
+    mode: str
+    program: str
 
 
 class Worker:
@@ -107,18 +119,17 @@ def run_peers(
     rows: list[PeerRow] = []
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
-        for peer, mode in chosen:
-            if mode == "eagle3" and options.head is None:
-                continue
+        for peer, mode, program in chosen:
             config = {
                 "model": options.models.get(peer.name, str(target.folder)),
-                "head": options.head,
+                "head": options.drafts.get(peer.name, options.head),
                 "mode": mode,
+                "program": program,
                 "max_batch": max(options.concurrency),
                 "max_context": context,
             }
             try:
-                worker = stack.enter_context(start_worker(peer, mode, options.pythons.get(peer.name), config))
+                worker = stack.enter_context(start_worker(peer, mode, program, config))
                 workers[f"{peer.name} {mode}"] = worker
             except ServerError as error:
                 missing.append(str(error))
@@ -128,32 +139,50 @@ def run_peers(
     return PeersFound(rows, missing, options)
 
 
-def choose_peers(options: PeerOptions) -> tuple[list[tuple[Peer, str]], list[str]]:
-    """(peer, mode) of what is installed, and a line for everything that isn't."""
-    names = [peer.name for peer in PEERS]
-    unknown = sorted({*options.peers, *options.pythons, *options.models} - set(names))
-    if unknown:
-        raise DataError(f"no peer is called {unknown[0]!r}; use one of {', '.join(names)}")
+def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
+    """What is installed, and a line for everything that isn't."""
+    names, modes = [peer.name for peer in PEERS], {mode for peer in PEERS for mode in peer.modes}
+    asked = {*options.peers, *options.programs, *options.models, *options.drafts}
+    for what, unknown, known in (
+        ("peer", asked - set(names), names),
+        ("mode", set(options.modes) - modes, sorted(modes)),
+    ):
+        if unknown:
+            raise DataError(f"no {what} is called {min(unknown)!r}; use one of {', '.join(known)}")
     chosen, missing = [], []
     for peer in PEERS:
         if options.peers and peer.name not in options.peers:
             continue
-        if not installed(options.pythons.get(peer.name, sys.executable), peer.module):
-            missing.append(f"{peer.name}: not installed; {peer.install}, and give --python {peer.name}=PATH")
+        program = peer.find(options.programs)
+        if program is None:
+            missing.append(f"{peer.name}: not installed; {peer.install}, and give --program {peer.name}=PATH")
         elif peer.own_model and peer.name not in options.models:
-            missing.append(f"{peer.name}: needs the weights in its own form; {peer.install}")
+            missing.append(
+                f"{peer.name}: needs the weights in its own form; {peer.install}, and give --model {peer.name}=PATH"
+            )
         else:
-            chosen += [(peer, mode) for mode in peer.modes]
+            for mode in peer.modes:
+                if options.modes and mode not in options.modes:
+                    continue
+                if mode == "eagle3" and (options.drafts.get(peer.name) or options.head) is None:
+                    continue
+                if mode == "eagle3" and peer.own_model and peer.name not in options.drafts:
+                    missing.append(
+                        f"{peer.name}: needs the head in its own form for eagle3; give --draft "
+                        f"{peer.name}=PATH"
+                    )
+                    continue
+                chosen.append(Chosen(peer, mode, program))
     return chosen, missing
 
 
 @contextmanager
-def start_worker(peer: Peer, mode: str, python: str | None, config: Mapping[str, Any]) -> Iterator[Worker]:
-    """A peer's process while it is needed."""
+def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any]) -> Iterator[Worker]:
+    """A peer's process while it is needed: its own Python, or ours where it is no Python package."""
     script = Path(str(resources.files("fledge.bench.peers") / "workers" / peer.worker))
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [python or sys.executable, str(script)],
+            [sys.executable if peer.program else program, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -190,14 +219,13 @@ def _measure(
 ) -> None:
     for worker in workers.values():  # warm up: first calls compile, allocate and page in
         worker.ask({"prompts": prompts[:1], "max_tokens": 4})
-    reference: dict[int, list[list[int]]] = {}
+    plain: dict[tuple[str, int], list[list[int]]] = {}  # by peer and level: answers of its plain mode
     for turn in interleaved(options.concurrency, list(workers), options.repeats):
         row, tokens = _ask_level(workers[turn.name], prompts, turn.level, turn.repeat, options.max_tokens)
-        if turn.name == "fledge plain":
-            reference.setdefault(turn.level, tokens)
-        plain = reference.get(turn.level, [])
-        same = sum(one == other for one, other in zip(tokens, plain, strict=False))
-        rows.append(PeerRow(**{**row.__dict__, "identical": same, "answers": len(plain)}))
+        if row.mode == "plain":
+            plain.setdefault((row.peer, turn.level), tokens)
+        same = [sum(map(eq, tokens, plain.get((peer, turn.level), []))) for peer in ("fledge", row.peer)]
+        rows.append(replace(row, identical=same[0], own=same[1]))
         progress(turn.number, turn.total, f"{turn.name}, {turn.level} at once: {row.throughput:.0f} tokens/s")
 
 
@@ -217,4 +245,6 @@ def _ask_level(
     made = sum(map(len, tokens))
     later = made - len(prompts)
     tpot = 1e3 * (whole - first) / later if level == 1 and later > 0 else None
-    return PeerRow(worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, 0, 0), tokens
+    return PeerRow(
+        worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, 0, 0, len(prompts)
+    ), tokens

@@ -39,9 +39,10 @@ def peers_table(found: PeersFound) -> PeersTable:
         if base:
             difference = compare_paired([r.throughput for r in base], [r.throughput for r in own]).ratio
             ratio, interval = times(difference.value), f"{difference.low:.2f}–{difference.high:.2f}"
-        same = f"{own[0].identical} of {own[0].answers}" if own[0].answers else "–"
+        first = own[0]  # greedy answers don't change from repeat to repeat
+        same = [f"{count} of {first.answers}" for count in (first.own, first.identical)]
         tpot = number(median(tpots), 2) if tpots else "–"
-        cells = [own[0].version, mode, str(level), tpot, number(speed), ratio, interval, same]
+        cells = [own[0].version, mode, str(level), tpot, number(speed), ratio, interval, *same]
         rows.append((level, -speed, cells))
     columns = [
         "engine",
@@ -51,7 +52,8 @@ def peers_table(found: PeersFound) -> PeersTable:
         "tokens/s",
         "over fledge plain",
         "95 %",
-        "same answers",
+        "as its plain",
+        "as fledge",
     ]
     return PeersTable(columns, [cells for *_, cells in sorted(rows)], [*_behind(found), *found.missing])
 
