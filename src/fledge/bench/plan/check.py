@@ -6,16 +6,15 @@ equation leaves out: the host, contexts other than the measured one, and the moo
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 
+from fledge.bench.concurrency import read_shape_name
 from fledge.bench.report.formats import number, percent, times
 from fledge.bench.results import BenchResult, Costs
 from fledge.bench.summary import workload_summary
 from fledge.errors import DataError
 
 CHECK_COLUMNS = ("head", "tau", "predicted", "measured", "error")
-_SHAPE = re.compile(r"depth (\d+), top (\d+), (\d+) nodes")
 
 
 def check_rows(bench: BenchResult) -> list[list[str]]:
@@ -44,12 +43,11 @@ def predict_from_costs(bench: BenchResult, head: str) -> float:
 
 def round_cost(costs: Costs, shape: str) -> float:
     """A round of one request in plain steps; draft steps and extend as they were measured."""
-    match = _SHAPE.fullmatch(shape)
-    if match is None:
+    tree = read_shape_name(shape)
+    if not tree.depth:
         return 1.0  # plain decode
-    depth, _, nodes = (int(part) for part in match.groups())
     draft, extend = costs.draft_step or 0.0, costs.extend or 0.0
-    return (depth - 1) * draft + verify_cost(costs, nodes) + extend
+    return (tree.depth - 1) * draft + verify_cost(costs, tree.nodes) + extend
 
 
 def verify_cost(costs: Costs, rows: int) -> float:
