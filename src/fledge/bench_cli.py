@@ -205,6 +205,7 @@ def plan(
     overhead_us: Annotated[float, typer.Option(help="microseconds of launches per forward and layer")] = 5.0,
     conversations: Annotated[int, typer.Option(help="to train the head on")] = 100_000,
     tokens_each: Annotated[int, typer.Option(help="tokens of a conversation")] = 600,
+    draft_vocab: Annotated[int, typer.Option(help="tokens the head can propose")] = 32_000,
     price: Annotated[float | None, typer.Option(help="of one device for an hour")] = None,
     check: Annotated[
         str | None, typer.Option(help="a run folder: compare its measured speed-ups too")
@@ -214,6 +215,7 @@ def plan(
     from fledge.bench import BenchResult
     from fledge.bench.plan import CHECK_COLUMNS, PlanOptions, check_rows, make_plan, read_shape
     from fledge.console import console, print_table
+    from fledge.storage import join
 
     options = PlanOptions(
         bandwidth_gb_s=bandwidth,
@@ -228,15 +230,18 @@ def plan(
         overhead_us=overhead_us,
         conversations=conversations,
         tokens_each=tokens_each,
+        draft_vocab=draft_vocab,
         price_per_hour=price,
     )
-    made = make_plan(read_shape(model), options)
+    shape = read_shape(model)
+    made = make_plan(shape, options)
     print_table(made.title, made.speed_columns, made.speed_rows)
     print_table("Data, features, training", made.work_columns, made.work_rows)
     for line in made.notes:
         console.print(line, markup=False, soft_wrap=True)
     if check is not None:
-        print_table("Predicted and measured", CHECK_COLUMNS, check_rows(BenchResult.load(f"{check}/bench")))
+        rows = check_rows(BenchResult.load(join(check, "bench")), shape, draft_vocab)
+        print_table("Predicted and measured", CHECK_COLUMNS, rows)
 
 
 def tune(

@@ -11,7 +11,7 @@ import pytest
 from fledge.bench.peers import PeerOptions, PeersFound, run_peers
 from fledge.bench.peers.catalogue import PEERS, Peer, installed
 from fledge.bench.peers.run import PeerRow, choose_peers, start_worker
-from fledge.bench.peers.table import peers_table, write_peers
+from fledge.bench.peers.table import peers_table, read_peers, write_peers
 from fledge.draft import DraftVocabulary, Head
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
@@ -83,6 +83,7 @@ def test_the_table_pairs_blocks_and_says_who_is_ahead(tmp_path: Path) -> None:
     write_peers(str(tmp_path), found)
     assert "| vllm 1.0 | eagle3 | 1 |" in (tmp_path / "peers.md").read_text()
     assert len((tmp_path / "peers.jsonl").read_text().splitlines()) == 12
+    assert peers_table(read_peers(str(tmp_path / "peers.jsonl"))).rows == table.rows
 
 
 def test_a_worker_that_fails_is_told() -> None:

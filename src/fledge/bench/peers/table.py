@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from fledge.bench.machine import machine_facts, versions
-from fledge.bench.peers.run import PeerRow, PeersFound
+from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
 from fledge.bench.report.exports import table
 from fledge.bench.report.formats import number, times
 from fledge.bench.statistics import compare_paired
-from fledge.storage import join, write_atomic
+from fledge.storage import join, read_bytes, write_atomic
 
 _BASELINE = ("fledge", "plain")
 
@@ -73,6 +73,12 @@ def write_peers(folder: str, found: PeersFound) -> PeersTable:
     head = f"Peers on {setup}.\n\n"
     write_atomic(join(folder, "peers.md"), (head + table(made.columns, made.rows) + f"\n\n{notes}").encode())
     return made
+
+
+def read_peers(path: str) -> PeersFound:
+    """The rows of a `peers.jsonl`, to make its table again."""
+    rows = [PeerRow(**json.loads(line)) for line in read_bytes(path).decode().splitlines()]
+    return PeersFound(rows, [], PeerOptions(target="", head=None))
 
 
 def _select(rows: Sequence[PeerRow], level: int, peer: str, mode: str) -> list[PeerRow]:
