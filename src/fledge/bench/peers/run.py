@@ -135,7 +135,9 @@ def run_peers(
                 missing.append(str(error))
         if not workers:
             raise ServerError(f"no engine to measure: {'; '.join(missing)}")
-        _measure(workers, prompts, options, rows, progress)
+        missing += _measure(workers, prompts, options, rows, progress)
+    if not rows:
+        raise ServerError(f"no engine could be measured: {'; '.join(missing)}")
     return PeersFound(rows, missing, options)
 
 
@@ -216,17 +218,30 @@ def _measure(
     options: PeerOptions,
     rows: list[PeerRow],
     progress: Progress,
-) -> None:
-    for worker in workers.values():  # warm up: first calls compile, allocate and page in
-        worker.ask({"prompts": prompts[:1], "max_tokens": 4})
+) -> list[str]:
+    """Fill `rows`; an engine that fails on the way loses its own, and its error is returned."""
+    failed: dict[str, str] = {}
+    for name, worker in workers.items():  # warm up: first calls compile, allocate and page in
+        try:
+            worker.ask({"prompts": prompts[:1], "max_tokens": 4})
+        except ServerError as error:
+            failed[name] = str(error)
     plain: dict[tuple[str, int], list[list[int]]] = {}  # by peer and level: answers of its plain mode
     for turn in interleaved(options.concurrency, list(workers), options.repeats):
-        row, tokens = _ask_level(workers[turn.name], prompts, turn.level, turn.repeat, options.max_tokens)
+        if turn.name in failed:
+            continue
+        try:
+            row, tokens = _ask_level(workers[turn.name], prompts, turn.level, turn.repeat, options.max_tokens)
+        except ServerError as error:
+            failed[turn.name] = str(error)
+            continue
         if row.mode == "plain":
             plain.setdefault((row.peer, turn.level), tokens)
         same = [sum(map(eq, tokens, plain.get((peer, turn.level), []))) for peer in ("fledge", row.peer)]
         rows.append(replace(row, identical=same[0], own=same[1]))
         progress(turn.number, turn.total, f"{turn.name}, {turn.level} at once: {row.throughput:.0f} tokens/s")
+    rows[:] = [row for row in rows if f"{row.peer} {row.mode}" not in failed]
+    return list(failed.values())
 
 
 def _ask_level(
