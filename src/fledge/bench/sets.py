@@ -50,7 +50,8 @@ def find_workload(name: str) -> Workload:
         return read_workload(name)
     raise DataError(
         f"no workload {name!r}; name one of {', '.join((OWN_WORKLOAD, *SETS))}, "
-        "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, dataset:NAME,split=test, or a file of JSON lines"
+        "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, dataset:NAME,split=test, "
+        "or a file of JSON lines"
     )
 
 
