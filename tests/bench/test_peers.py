@@ -51,15 +51,16 @@ def test_an_engine_with_forms_of_its_own_needs_weights_and_head_in_them(tmp_path
     assert chosen == []
     assert "--model llama.cpp=PATH" in missing[0]
     chosen, missing = choose_peers(replace(options, models={"llama.cpp": "m.gguf"}))
-    assert [one.mode for one in chosen] == ["plain", "ngram"]
+    assert [one.mode for one in chosen] == ["plain"]
     assert "--draft llama.cpp=PATH" in missing[0]
     forms = replace(options, models={"llama.cpp": "m.gguf"}, drafts={"llama.cpp": "h.gguf"})
     chosen, missing = choose_peers(forms)
     assert [(one.mode, one.program) for one in chosen] == [
-        (mode, str(program)) for mode in ("plain", "ngram", "eagle3")
+        (mode, str(program)) for mode in ("plain", "eagle3")
     ]
     assert missing == []
-    assert [one.mode for one in choose_peers(replace(forms, modes=("eagle3",)))[0]] == ["eagle3"]
+    assert [one.mode for one in choose_peers(replace(forms, modes=("ngram",)))[0]] == ["ngram"]
+    assert [one.mode for one in choose_peers(replace(forms, head=None, drafts={}))[0]] == ["plain", "ngram"]
 
 
 def test_every_peer_has_its_worker() -> None:
@@ -92,9 +93,9 @@ def test_a_worker_that_fails_is_told() -> None:
     config = {"model": "/no/such/model", "mode": "plain", "head": None, "max_batch": 1, "max_context": 64}
     with (
         pytest.raises(ServerError, match=r"transformers \(plain\) failed: .*no/such/model"),
-        start_worker(peer, "plain", sys.executable, config),
+        start_worker(peer, "plain", sys.executable, config) as worker,
     ):
-        pass
+        worker.receive()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from operator import eq
@@ -88,15 +88,22 @@ class Worker:
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Send one line, read one line."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
+        self.send(value)
+        return self.receive()
+
+    def send(self, value: Mapping[str, Any]) -> None:
+        """A line to the process; one that has ended is told of when its answer is read."""
+        if self._process.stdin is None:
             raise RuntimeError("the worker was started without pipes")
-        try:
-            stdin.write(json.dumps(value) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """The next line of the process."""
+        if self._process.stdout is None:
+            raise RuntimeError("the worker was started without pipes")
+        line = self._process.stdout.readline()
         answer = json.loads(line) if line else {"error": f"ended without an answer: {self._tail()}"}
         if "error" in answer:
             raise ServerError(
@@ -128,11 +135,8 @@ def run_peers(
                 "max_batch": max(options.concurrency),
                 "max_context": context,
             }
-            try:
-                worker = stack.enter_context(start_worker(peer, mode, program, config))
-                workers[f"{peer.name} {mode}"] = worker
-            except ServerError as error:
-                missing.append(str(error))
+            workers[f"{peer.name} {mode}"] = stack.enter_context(start_worker(peer, mode, program, config))
+        missing += _wait_until_loaded(workers)
         if not workers:
             raise ServerError(f"no engine to measure: {'; '.join(missing)}")
         missing += _measure(workers, prompts, options, rows, progress)
@@ -163,11 +167,7 @@ def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
                 f"{peer.name}: needs the weights in its own form; {peer.install}, and give --model {peer.name}=PATH"
             )
         else:
-            for mode in peer.modes:
-                if options.modes and mode not in options.modes:
-                    continue
-                if mode == "eagle3" and (options.drafts.get(peer.name) or options.head) is None:
-                    continue
+            for mode in _best_modes(peer, options):
                 if mode == "eagle3" and peer.own_model and peer.name not in options.drafts:
                     missing.append(
                         f"{peer.name}: needs the head in its own form for eagle3; give --draft "
@@ -178,9 +178,18 @@ def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
     return chosen, missing
 
 
+def _best_modes(peer: Peer, options: PeerOptions) -> list[str]:
+    """The modes that were asked for; or plain and the best speculation: the head if there is one, else n-grams."""
+    has_head = (options.drafts.get(peer.name) or options.head) is not None
+    modes = [mode for mode in peer.modes if mode != "eagle3" or has_head]
+    if options.modes:
+        return [mode for mode in modes if mode in options.modes]
+    return [mode for mode in modes if mode != "ngram" or "eagle3" not in modes]
+
+
 @contextmanager
 def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any]) -> Iterator[Worker]:
-    """A peer's process while it is needed: its own Python, or ours where it is no Python package."""
+    """A peer's process while it is needed, told what to load: its own Python, or ours where it is no Python package."""
     script = Path(str(resources.files("fledge.bench.peers") / "workers" / peer.worker))
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -192,17 +201,30 @@ def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any])
         )
         worker = Worker(peer, mode, process, log)
         try:
-            worker.version = str(worker.ask(config)["ready"])
+            worker.send(config)
             yield worker
         finally:
             for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+                with suppress(BrokenPipeError):  # what an ended process never read
+                    if stream is not None:
+                        stream.close()
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
+    """All load at the same time; those that can't are taken out, and their errors returned."""
+    errors = []
+    for name, worker in list(workers.items()):
+        try:
+            worker.version = str(worker.receive()["ready"])
+        except ServerError as error:
+            del workers[name]
+            errors.append(str(error))
+    return errors
 
 
 def _prompts(target: Target, options: PeerOptions) -> list[dict[str, Any]]:
