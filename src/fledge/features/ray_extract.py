@@ -38,7 +38,7 @@ class _Part(NamedTuple):
 
     shard: int
     first: int
-    count: int
+    conversations: int
 
 
 def extract_features_on_ray(
@@ -84,7 +84,7 @@ class _FeatureActor:
         wanted = wanted_conversations(self._conversations_url, self._options)
         samples: list[FeatureSample] = []
         for group in by_tokens(
-            islice(wanted, part.first, part.first + part.count), self._options.batch_tokens
+            islice(wanted, part.first, part.first + part.conversations), self._options.batch_tokens
         ):
             samples += self._extractor.extract(group)
         entry = put_shard(self._output_url, part.shard, samples, self._options.codec)
