@@ -15,7 +15,7 @@ def load(config):
     extra = {"INFERENCE_PRECISION_HINT": "bf16"}
     if config["mode"] == "eagle3":
         extra["draft_model"] = openvino_genai.draft_model(config["head"], "CPU")
-    pipeline = openvino_genai.ContinuousBatchingPipeline(config["model"], scheduler, "CPU", **extra)
+    pipeline = openvino_genai.ContinuousBatchingPipeline(config["model"], scheduler, "CPU", extra)
 
     def generate(prompts, max_tokens):
         wanted = openvino_genai.GenerationConfig()
