@@ -1,7 +1,7 @@
 """Keeps README's measured numbers equal to committed results.
 
 <!-- measured: results/demo.json -->
-(a table made from that summary.json)
+(a table made from that summary.json; of a peers.jsonl: the table of peers)
 <!-- /measured -->
 
 python docs/readme_numbers.py            write the tables
@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 from fledge.bench import Summary
+from fledge.bench.peers.table import peers_table, read_peers
+from fledge.bench.report.exports import table
 from fledge.bench.summary import HeadSummary, WorkloadSummary
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +58,11 @@ def filled(text: str, root: Path = ROOT) -> str:
     """The page with every block made anew."""
 
     def block(match: re.Match[str]) -> str:
-        return match[1] + measured_table(Summary.load(str(root / match[2]))) + match[3]
+        place = str(root / match[2])
+        if place.endswith(".jsonl"):
+            peers = peers_table(read_peers(place))
+            return match[1] + table(peers.columns, peers.rows) + "\n" + match[3]
+        return match[1] + measured_table(Summary.load(place)) + match[3]
 
     return _BLOCK.sub(block, text)
 

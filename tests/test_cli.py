@@ -31,7 +31,7 @@ COMMANDS = {
     "compare",
 }
 GROUPS = {"bench": {"engine", "server", "peers"}, "deploy": {"vertex"}}
-COMMANDS |= {"export", "import", "doctor", "launch", "template", "card"}
+COMMANDS |= {"export", "import", "doctor", "template", "card"}
 
 
 class Fledge:

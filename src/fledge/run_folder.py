@@ -79,7 +79,7 @@ class Run:
         self.command = command  # as typed, for the report
         self.given_heads = tuple(given_heads)  # to measure instead of the run's own
 
-        self.ray = ray  # where prompts and respond run, if not in this process
+        self.ray = ray  # where prompts, respond and features run, if not in this process
 
     def url(self, *parts: str) -> str:
         """A place in the run folder."""

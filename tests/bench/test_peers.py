@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fledge.bench.peers import PeerOptions, PeersFound, run_peers
 from fledge.bench.peers.catalogue import PEERS, Peer, installed
 from fledge.bench.peers.run import PeerRow, choose_peers, start_worker
-from fledge.bench.peers.table import peers_table, write_peers
+from fledge.bench.peers.table import peers_table, read_peers, write_peers
 from fledge.draft import DraftVocabulary, Head
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
@@ -20,7 +21,7 @@ OPTIONS = PeerOptions(target="t", head=None)
 
 def rows(peer: str, mode: str, speeds: list[float], level: int = 1) -> list[PeerRow]:
     return [
-        PeerRow(peer, mode, f"{peer} 1.0", level, repeat, 1e3 / speed, speed, 3, 4)
+        PeerRow(peer, mode, f"{peer} 1.0", level, repeat, 1e3 / speed, speed, 3, 4, 4)
         for repeat, speed in enumerate(speeds)
     ]
 
@@ -30,11 +31,36 @@ def test_engines_that_are_missing_say_how_to_install_them() -> None:
     assert not installed(sys.executable, "no_such_engine")
     assert not installed("/no/such/python", "transformers")
     chosen, missing = choose_peers(OPTIONS)
-    assert {peer.name for peer, _ in chosen} >= {"fledge", "transformers"}
-    assert [mode for peer, mode in chosen if peer.name == "transformers"] == ["plain", "ngram"]
-    assert all("pip install" in line for line in missing)
+    assert {one.peer.name for one in chosen} >= {"fledge", "transformers"}
+    assert [one.mode for one in chosen if one.peer.name == "transformers"] == ["plain", "ngram"]
+    assert "eagle3" not in {one.mode for one in chosen}  # there is no head
+    assert all("--program" in line for line in missing)
+    assert sum("pip install" in line for line in missing) >= len(missing) - 1  # llama.cpp is built
     with pytest.raises(DataError, match="no peer is called 'tgi'"):
         choose_peers(PeerOptions(target="t", head=None, peers=("tgi",)))
+    with pytest.raises(DataError, match="no mode is called 'medusa'"):
+        choose_peers(PeerOptions(target="t", head=None, modes=("medusa",)))
+
+
+def test_an_engine_with_forms_of_its_own_needs_weights_and_head_in_them(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    options = PeerOptions(target="t", head="h", peers=("llama.cpp",), programs={"llama.cpp": str(program)})
+    chosen, missing = choose_peers(options)
+    assert chosen == []
+    assert "--model llama.cpp=PATH" in missing[0]
+    chosen, missing = choose_peers(replace(options, models={"llama.cpp": "m.gguf"}))
+    assert [one.mode for one in chosen] == ["plain"]
+    assert "--draft llama.cpp=PATH" in missing[0]
+    forms = replace(options, models={"llama.cpp": "m.gguf"}, drafts={"llama.cpp": "h.gguf"})
+    chosen, missing = choose_peers(forms)
+    assert [(one.mode, one.program) for one in chosen] == [
+        (mode, str(program)) for mode in ("plain", "eagle3")
+    ]
+    assert missing == []
+    assert [one.mode for one in choose_peers(replace(forms, modes=("ngram",)))[0]] == ["ngram"]
+    assert [one.mode for one in choose_peers(replace(forms, head=None, drafts={}))[0]] == ["plain", "ngram"]
 
 
 def test_every_peer_has_its_worker() -> None:
@@ -59,18 +85,17 @@ def test_the_table_pairs_blocks_and_says_who_is_ahead(tmp_path: Path) -> None:
     write_peers(str(tmp_path), found)
     assert "| vllm 1.0 | eagle3 | 1 |" in (tmp_path / "peers.md").read_text()
     assert len((tmp_path / "peers.jsonl").read_text().splitlines()) == 12
+    assert peers_table(read_peers(str(tmp_path / "peers.jsonl"))).rows == table.rows
 
 
 def test_a_worker_that_fails_is_told() -> None:
-    peer = Peer(
-        "transformers", "transformers", "transformers_worker.py", ("plain",), "pip install transformers"
-    )
+    peer = Peer("transformers", "transformers_worker.py", ("plain",), "pip install", module="transformers")
     config = {"model": "/no/such/model", "mode": "plain", "head": None, "max_batch": 1, "max_context": 64}
     with (
         pytest.raises(ServerError, match=r"transformers \(plain\) failed: .*no/such/model"),
-        start_worker(peer, "plain", None, config),
+        start_worker(peer, "plain", sys.executable, config) as worker,
     ):
-        pass
+        worker.receive()
 
 
 @pytest.mark.slow

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fledge.bench.plan import PlanOptions, check_rows, make_plan, read_shape, tree_tau
-from fledge.bench.plan.check import predict_from_costs, round_cost, verify_cost
-from fledge.bench.plan.forward import Device, forward_seconds
+from fledge.bench.plan.check import calibrated, predict_from_costs, round_cost, verify_cost
+from fledge.bench.plan.forward import Device, forward_seconds, head_seconds
 from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.errors import DataError, TargetError
 from tests.bench.synthetic import bench_result
@@ -111,6 +113,22 @@ def test_single_forwards_add_up_to_the_round() -> None:
     assert round_cost(result.costs, "plain decode") == 1.0
     assert round_cost(result.costs, "depth 4, top 4, 16 nodes") == pytest.approx(3 * 0.08 + 1.27 + 0.11)
     assert predict_from_costs(result, "trained") == pytest.approx(1.2, abs=0.1)
-    assert check_rows(result)[0][0] == "trained"
+    row = check_rows(result, shape_of(SMOLLM2), 8192)[0]
+    assert row[0] == "trained"
+    assert len(row) == 7
     with pytest.raises(DataError, match="no costs"):
-        check_rows(result.model_copy(update={"shapes": {}}))
+        check_rows(result.model_copy(update={"shapes": {}}), shape_of(SMOLLM2), 8192)
+
+
+def test_a_machine_is_known_by_its_plain_step_and_its_largest_verify() -> None:
+    costs, model = bench_result(("trained",)).costs, shape_of(SMOLLM2)
+    assert costs is not None
+    head = HeadShape.of(model, 8192)
+    device = calibrated(costs, model, head)
+    plain = forward_seconds(model, device, 1, 1, costs.context)
+    assert plain == pytest.approx(costs.plain_step_ms / 1e3)
+    rows, milliseconds = max(costs.verify_ms.items())
+    computing = replace(device, bandwidth=math.inf)
+    assert forward_seconds(model, computing, 1, rows, costs.context) == pytest.approx(milliseconds / 1e3)
+    draft = head_seconds(head, device, costs.draft_rows or 1, features=False)
+    assert draft >= (costs.draft_step_ms or 0) / 1e3

@@ -84,7 +84,7 @@ def test_report_holds_the_figures(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
     assert "95 % interval" in page
     assert "What limits the speed-up next" in page
-    assert "depth 4, top 4, 16 nodes" in page
+    assert "4 deep, 16.0 nodes" in page
 
 
 def test_accepted_draft_tokens_are_coloured_by_depth() -> None:

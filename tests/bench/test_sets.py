@@ -79,3 +79,15 @@ def test_workloads_are_found_by_what_people_write(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=problem):
             find_workload(name)
+
+
+def test_a_hub_data_set_is_a_workload(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    rows = "".join(f'{{"question": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(6))
+    (tmp_path / "train.jsonl").write_text(rows)
+    found = find_workload(f"dataset:{tmp_path},field=question,count=4")
+    assert [prompt.turns for prompt in found.prompts] == [(f"What is {n} + {n}?",) for n in range(4)]
+    assert len({prompt.question_id for prompt in found.prompts}) == 4
+    for wrong in ("dataset:", f"dataset:{tmp_path},rows=4", f"dataset:{tmp_path},count=none"):
+        with pytest.raises(DataError, match="write dataset:NAME,count=40"):
+            find_workload(wrong)

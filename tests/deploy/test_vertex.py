@@ -92,7 +92,8 @@ def test_the_calls_reach_the_network_in_order_with_each_others_results(vertex: V
     upload = aiplatform_v1.UploadModelRequest.deserialize(vertex.network.calls[0][1])
     spec = upload.model.container_spec
     assert upload.parent == "projects/p/locations/us-central1"
-    assert list(spec.args)[:4] == ["launch", "sglang", "meta-llama/Llama-3.1-8B-Instruct", "gs://bucket/head"]
+    assert list(spec.args)[:4] == ["serve", "meta-llama/Llama-3.1-8B-Instruct", "--head", "gs://bucket/head"]
+    assert list(spec.args)[4:6] == ["--engine", "sglang"]
     assert (spec.predict_route, spec.health_route) == ("/vertex_generate", "/health")
     deploy = aiplatform_v1.DeployModelRequest.deserialize(vertex.network.calls[2][1])
     assert (deploy.endpoint, deploy.deployed_model.model) == ("projects/p/endpoints/9", "projects/p/models/7")

@@ -5,15 +5,17 @@ Closed loop: whenever a request ends the next one is sent, until all are answere
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from statistics import mean, median, quantiles
 
 from fledge.bench.measure import Progress
 from fledge.bench.results import LevelRow
-from fledge.engine import Completion, Engine, SamplingParams, TreeShape
+from fledge.engine import PLAIN, Completion, Engine, SamplingParams, TreeShape
 
 PLAIN_NAME = "plain decode"
+_SHAPE = re.compile(r"depth (\d+), top (\d+), (\d+) nodes")
 
 
 def sweep(
@@ -72,6 +74,12 @@ def shape_rounds(engine: Engine) -> dict[str, int]:
 def shape_name(shape: TreeShape) -> str:
     """`depth 4, top 4, 16 nodes`, as it is shown; plain decode has its own name."""
     return f"depth {shape.depth}, top {shape.topk}, {shape.nodes} nodes" if shape.depth else PLAIN_NAME
+
+
+def read_shape_name(name: str) -> TreeShape:
+    """The shape that `shape_name` wrote; plain decode is what isn't a tree."""
+    match = _SHAPE.fullmatch(name)
+    return TreeShape(*(int(number) for number in match.groups())) if match else PLAIN
 
 
 def level_row(name: str, concurrency: int, answers: Sequence[Completion], seconds: float) -> LevelRow:

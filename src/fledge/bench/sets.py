@@ -4,6 +4,7 @@
     mixed                                        80 prompts, ten in each of eight categories
     random:count=40,words=300                    words in random order: nothing repeats, no prefix is shared
     shared-prefix:count=40,words=1000,groups=4   long common openings, as system prompts and documents have them
+    dataset:NAME,split=test,count=40             a Hugging Face data set: hub_set.py
 
 All texts were written for this project. A long-context prompt is a folder of notes (the texts of `summarisation`) with
 one question about one of them, which lies anywhere between the first and the last.
@@ -17,6 +18,7 @@ import zlib
 from importlib import resources
 from importlib.resources.abc import Traversable
 
+from fledge.bench.hub_set import hub_workload
 from fledge.bench.workloads import OWN_WORKLOAD, Prompt, Workload, own_workload, parse_prompts, read_workload
 from fledge.errors import DataError
 
@@ -42,11 +44,14 @@ def find_workload(name: str) -> Workload:
         return own_set(name)
     if kind in _GENERATED:
         return _generated(kind, settings)
+    if kind == "dataset":
+        return hub_workload(settings)
     if "/" in name or name.endswith((".jsonl", ".json")):
         return read_workload(name)
     raise DataError(
         f"no workload {name!r}; name one of {', '.join((OWN_WORKLOAD, *SETS))}, "
-        "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, or a file of JSON lines"
+        "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, dataset:NAME,split=test, "
+        "or a file of JSON lines"
     )
 
 

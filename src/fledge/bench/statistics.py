@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+_Level = TypeVar("_Level")
 _RESAMPLES = 4000
 _SEED = 20_250_301
 _CONFIDENCE = 0.95
@@ -104,6 +106,29 @@ def alternation(names: Sequence[str], blocks: int) -> Iterator[list[str]]:
     """The order of each block: A B, B A, B A, A B, ... so that two blocks in a row are ABBA."""
     for block in range(blocks):
         yield list(names) if block % 4 in (0, 3) else list(reversed(names))
+
+
+class Turn(NamedTuple, Generic[_Level]):
+    """One measurement of an interleaved series: the `number`th of `total`, counted from 1."""
+
+    level: _Level
+    repeat: int
+    name: str
+    number: int
+    total: int
+
+
+def interleaved(levels: Sequence[_Level], names: Sequence[str], repeats: int) -> Iterator[Turn[_Level]]:
+    """Everything at every level, in the order it is measured: level by level, in alternation within each."""
+    total = len(levels) * repeats * len(names)
+    order = (
+        (level, repeat, name)
+        for level in levels
+        for repeat, block in enumerate(alternation(names, repeats))
+        for name in block
+    )
+    for number, (level, repeat, name) in enumerate(order, start=1):
+        yield Turn(level, repeat, name, number, total)
 
 
 def _exponential(interval: Interval) -> Interval:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,7 @@ from fledge.bench.concurrency import run_level
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.report.formats import number, times
 from fledge.bench.results import LevelRow
-from fledge.bench.statistics import alternation, compare_paired
+from fledge.bench.statistics import compare_paired, interleaved
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
@@ -149,24 +150,22 @@ def tune_shapes(
     ]
     context = max(map(len, every)) + options.max_tokens + _MARGIN
     shapes = [PLAIN, *(shape for shape in options.shapes if shape != PLAIN)]
+    names = {shape_text(shape): shape for shape in shapes}
     rows: list[ShapeRow] = []
-    done, total = 0, len(options.concurrency) * options.repeats * len(shapes)
-    for level in options.concurrency:
+    turns = interleaved(options.concurrency, list(names), options.repeats)
+    for level, here in groupby(turns, lambda turn: turn.level):
         engines = {
-            shape_text(shape): Engine(target, head, max_batch=level, max_context=context, tree=shape)
-            for shape in shapes
+            # Without a prefix cache: the same prompts come again and again here.
+            name: Engine(target, head, max_batch=level, max_context=context, tree=shape, prefix_cache=False)
+            for name, shape in names.items()
         }
         requests = [every[n % len(every)] for n in range(max(len(every), 2 * level))]
         found: dict[str, list[LevelRow]] = {name: [] for name in engines}
-        for order in alternation(list(engines), options.repeats):
-            for name in order:
-                found[name].append(run_level(engines[name], name, requests, level, options.max_tokens))
-                done += 1
-                progress(
-                    done,
-                    total,
-                    f"{level} in flight, {name}: {found[name][-1].output_throughput:.0f} tokens/s",
-                )
+        for turn in here:
+            row = run_level(engines[turn.name], turn.name, requests, level, options.max_tokens)
+            found[turn.name].append(row)
+            note = f"{level} in flight, {turn.name}: {row.output_throughput:.0f} tokens/s"
+            progress(turn.number, turn.total, note)
         rows += pareto([_shape_row(level, shape, found) for shape in shapes])
     return Tuned(rows, {level: best_shape(rows, level) for level in options.concurrency}, options)
 

@@ -5,22 +5,21 @@ find the engine -> export the head -> start -> wait until ready -> ten prompts: 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import mean
 
+from fledge.child import started
 from fledge.console import console
-from fledge.doctor import PROMPTS, ServedEngine, wait_until_ready
+from fledge.doctor import PROMPTS, ServedEngine
 from fledge.errors import EngineError
 from fledge.exchange import export_head
+from fledge.released import head_url
 from fledge.target import Target
 
 # The distributions an engine comes in, the first EAGLE-3 version of each, and how to get it.
@@ -65,40 +64,44 @@ class Launch:
 def serve_with(
     engine: str,
     target: str,
-    head: str,
+    head: str | None,
     options: LaunchOptions,
     *,
     dry_run: bool = False,
     check_only: bool = False,
 ) -> None:
-    """Start the engine, check the head and stay until it ends or is interrupted.
+    """Start the engine, check the head and stay until it ends or is interrupted; head None: plain decode.
 
     `dry_run` prints the command instead, with the head's own folder in it; `check_only` stops after the check.
     """
     version = engine_version(engine, options.python)
     loaded = Target.load(target)
+    place = head_url(loaded, head) if head else None
     if dry_run:
-        console.print(
-            str(plan(engine, version, str(loaded.folder), head, options)), soft_wrap=True, markup=False
-        )
+        launch = plan(engine, version, str(loaded.folder), place, options)
+        console.print(str(launch), soft_wrap=True, markup=False)
         return
     with tempfile.TemporaryDirectory(prefix="fledge-head-") as folder:
-        export_head(head, folder, form=engine, target=target)
-        launch = plan(engine, version, str(loaded.folder), folder, options)
+        if place is not None:
+            export_head(place, folder, form=engine, target=target)
+            place = folder
+        launch = plan(engine, version, str(loaded.folder), place, options)
         console.print(str(launch), soft_wrap=True, markup=False)
-        with running(launch) as process:
+        with started(launch.command, name=engine, environment=launch.environment, quiet=False) as server:
             url = f"http://{'127.0.0.1' if options.host == '0.0.0.0' else options.host}:{options.port}"
-            wait_until_ready(url, options.ready_seconds, lambda: process.poll() is None)
-            tau = check(url, loaded, options.check_tokens)
-            console.print(f"ready: {url}/v1, tau {tau:.2f} on {len(PROMPTS)} prompts")
-            if not check_only and process.wait() != 0:
-                raise EngineError(f"{engine} ended with code {process.returncode}: read its log above")
+            server.wait_until_ready(f"{url}/health", options.ready_seconds)
+            works = "plain decode"
+            if place is not None:
+                works = f"tau {check(url, loaded, options.check_tokens):.2f} on {len(PROMPTS)} prompts"
+            console.print(f"ready: {url}/v1, {works}")
+            if not check_only and server.process.wait() != 0:
+                raise EngineError(f"{engine} ended with code {server.process.returncode}: read its log above")
 
 
 def engine_version(engine: str, python: str) -> str:
     """The installed version of the engine; a missing engine is its install command."""
     if engine not in _PACKAGES:
-        raise EngineError(f"no engine {engine!r}: use one of {', '.join(_PACKAGES)}")
+        raise EngineError(f"no engine {engine!r}: use one of fledge, {', '.join(_PACKAGES)}")
     try:
         found = subprocess.run(
             [python, "-c", _VERSION], capture_output=True, text=True, check=True, timeout=120
@@ -117,8 +120,8 @@ def engine_version(engine: str, python: str) -> str:
     return version
 
 
-def plan(engine: str, version: str, target: str, head: str, options: LaunchOptions) -> Launch:
-    """The command for this version."""
+def plan(engine: str, version: str, target: str, head: str | None, options: LaunchOptions) -> Launch:
+    """The command for this version; head None: without speculation."""
     nodes = options.draft_tokens or (options.steps + 1 if options.topk == 1 else 8)
     if options.steps < 1 or options.topk < 1 or nodes < options.steps + 1:
         raise EngineError(
@@ -146,21 +149,24 @@ def check(url: str, target: Target, max_tokens: int) -> float:
     return tau
 
 
-def _vllm(version: str, target: str, head: str, options: LaunchOptions, address: list[str]) -> Launch:
+def _vllm(version: str, target: str, head: str | None, options: LaunchOptions, address: list[str]) -> Launch:
     if options.topk != 1 or (options.draft_tokens or options.steps + 1) != options.steps + 1:
         raise EngineError("vLLM drafts chains only: leave out top-k and draft tokens")
-    speculative = {"method": "eagle3", "model": head, "num_speculative_tokens": options.steps}
     command = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", target, *address]
-    command += ["--speculative-config", json.dumps(speculative)]
+    if head is not None:
+        speculative = {"method": "eagle3", "model": head, "num_speculative_tokens": options.steps}
+        command += ["--speculative-config", json.dumps(speculative)]
     if (0, 11, 1) <= version_tuple(version) < (0, 14, 0):
         command.append("--async-scheduling")  # before: not with speculation; after: the default
     return Launch("vllm", version, [*command, *options.arguments], {})
 
 
 def _sglang(
-    version: str, target: str, head: str, options: LaunchOptions, address: list[str], nodes: int
+    version: str, target: str, head: str | None, options: LaunchOptions, address: list[str], nodes: int
 ) -> Launch:
     command = [options.python, "-m", "sglang.launch_server", "--model-path", target, *address]
+    if head is None:
+        return Launch("sglang", version, [*command, "--enable-metrics", *options.arguments], {})
     command += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", head]
     command += ["--speculative-num-steps", str(options.steps), "--speculative-eagle-topk", str(options.topk)]
     command += ["--speculative-num-draft-tokens", str(nodes), "--enable-metrics"]
@@ -168,34 +174,6 @@ def _sglang(
     overlap = version_tuple(version) >= (0, 5, 4) and options.topk == 1
     environment = {"SGLANG_ENABLE_SPEC_V2": "1"} if overlap else {}
     return Launch("sglang", version, [*command, *options.arguments], environment)
-
-
-@contextlib.contextmanager
-def running(launch: Launch) -> Iterator[subprocess.Popen[bytes]]:
-    """The engine in a process group of its own, which is gone afterwards whatever happens."""
-    process = subprocess.Popen(
-        launch.command, env=os.environ | launch.environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield process
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end us before the engine
-        _end(process)
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            return
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

@@ -83,13 +83,9 @@ def vertex_requests(options: VertexOptions) -> VertexRequests:
     _check(options)
     v1 = _library()
     parent = f"projects/{options.project}/locations/{options.region}"
-    command = (
-        ["launch", options.engine, options.target, options.head] if options.engine != "fledge" else ["serve"]
-    )
-    if options.engine == "fledge":
-        command += [options.target, "--head", options.head]
-    else:
-        command += ["--python", "/usr/bin/python3"]
+    command = ["serve", options.target, "--head", options.head]
+    if options.engine != "fledge":
+        command += ["--engine", options.engine, "--python", "/usr/bin/python3"]
     try:
         model = v1.Model(
             display_name=options.name,

@@ -2,7 +2,7 @@
 
 from fledge.doctor.diagnose import PROMPTS, Diagnosis, chain_tau, diagnose
 from fledge.doctor.findings import Fault, Finding, Measured
-from fledge.doctor.served import ServedAnswer, ServedEngine, wait_until_ready
+from fledge.doctor.served import ServedAnswer, ServedEngine
 
 __all__ = [
     "PROMPTS",
@@ -14,5 +14,4 @@ __all__ = [
     "ServedEngine",
     "chain_tau",
     "diagnose",
-    "wait_until_ready",
 ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -123,17 +122,3 @@ class ServedEngine:
             ) from error
         except (OSError, ValueError) as error:
             raise EngineError(f"{self.url}{path} can't be reached ({error}): is the server up?") from error
-
-
-def wait_until_ready(url: str, seconds: float, alive: Any = lambda: True) -> None:
-    """Return once the server answers /health; `alive()` false or the time over is an error."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not alive():
-            raise EngineError("the server ended before it was ready: read its log above")
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    raise EngineError(f"{url}/health didn't answer within {seconds:.0f} seconds: read the server's log")

@@ -73,21 +73,32 @@ def fill_store(
     """Run the conversations that aren't in the store yet, shard by shard. The store's fingerprint is the caller's."""
     total = Manifest.load(conversations_url).tokens
     manifest = Manifest.load(output_url)
-    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(extractor.hidden_size, options.codec))
-    wanted = (
-        c for c in read_conversations(conversations_url) if options.feed == "offline" or c.split == "heldout"
-    )
-    rest = islice(wanted, manifest.records, None)
+    rest = islice(wanted_conversations(conversations_url, options), manifest.records, None)
     done, start = manifest.tokens, time.perf_counter()
     first = done
     progress(done, total, "")
-    for group in _by_tokens(rest, shard_tokens):
+    for group in by_tokens(rest, shard_tokens(extractor.hidden_size, options)):
         samples: list[FeatureSample] = []
-        for batch in _by_tokens(group, options.batch_tokens):
+        for batch in by_tokens(group, options.batch_tokens):
             samples += extractor.extract(batch)
             done += sum(len(c.token_ids) for c in batch)
             progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
         manifest = write_shard(manifest, samples, options.codec)
+    return store_summary(manifest)
+
+
+def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversation]:
+    """Those whose features are stored, in order: all, or only the held-out ones where training makes its own."""
+    return (c for c in read_conversations(url) if options.feed == "offline" or c.split == "heldout")
+
+
+def shard_tokens(hidden_size: int, options: FeatureOptions) -> int:
+    """How many tokens a shard holds at most."""
+    return max(1, options.shard_mib * 2**20 // bytes_per_token(hidden_size, options.codec))
+
+
+def store_summary(manifest: Manifest) -> FeatureSummary:
+    """What a store holds by now."""
     return FeatureSummary(manifest.records, manifest.tokens, manifest.size, len(manifest.shards))
 
 
@@ -209,7 +220,7 @@ def _following_is_generated(mask: Tensor, lengths: list[int]) -> Tensor:
     return following
 
 
-def _by_tokens(conversations: Iterable[Conversation], limit: int) -> Iterator[list[Conversation]]:
+def by_tokens(conversations: Iterable[Conversation], limit: int) -> Iterator[list[Conversation]]:
     """Neighbours in groups of at most `limit` tokens; one that is longer is alone."""
     group: list[Conversation] = []
     tokens = 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from fledge.errors import StorageError
 from fledge.features.codec import Codec
 from fledge.features.shard import FeatureSample, SampleInfo, Shard, shard_bytes
-from fledge.storage import Manifest, ShardEntry
+from fledge.storage import Manifest, ShardEntry, join, sha256, write_atomic
 
 _OPENERS = 16  # headers read at once
 _IDS_KEPT = 32  # shards whose ids stay in memory: more than are shuffled together
@@ -26,9 +26,17 @@ _IDS_KEPT = 32  # shards whose ids stay in memory: more than are shuffled togeth
 
 def write_shard(manifest: Manifest, samples: Sequence[FeatureSample], codec: Codec = "bf16") -> Manifest:
     """Append one shard; it appears whole or not at all."""
-    name = f"features-{len(manifest.shards):05d}.safetensors"
+    return manifest.append(put_shard(manifest.folder, len(manifest.shards), samples, codec))
+
+
+def put_shard(
+    folder: str, number: int, samples: Sequence[FeatureSample], codec: Codec = "bf16"
+) -> ShardEntry:
+    """Write the file of a shard. It belongs to the store once the manifest names it."""
+    name, data = f"features-{number:05d}.safetensors", shard_bytes(samples, codec)
+    write_atomic(join(folder, name), data)
     tokens = sum(len(s.token_ids) for s in samples)
-    return manifest.write_shard(name, shard_bytes(samples, codec), records=len(samples), tokens=tokens)
+    return ShardEntry(name, len(data), sha256(data), records=len(samples), tokens=tokens)
 
 
 class FeatureStore:

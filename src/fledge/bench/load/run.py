@@ -29,7 +29,7 @@ from fledge.bench.load.options import LoadOptions
 from fledge.bench.load.results import LoadResult, compare_levels
 from fledge.bench.load.servers import ServerSpec, running
 from fledge.bench.machine import machine_facts, versions
-from fledge.bench.statistics import alternation
+from fledge.bench.statistics import interleaved
 from fledge.bench.workloads import Workload
 from fledge.errors import ServerError
 
@@ -116,19 +116,16 @@ class _Test:
 
     async def _measure(self, session: aiohttp.ClientSession, calls: dict[str, Call]) -> None:
         by_name = {spec.name: spec for spec in self._specs}
-        done, total = 0, len(self._levels) * self._options.repeats * len(self._specs)
-        for level in self._levels:
-            for repeat, order in enumerate(alternation(list(by_name), self._options.repeats)):
-                for name in order:
-                    if name in calls:
-                        row = await self._block(session, calls[name], name, level, repeat)
-                    else:
-                        place = running(by_name[name], session, self._api_key, self._ready_s)
-                        async with place as found:
-                            call = await self._ready(session, by_name[name], found)
-                            row = await self._block(session, call, name, level, repeat)
-                    done += 1
-                    self._progress(done, total, f"{name} at {_describe(level)}: {_brief(row)}")
+        names = [spec.name for spec in self._specs]
+        for turn in interleaved(self._levels, names, self._options.repeats):
+            if turn.name in calls:
+                row = await self._block(session, calls[turn.name], turn.name, turn.level, turn.repeat)
+            else:
+                spec = by_name[turn.name]
+                async with running(spec, session, self._api_key, self._ready_s) as place:
+                    call = await self._ready(session, spec, place)
+                    row = await self._block(session, call, turn.name, turn.level, turn.repeat)
+            self._progress(turn.number, turn.total, f"{turn.name} at {_describe(turn.level)}: {_brief(row)}")
 
     async def _ready(self, session: aiohttp.ClientSession, spec: ServerSpec, place: tuple[str, str]) -> Call:
         """How to call a server, after its warm-up."""

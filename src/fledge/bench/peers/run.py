@@ -11,15 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from importlib import resources
+from operator import eq
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from fledge.bench.peers.catalogue import PEERS, Peer, installed
+from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.sets import find_workload
-from fledge.bench.statistics import alternation
+from fledge.bench.statistics import interleaved
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
 
@@ -34,8 +35,10 @@ class PeerOptions:
     target: str
     head: str | None  # folder of the draft head
     peers: tuple[str, ...] = ()  # only these; empty: all
-    pythons: Mapping[str, str] = field(default_factory=dict)  # peer -> its Python
+    modes: tuple[str, ...] = ()  # only these; empty: all
+    programs: Mapping[str, str] = field(default_factory=dict)  # peer -> its Python, or its server's program
     models: Mapping[str, str] = field(default_factory=dict)  # peer -> the weights in its own form
+    drafts: Mapping[str, str] = field(default_factory=dict)  # peer -> the head in its own form
     workload: str = "mixed"
     prompts: int = 8
     max_tokens: int = 64
@@ -55,6 +58,7 @@ class PeerRow:
     tpot_ms: float | None  # at one request in flight
     throughput: float
     identical: int  # answers equal to fledge's plain ones
+    own: int  # answers equal to the same peer's plain ones
     answers: int
 
 
@@ -67,6 +71,14 @@ class PeersFound:
     options: PeerOptions
 
 
+class Chosen(NamedTuple):
+    """A peer in one of its modes, and its Python or program."""
+
+    peer: Peer
+    mode: str
+    program: str
+
+
 class Worker:
     """A peer's process; see workers/protocol.py."""
 
@@ -76,15 +88,22 @@ class Worker:
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Send one line, read one line."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
+        self.send(value)
+        return self.receive()
+
+    def send(self, value: Mapping[str, Any]) -> None:
+        """A line to the process; one that has ended is told of when its answer is read."""
+        if self._process.stdin is None:
             raise RuntimeError("the worker was started without pipes")
-        try:
-            stdin.write(json.dumps(value) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """The next line of the process."""
+        if self._process.stdout is None:
+            raise RuntimeError("the worker was started without pipes")
+        line = self._process.stdout.readline()
         answer = json.loads(line) if line else {"error": f"ended without an answer: {self._tail()}"}
         if "error" in answer:
             raise ServerError(
@@ -107,53 +126,74 @@ def run_peers(
     rows: list[PeerRow] = []
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
-        for peer, mode in chosen:
-            if mode == "eagle3" and options.head is None:
-                continue
+        for peer, mode, program in chosen:
             config = {
                 "model": options.models.get(peer.name, str(target.folder)),
-                "head": options.head,
+                "head": options.drafts.get(peer.name, options.head),
                 "mode": mode,
+                "program": program,
                 "max_batch": max(options.concurrency),
                 "max_context": context,
             }
-            try:
-                worker = stack.enter_context(start_worker(peer, mode, options.pythons.get(peer.name), config))
-                workers[f"{peer.name} {mode}"] = worker
-            except ServerError as error:
-                missing.append(str(error))
+            workers[f"{peer.name} {mode}"] = stack.enter_context(start_worker(peer, mode, program, config))
+        missing += _wait_until_loaded(workers)
         if not workers:
             raise ServerError(f"no engine to measure: {'; '.join(missing)}")
-        _measure(workers, prompts, options, rows, progress)
+        missing += _measure(workers, prompts, options, rows, progress)
+    if not rows:
+        raise ServerError(f"no engine could be measured: {'; '.join(missing)}")
     return PeersFound(rows, missing, options)
 
 
-def choose_peers(options: PeerOptions) -> tuple[list[tuple[Peer, str]], list[str]]:
-    """(peer, mode) of what is installed, and a line for everything that isn't."""
-    names = [peer.name for peer in PEERS]
-    unknown = sorted({*options.peers, *options.pythons, *options.models} - set(names))
-    if unknown:
-        raise DataError(f"no peer is called {unknown[0]!r}; use one of {', '.join(names)}")
+def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
+    """What is installed, and a line for everything that isn't."""
+    names, modes = [peer.name for peer in PEERS], {mode for peer in PEERS for mode in peer.modes}
+    asked = {*options.peers, *options.programs, *options.models, *options.drafts}
+    for what, unknown, known in (
+        ("peer", asked - set(names), names),
+        ("mode", set(options.modes) - modes, sorted(modes)),
+    ):
+        if unknown:
+            raise DataError(f"no {what} is called {min(unknown)!r}; use one of {', '.join(known)}")
     chosen, missing = [], []
     for peer in PEERS:
         if options.peers and peer.name not in options.peers:
             continue
-        if not installed(options.pythons.get(peer.name, sys.executable), peer.module):
-            missing.append(f"{peer.name}: not installed; {peer.install}, and give --python {peer.name}=PATH")
+        program = peer.find(options.programs)
+        if program is None:
+            missing.append(f"{peer.name}: not installed; {peer.install}, and give --program {peer.name}=PATH")
         elif peer.own_model and peer.name not in options.models:
-            missing.append(f"{peer.name}: needs the weights in its own form; {peer.install}")
+            missing.append(
+                f"{peer.name}: needs the weights in its own form; {peer.install}, and give --model {peer.name}=PATH"
+            )
         else:
-            chosen += [(peer, mode) for mode in peer.modes]
+            for mode in _best_modes(peer, options):
+                if mode == "eagle3" and peer.own_model and peer.name not in options.drafts:
+                    missing.append(
+                        f"{peer.name}: needs the head in its own form for eagle3; give --draft "
+                        f"{peer.name}=PATH"
+                    )
+                    continue
+                chosen.append(Chosen(peer, mode, program))
     return chosen, missing
 
 
+def _best_modes(peer: Peer, options: PeerOptions) -> list[str]:
+    """The modes that were asked for; or plain and the best speculation: the head if there is one, else n-grams."""
+    has_head = (options.drafts.get(peer.name) or options.head) is not None
+    modes = [mode for mode in peer.modes if mode != "eagle3" or has_head]
+    if options.modes:
+        return [mode for mode in modes if mode in options.modes]
+    return [mode for mode in modes if mode != "ngram" or "eagle3" not in modes]
+
+
 @contextmanager
-def start_worker(peer: Peer, mode: str, python: str | None, config: Mapping[str, Any]) -> Iterator[Worker]:
-    """A peer's process while it is needed."""
+def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any]) -> Iterator[Worker]:
+    """A peer's process while it is needed, told what to load: its own Python, or ours where it is no Python package."""
     script = Path(str(resources.files("fledge.bench.peers") / "workers" / peer.worker))
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [python or sys.executable, str(script)],
+            [sys.executable if peer.program else program, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -161,17 +201,30 @@ def start_worker(peer: Peer, mode: str, python: str | None, config: Mapping[str,
         )
         worker = Worker(peer, mode, process, log)
         try:
-            worker.version = str(worker.ask(config)["ready"])
+            worker.send(config)
             yield worker
         finally:
             for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+                with suppress(BrokenPipeError):  # what an ended process never read
+                    if stream is not None:
+                        stream.close()
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
+    """All load at the same time; those that can't are taken out, and their errors returned."""
+    errors = []
+    for name, worker in list(workers.items()):
+        try:
+            worker.version = str(worker.receive()["ready"])
+        except ServerError as error:
+            del workers[name]
+            errors.append(str(error))
+    return errors
 
 
 def _prompts(target: Target, options: PeerOptions) -> list[dict[str, Any]]:
@@ -187,22 +240,30 @@ def _measure(
     options: PeerOptions,
     rows: list[PeerRow],
     progress: Progress,
-) -> None:
-    for worker in workers.values():  # warm up: first calls compile, allocate and page in
-        worker.ask({"prompts": prompts[:1], "max_tokens": 4})
-    reference: dict[int, list[list[int]]] = {}
-    done, total = 0, len(options.concurrency) * options.repeats * len(workers)
-    for level in options.concurrency:
-        for repeat, order in enumerate(alternation(list(workers), options.repeats)):
-            for name in order:
-                row, tokens = _ask_level(workers[name], prompts, level, repeat, options.max_tokens)
-                if name == "fledge plain":
-                    reference.setdefault(level, tokens)
-                plain = reference.get(level, [])
-                same = sum(one == other for one, other in zip(tokens, plain, strict=False))
-                rows.append(PeerRow(**{**row.__dict__, "identical": same, "answers": len(plain)}))
-                done += 1
-                progress(done, total, f"{name}, {level} at once: {row.throughput:.0f} tokens/s")
+) -> list[str]:
+    """Fill `rows`; an engine that fails on the way loses its own, and its error is returned."""
+    failed: dict[str, str] = {}
+    for name, worker in workers.items():  # warm up: first calls compile, allocate and page in
+        try:
+            worker.ask({"prompts": prompts[:1], "max_tokens": 4})
+        except ServerError as error:
+            failed[name] = str(error)
+    plain: dict[tuple[str, int], list[list[int]]] = {}  # by peer and level: answers of its plain mode
+    for turn in interleaved(options.concurrency, list(workers), options.repeats):
+        if turn.name in failed:
+            continue
+        try:
+            row, tokens = _ask_level(workers[turn.name], prompts, turn.level, turn.repeat, options.max_tokens)
+        except ServerError as error:
+            failed[turn.name] = str(error)
+            continue
+        if row.mode == "plain":
+            plain.setdefault((row.peer, turn.level), tokens)
+        same = [sum(map(eq, tokens, plain.get((peer, turn.level), []))) for peer in ("fledge", row.peer)]
+        rows.append(replace(row, identical=same[0], own=same[1]))
+        progress(turn.number, turn.total, f"{turn.name}, {turn.level} at once: {row.throughput:.0f} tokens/s")
+    rows[:] = [row for row in rows if f"{row.peer} {row.mode}" not in failed]
+    return list(failed.values())
 
 
 def _ask_level(
@@ -221,4 +282,6 @@ def _ask_level(
     made = sum(map(len, tokens))
     later = made - len(prompts)
     tpot = 1e3 * (whole - first) / later if level == 1 and later > 0 else None
-    return PeerRow(worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, 0, 0), tokens
+    return PeerRow(
+        worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, 0, 0, len(prompts)
+    ), tokens

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from fledge.bench.machine import machine_facts, versions
-from fledge.bench.peers.run import PeerRow, PeersFound
+from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
 from fledge.bench.report.exports import table
 from fledge.bench.report.formats import number, times
 from fledge.bench.statistics import compare_paired
-from fledge.storage import join, write_atomic
+from fledge.storage import join, read_bytes, write_atomic
 
 _BASELINE = ("fledge", "plain")
 
@@ -39,9 +39,10 @@ def peers_table(found: PeersFound) -> PeersTable:
         if base:
             difference = compare_paired([r.throughput for r in base], [r.throughput for r in own]).ratio
             ratio, interval = times(difference.value), f"{difference.low:.2f}–{difference.high:.2f}"
-        same = f"{own[0].identical} of {own[0].answers}" if own[0].answers else "–"
+        first = own[0]  # greedy answers don't change from repeat to repeat
+        same = [f"{count} of {first.answers}" for count in (first.own, first.identical)]
         tpot = number(median(tpots), 2) if tpots else "–"
-        cells = [own[0].version, mode, str(level), tpot, number(speed), ratio, interval, same]
+        cells = [own[0].version, mode, str(level), tpot, number(speed), ratio, interval, *same]
         rows.append((level, -speed, cells))
     columns = [
         "engine",
@@ -51,7 +52,8 @@ def peers_table(found: PeersFound) -> PeersTable:
         "tokens/s",
         "over fledge plain",
         "95 %",
-        "same answers",
+        "as its plain",
+        "as fledge",
     ]
     return PeersTable(columns, [cells for *_, cells in sorted(rows)], [*_behind(found), *found.missing])
 
@@ -71,6 +73,12 @@ def write_peers(folder: str, found: PeersFound) -> PeersTable:
     head = f"Peers on {setup}.\n\n"
     write_atomic(join(folder, "peers.md"), (head + table(made.columns, made.rows) + f"\n\n{notes}").encode())
     return made
+
+
+def read_peers(path: str) -> PeersFound:
+    """The rows of a `peers.jsonl`, to make its table again."""
+    rows = [PeerRow(**json.loads(line)) for line in read_bytes(path).decode().splitlines()]
+    return PeersFound(rows, [], PeerOptions(target="", head=None))
 
 
 def _select(rows: Sequence[PeerRow], level: int, peer: str, mode: str) -> list[PeerRow]:

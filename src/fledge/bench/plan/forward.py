@@ -27,6 +27,9 @@ class Device:
     flops: float  # per second
     weight_bytes: float  # per weight
     overhead: float  # seconds per layer of a forward: launches, and between devices the exchange of results
+    head_overhead: float = (
+        0.0  # seconds of a head's forward besides its layer: the top tokens, a batch of its own
+    )
 
     def at_best(self, read_bytes: float, flops: float) -> float:
         """Seconds, whichever is slower."""
@@ -44,7 +47,7 @@ def forward_seconds(model: ModelShape, device: Device, requests: int, rows_each:
 def head_seconds(head: HeadShape, device: Device, rows: int, *, features: bool) -> float:
     """One forward of the head; `features`: with the projection of the target's hidden states."""
     weights = head.weights + (head.fc if features else 0)
-    return device.at_best(weights * 2.0, 2.0 * rows * weights) + device.overhead
+    return device.at_best(weights * 2.0, 2.0 * rows * weights) + device.overhead + device.head_overhead
 
 
 def round_seconds(

@@ -34,11 +34,17 @@ class PlanOptions:
     overhead_us: float = 5.0
     conversations: int = 100_000
     tokens_each: int = 600
+    draft_vocab: int = 32_000
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         positive = {"bandwidth": self.bandwidth_gb_s, "tflops": self.tflops, "devices": self.devices}
-        positive |= {"weight-bits": self.weight_bits, "efficiency": self.efficiency, "context": self.context}
+        positive |= {
+            "weight-bits": self.weight_bits,
+            "efficiency": self.efficiency,
+            "context": self.context,
+            "draft-vocab": self.draft_vocab,
+        }
         for name, value in positive.items():
             if value <= 0:
                 raise DataError(f"--{name} is {value}; give a number above 0")
@@ -64,6 +70,7 @@ class PlanOptions:
             flops=self.tflops * 1e12 * reached,
             weight_bytes=self.weight_bits / 8,
             overhead=self.overhead_us * 1e-6 * launches,
+            head_overhead=self.overhead_us * 1e-6,
         )
 
 
@@ -100,7 +107,7 @@ class Plan:
 def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
     """Predict everything."""
     device, shape = options.device, TreeShape(*options.tree)
-    head = HeadShape.of(model)
+    head = HeadShape.of(model, options.draft_vocab)
     speeds = [predict_speed(model, head, device, options, shape, level) for level in options.concurrency]
     columns = ["in flight", "plain TPOT ms", "TPOT ms", "speed-up", "plain tokens/s", "tokens/s"]
     if options.price_per_hour is not None:

@@ -148,7 +148,7 @@ def markdown(page: Page) -> str:
         for view in page.limits:
             parts += [view.sentence, table(["if", "speed-up"], [[bar.label, bar.text] for bar in view.bars])]
     if page.shapes:
-        parts.append("## Tree shapes used")
+        parts.append("## Trees used")
         parts += [
             f"- {view.label}, {view.note}: " + ", ".join(f"{bar.label} {bar.text}" for bar in view.bars)
             for view in page.shapes

@@ -5,16 +5,16 @@ speed-up = tau * t_plain / (t_draft + t_verify + t_accept + t_extend + t_host)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fledge.bench.concurrency import read_shape_name
 from fledge.bench.report.formats import percent, times
 from fledge.bench.report.speed import Bar, Naming
 from fledge.bench.results import BenchResult
 from fledge.bench.summary import acceptance_by_depth
 
 _BETTER = 0.1  # points of acceptance at every depth
-_SHAPES_SHOWN = 8  # the planner may use dozens
 
 
 @dataclass(frozen=True)
@@ -103,21 +103,24 @@ def shape_views(bench: BenchResult | None, naming: Naming) -> list[ShapeView]:
         if row.engine in bench.heads and row.concurrency > 1
     ]
     return [
-        ShapeView(naming.labels[head], note, _shares(shapes))
+        ShapeView(naming.labels[head], note, _by_depth(shapes))
         for head, note, shapes in used
         if any(shapes.values())
     ]
 
 
-def _shares(shapes: dict[str, int]) -> list[Bar]:
+def _by_depth(shapes: Mapping[str, int]) -> list[Bar]:
+    """Rounds by depth of their tree: a planner that decides every round uses dozens of shapes."""
     total = sum(shapes.values())
-    ordered = sorted(shapes.items(), key=lambda item: -item[1])
-    others = sum(rounds for _, rounds in ordered[_SHAPES_SHOWN:])
-    ordered = ordered[:_SHAPES_SHOWN] + (
-        [(f"{len(ordered) - _SHAPES_SHOWN} others", others)] if others else []
-    )
-    return [
-        Bar(name, "s-stage", percent(rounds / total), 100 * rounds / total)
-        for name, rounds in ordered
-        if rounds
-    ]
+    rounds: dict[int, int] = {}
+    nodes: dict[int, int] = {}
+    for name, count in shapes.items():
+        shape = read_shape_name(name)
+        rounds[shape.depth] = rounds.get(shape.depth, 0) + count
+        nodes[shape.depth] = nodes.get(shape.depth, 0) + count * shape.nodes
+    bars = []
+    for depth in sorted(depth for depth, count in rounds.items() if count):
+        label = f"{depth} deep, {nodes[depth] / rounds[depth]:.1f} nodes" if depth else "plain decode"
+        share = rounds[depth] / total
+        bars.append(Bar(label, "s-stage", percent(share), 100 * share))
+    return bars

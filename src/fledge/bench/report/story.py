@@ -161,7 +161,10 @@ def _data_view(data: DataFacts, label: str) -> DataView:
 def _shares(counts: Mapping[str, int]) -> list[Bar]:
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     top = max([1, *counts.values()])
-    return [Bar(name, "s-stage", human_count(count), 100 * count / top) for name, count in ordered]
+    return [
+        Bar(name.replace("_", " "), "s-stage", human_count(count), 100 * count / top)
+        for name, count in ordered
+    ]
 
 
 def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingView:
@@ -169,7 +172,7 @@ def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingV
     if training.tokens:
         tiles.append(Tile(human_count(training.tokens), "tokens trained on, epochs included"))
     if training.steps:
-        epochs = f" in {training.epochs:g} epochs" if training.epochs else ""
+        epochs = f" in {training.epochs:.3g} epochs" if training.epochs else ""
         tiles.append(Tile(human_count(training.steps), f"steps{epochs}"))
     if training.seconds:
         tiles.append(Tile(clock(training.seconds), "of training"))

@@ -9,7 +9,9 @@ def load(config):
 
     target = fledge.Target.load(config["model"])
     head = fledge.Head.load(config["head"]) if config["mode"] == "eagle3" else None
-    engine = fledge.Engine(target, head, max_batch=config["max_batch"], max_context=config["max_context"])
+    engine = fledge.Engine(
+        target, head, max_batch=config["max_batch"], max_context=config["max_context"], prefix_cache=False
+    )
 
     def generate(prompts, max_tokens):
         done = engine.generate([one["ids"] for one in prompts], max_tokens=max_tokens, ignore_eos=True)
@@ -18,4 +20,5 @@ def load(config):
     return f"fledge {fledge.__version__}", generate
 
 
-serve(load)
+if __name__ == "__main__":  # engines may import this script again in processes they spawn
+    serve(load)

@@ -5,6 +5,8 @@ from protocol import serve
 
 def load(config):
     """Continuous batching on the CPU, bf16."""
+    import numpy
+    import openvino
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
@@ -13,21 +15,20 @@ def load(config):
     extra = {"INFERENCE_PRECISION_HINT": "bf16"}
     if config["mode"] == "eagle3":
         extra["draft_model"] = openvino_genai.draft_model(config["head"], "CPU")
-    pipeline = openvino_genai.ContinuousBatchingPipeline(config["model"], scheduler, "CPU", **extra)
-    tokenizer = pipeline.get_tokenizer()
+    pipeline = openvino_genai.ContinuousBatchingPipeline(config["model"], scheduler, "CPU", extra)
 
     def generate(prompts, max_tokens):
         wanted = openvino_genai.GenerationConfig()
         wanted.max_new_tokens = max_tokens
         wanted.ignore_eos = True
-        wanted.apply_chat_template = False
         if config["mode"] == "eagle3":
             wanted.num_assistant_tokens = 3
-        found = pipeline.generate([one["text"] for one in prompts], [wanted] * len(prompts))
-        texts = [answer.m_generation_ids[0] for answer in found]
-        return [tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist() for text in texts]
+        ids = [openvino.Tensor(numpy.array([one["ids"]], dtype=numpy.int64)) for one in prompts]
+        found = pipeline.generate(ids, [wanted] * len(prompts))
+        return [answer.m_generation_ids[0] for answer in found]
 
     return f"openvino-genai {openvino_genai.__version__}", generate
 
 
-serve(load)
+if __name__ == "__main__":  # engines may import this script again in processes they spawn
+    serve(load)

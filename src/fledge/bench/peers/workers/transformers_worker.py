@@ -36,4 +36,5 @@ def load(config):
     return f"transformers {transformers.__version__}", generate
 
 
-serve(load)
+if __name__ == "__main__":  # engines may import this script again in processes they spawn
+    serve(load)

@@ -1,10 +1,15 @@
 """vLLM, for CPU or GPU. Modes: plain, ngram, eagle3 (a chain of three drafts)."""
 
+import os
+
 from protocol import serve
 
 
 def load(config):
     """The offline engine in bf16."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; the default is a share of all memory
+    cores = sorted(os.sched_getaffinity(0))  # all of them: by default it leaves one idle
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
     import vllm
 
     speculative = {
@@ -31,4 +36,5 @@ def load(config):
     return f"vllm {vllm.__version__}", generate
 
 
-serve(load)
+if __name__ == "__main__":  # engines may import this script again in processes they spawn
+    serve(load)

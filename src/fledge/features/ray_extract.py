@@ -1,0 +1,91 @@
+"""The features stage on Ray Data: each actor holds a target and writes whole shards; this process names them in order.
+
+    conversations  | shard 0 ....... | shard 1 ..... | shard 2 ....... |     cut by tokens, as in a local run
+    actor 0, 1, 0      writes            writes          writes              their files, each whole or not at all
+    this process       names 0,          then 1,         then 2              in the manifest
+
+A file that its actor wrote and nobody named yet is written again after a crash, with the same bytes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from fledge.data.options import Progress, silent
+from fledge.data.ray_map import RayOptions, map_in_order
+from fledge.data.ray_respond import TargetSpec
+from fledge.features.extract import (
+    FeatureExtractor,
+    FeatureSummary,
+    by_tokens,
+    features_fingerprint,
+    shard_tokens,
+    store_summary,
+    wanted_conversations,
+)
+from fledge.features.options import FeatureOptions
+from fledge.features.shard import FeatureSample
+from fledge.features.store import put_shard
+from fledge.storage import Manifest
+from fledge.target import Target
+
+
+class _Part(NamedTuple):
+    """The conversations of one shard, by their place among the wanted ones."""
+
+    shard: int
+    first: int
+    conversations: int
+
+
+def extract_features_on_ray(
+    target: Target,
+    spec: TargetSpec,
+    conversations_url: str,
+    options: FeatureOptions,
+    output_url: str,
+    ray_options: RayOptions,
+    progress: Progress = silent,
+) -> FeatureSummary:
+    """`extract_features` with a target per actor. Same files as the local stage, whatever the number of actors."""
+    features_fingerprint(target, conversations_url, options).claim(output_url)
+    total = Manifest.load(conversations_url).tokens
+    manifest = Manifest.load(output_url)
+    parts = list(_parts(conversations_url, options, target.config.hidden_size))[len(manifest.shards) :]
+    if parts:
+        arguments = (spec, conversations_url, options, output_url)
+        for entry in map_in_order(parts, _FeatureActor, arguments, ray_options):
+            manifest = manifest.append(entry)
+            progress(manifest.tokens, total, f"{ray_options.actors} actors")
+    return store_summary(manifest)
+
+
+def _parts(conversations_url: str, options: FeatureOptions, hidden_size: int) -> Iterator[_Part]:
+    first = 0
+    wanted = wanted_conversations(conversations_url, options)
+    for shard, group in enumerate(by_tokens(wanted, shard_tokens(hidden_size, options))):
+        yield _Part(shard, first, len(group))
+        first += len(group)
+
+
+class _FeatureActor:
+    def __init__(
+        self, spec: TargetSpec, conversations_url: str, options: FeatureOptions, output_url: str
+    ) -> None:
+        target = Target.load(spec.model, dtype=spec.dtype, device=spec.device, backend=spec.backend)  # type: ignore[arg-type]
+        self._extractor = FeatureExtractor(target, options.batch_tokens)
+        self._conversations_url, self._options, self._output_url = conversations_url, options, output_url
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        part: _Part = pickle.loads(batch["item"][0])
+        wanted = wanted_conversations(self._conversations_url, self._options)
+        samples: list[FeatureSample] = []
+        for group in by_tokens(
+            islice(wanted, part.first, part.first + part.conversations), self._options.batch_tokens
+        ):
+            samples += self._extractor.extract(group)
+        entry = put_shard(self._output_url, part.shard, samples, self._options.codec)
+        return {"result": [pickle.dumps(entry)]}
