@@ -136,7 +136,8 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     """How many words from `at` on are a place (0: none), and how sure that is."""
     lists = lexicon()
     first = words[at][0].lower()
-    if is_fictional_word(first):
+    abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
+    if is_fictional_word(first) or (abbreviation and first not in lists.regions):
         return 0, 0.0
     before = clues.lower[max(0, words[at].start() - 60) : words[at].start()]
     personal = paired or _PERSONAL.search(before) is not None or _FIELD.search(before) is not None

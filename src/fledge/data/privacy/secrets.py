@@ -72,6 +72,9 @@ _PASSWORD = re.compile(
 )
 
 
+_BESIDE_EMAIL = re.compile(r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)")  # ann@acme.org / Xy12-3
+
+
 # "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"
 _CODE = re.compile(
     r"[A-Za-z_][\w.]*[(\[](?:[\w., ]*[)\]]:?)?$|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b",
@@ -116,6 +119,11 @@ def _plugins() -> list[Any]:
 
 
 def _passwords(clues: Clues) -> Iterator[Finding]:
+    if "@" in clues.text:
+        for match in _BESIDE_EMAIL.finditer(clues.text):
+            value = match["value"].rstrip(".,;:!?)]}")
+            if any(c.isdigit() for c in value) and any(c.isalpha() for c in value):
+                yield Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, 0.8)
     for match in _PASSWORD.finditer(clues.text):
         value = match["value"].rstrip(".,;:!?)]}")
         symbol = ":" in match["link"] or "=" in match["link"]
