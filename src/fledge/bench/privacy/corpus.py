@@ -21,7 +21,6 @@ from fledge.bench.privacy.values import VALUES, Values
 from fledge.data.privacy.entities import Finding
 
 Half = Literal["develop", "report", "all"]
-Kind = Literal["first", "second"]
 Names = Literal["listed", "unlisted"]
 
 LOCALES = {
