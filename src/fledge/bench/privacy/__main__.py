@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="unlisted: names the filter has no list of",
     )
     parser.add_argument(
-        "--second", action="store_true", help="the corpus in other words and shapes, without neutral sentences"
+        "--second",
+        action="store_true",
+        help="the corpus in other words and shapes, without neutral sentences",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="of the throughput measurement")

@@ -246,7 +246,9 @@ def _street(v: SecondValues) -> str:
         ),
         "fr": v.rng.choice((f"{number} {street}", f"{number} bis {street}, {code} {town}")),
         "es": v.rng.choice((f"{street} {number}", f"{street}, {number}, 3º B, {code} {town}")),
-        "pt": v.rng.choice((f"{street}, {number}", f"{street}, {number}, 2º esq., {v.shape('####-###')} {town}")),
+        "pt": v.rng.choice(
+            (f"{street}, {number}", f"{street}, {number}, 2º esq., {v.shape('####-###')} {town}")
+        ),
     }[v.language]
 
 
@@ -263,7 +265,11 @@ def _password(v: SecondValues) -> str:
 
 def _wallet(v: SecondValues) -> str:
     return v.rng.choice(
-        ("0x" + v.text(40, _HEX), "bc1q" + v.text(38, "023456789acdefghjklmnpqrstuvwxyz"), "3" + v.text(33, _BASE58))
+        (
+            "0x" + v.text(40, _HEX),
+            "bc1q" + v.text(38, "023456789acdefghjklmnpqrstuvwxyz"),
+            "3" + v.text(33, _BASE58),
+        )
     )
 
 

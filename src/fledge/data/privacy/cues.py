@@ -11,7 +11,8 @@ _TITLES = (
     r"mr|mrs|ms|miss|mx|dr|prof|professor|sir|dame|rev|reverend|hr|fr|herrn?|frau|fräulein|doktor|dipl\.-ing|monsieur|madame|mademoiselle"
     r"|mme|mlle|m|maître|me|docteur|docteure|señora?|señorita|sra?|srta|doña|don|dra|doctora?|profesora?|senhora?|dona|doutora?|professora"
 )
-TITLE = re.compile(rf"(?<![^\W_])(?:{_TITLES})\.?\s$")
+_PARTICLES = r"(?:de la|de los|de las|de|da|do|dos|das|del|von der|von|van der|van|le|la)"
+TITLE = re.compile(rf"(?<![^\W_])(?:{_TITLES})\.?\s(?P<particle>{_PARTICLES}\s)?$")
 GREETING = re.compile(
     r"(?:^|[\n.!?,;:\"“«>]\s*|\b(?:oh|and|und|et|y|e)\s)(?:hi|hello|hey|dear|good (?:morning|afternoon|evening)|greetings|hallo|liebe[rs]?|guten (?:tag|morgen|abend)|servus|moin"
     r"|sehr geehrte[rs]?|grüß gott|bonjour|bonsoir|salut|coucou|cher|chère|hola|buen(?:os|as) (?:días|tardes|noches)|querid[oa]|estimad[oa]|olá|oi"
@@ -52,7 +53,7 @@ WEAK_INTRODUCTION = re.compile(
 # Somebody is asked or told something.
 ASK = re.compile(
     r"(?<![^\W_])(?:ask|tell|remind|invite|thank|meet|met|text|e-?mail|phone|married|marry|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
-    r"|pregunta(?:r|le)? a|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? a|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
+    r"|pregunta(?:r|rle|le)? a|ruf|kommt|call|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? [aà]|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
 )
 # Right after a single name that is a word too: it does what people do.
 NEXT_IS_PERSON = re.compile(

@@ -135,7 +135,7 @@ _VALUE = re.compile(
 _BIC = re.compile(r"(?<!\w)[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?(?!\w)")
 _BROKEN = re.compile(r"[.!?;]\s|\n\s*\n|\s[-–—]\s|, (?:and|und|et|y|e) ")
 _AFTER = re.compile(
-    r"\s?(?:,|\()?\s?(?:is|was|ist|war|est|es|é|=|\()?\s?(?:my|the|our|his|her|mein\w?|die|das|ma|mon|mi|la|el|o|a|meu|minha)?\s"
+    r"\s?(?:,|\()?\s?(?:an? valid|is|was|ist|war|est|es|é|=|\()?\s?(?:my|the|our|his|her|mein\w?|die|das|ma|mon|mi|la|el|o|a|meu|minha)?\s"
 )
 _REACH = 45  # characters between a label and its value
 
@@ -152,7 +152,7 @@ _DATE = re.compile(
 )  # fmt: skip
 _BORN = re.compile(
     r"(?<![^\W_])(?=[bdgnafc])(?:date of birth|birth ?-?dates?|birthday|\bdob\b|d\.o\.b|born|geburtsdatum|geburtstag|geboren|\bgeb\b|née?\b|date de naissance"
-    r"|anniversaire|naissance|nacid[oa]|nac[ií]|fecha de nacimiento|nacimiento|cumpleaños|nascid[oa]|nasci|data de nascimento|nascimento)"
+    r"|anniversaire|naissance|nacid[oa]|nac[ií]|fecha de nacimiento|nacimiento|cumpleaños|nascid[oa]|nasci|nasceu|data de nascimento|nascimento)"
 )
 
 

@@ -172,7 +172,9 @@ class _People:
         """How many words from `at` on are a name (0: none), and how sure that is."""
         first = self._run[at]
         before = self._clues.lower[max(0, first.start - 48) : first.start]
-        cue = titled or TITLE.search(before) is not None
+        title = TITLE.search(before)
+        cue = titled or title is not None
+        noble = title is not None and title["particle"] is not None  # "Sra. de la Fuente"
         greeted = GREETING.search(before) is not None
         field = FIELD.search(before) is not None
         introduced = INTRODUCTION.search(before) is not None
@@ -181,7 +183,7 @@ class _People:
             return self._initials(at, cue or field)
         saint = at > 0 and self._run[at - 1].word in _SAINTS
         if (
-            (self._no_name(first.word) and not (cue and self._could_follow_title(first)))
+            (self._no_name(first.word) and not (noble or (cue and self._could_follow_title(first))))
             or (self._is_abbreviation(first) and not cue)
             or (saint and not cue)
             or (first.word in _SAINTS and at + 1 < len(self._run))
@@ -227,7 +229,12 @@ class _People:
         if first.word in words.rare_given and family and plain_last:
             return 0.65
         end = self._run[self._run.index(first) + 1].end
-        if given and len(named) == 2 and self._is_unknown(last) and not self._clues.text[end - 2 : end].isupper():
+        if (
+            given
+            and len(named) == 2
+            and self._is_unknown(last)
+            and not self._clues.text[end - 2 : end].isupper()
+        ):
             return 0.55
         beside = (
             self._run.index(first) + 1 < len(self._run)
@@ -236,7 +243,8 @@ class _People:
         if family and plain_last and first.word not in words.common and len(named) == 2 and beside:
             return 0.6
         unknown = [self._is_unknown(word) for word in named]
-        if beside and len(named) <= 3 and all(unknown) and self._clues.language != "de":
+        numbered = re.match(r"\s?\d", self._clues.text[end : end + 2]) is not None  # a product
+        if beside and not numbered and len(named) <= 3 and all(unknown) and self._clues.language != "de":
             return 0.55
         return 0.0
 
@@ -295,8 +303,12 @@ class _People:
             return 0, 0.0
         last = self._run[at + size]
         family = self._words.is_family(last.word) and not self._no_name(last.word)
-        rare = self._words.common.get(last.word, 0.0) < 3.5 and len(last.word) > 3 and last.word not in NOT_NAMES
-        listed = _SENTENCE_START.search(self._clues.text[max(0, self._run[at].start - 3) : self._run[at].start])
+        rare = (
+            self._words.common.get(last.word, 0.0) < 3.5 and len(last.word) > 3 and last.word not in NOT_NAMES
+        )
+        listed = _SENTENCE_START.search(
+            self._clues.text[max(0, self._run[at].start - 3) : self._run[at].start]
+        )
         if not (cue or family or (rare and (not listed or last.word not in self._words.common))):
             return 0, 0.0
         more = self._size(at + size)
@@ -358,7 +370,9 @@ class _People:
     def _is_abbreviation(self, token: Token) -> bool:
         """SSN, ABA: short and all in capitals, in a text that isn't."""
         text = self._clues.text[token.start : token.end]
-        return len(text) <= 4 and text.isupper() and not token.initial and not self._words.is_given(token.word)
+        return (
+            len(text) <= 4 and text.isupper() and not token.initial and not self._words.is_given(token.word)
+        )
 
     def _no_name(self, word: str) -> bool:
         words = self._words

@@ -61,7 +61,7 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 _PASSWORD_LABEL = (
-    r"pass[ _-]?(?:word|wort|phrase|code)|passwd|pwd|kennwort|mot de passe|mdp|contraseña|clave|senha|palavra[- ]passe"
+    r"pass[ _-]?(?:word|wort|phrase|code)|passwd|pwd|pw|kennwort|mot de passe|mdp|contraseña|clave|senha|palavra[- ]passe"
     r"|login|credentials|zugangsdaten|pin(?:[ -]?(?:code|number))?"
 )
 _PASSWORD = re.compile(
@@ -72,7 +72,9 @@ _PASSWORD = re.compile(
 )
 
 
-_BESIDE_EMAIL = re.compile(r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)")  # ann@acme.org / Xy12-3
+_BESIDE_EMAIL = re.compile(
+    r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)"
+)  # ann@acme.org / Xy12-3
 
 
 # "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"

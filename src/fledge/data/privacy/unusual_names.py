@@ -1,8 +1,8 @@
 """Names that don't stand in capitals and in order: after an introduction, family name first, behind an @.
 
-    "my name is john smith"      lower case, after words that introduce somebody
-    "Smith, John;"               as lists and files have them
-    "@Sabine could you"          as chats have them
+"my name is john smith"      lower case, after words that introduce somebody
+"Smith, John;"               as lists and files have them
+"@Sabine could you"          as chats have them
 """
 
 from __future__ import annotations
@@ -59,10 +59,15 @@ def _family_first(clues: Clues) -> Iterator[Finding]:
         last = family.split()[-1]
         if not words.is_given(given) or words.is_ambiguous_name(given) or last in NOT_NAMES:
             continue
-        if words.is_city(family) or family in words.regions or words.is_given(last) or is_fictional_word(last):
+        if (
+            words.is_known_city(family)
+            or family in words.regions
+            or words.is_given(last)
+            or is_fictional_word(last)
+        ):
             continue
         field = FIELD.search(clues.lower[max(0, match.start() - 40) : match.start()]) is not None
-        if field or words.is_family(last) or last not in words.common:
+        if field or words.is_family(last) or words.common.get(last, 0.0) < _RARE:
             yield Finding(match.start(), match.end("given"), e.PERSON, 0.75)
 
 
