@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import itertools
 import json
 import random
 import string
@@ -51,12 +52,43 @@ _IBANS = {
     "AT": "################", "BE": "############", "PL": "########################", "SE": "####################",
     "NO": "###########", "IE": "????##############",
 }  # fmt: skip
-_PRODUCTS = (
-    "Xperia 1 V|Redmi Note 13|MacBook Air M3|Kia EV6|Opel Corsa|Citroën C3|Seat Ibiza|VW Passat|BMW X5|Audi A4|Lenovo Yoga 7|Bosch "
-    "Serie 6|Philips 5400|Garmin Forerunner 265|GoPro Hero 12|Sony WH-1000XM5|HP LaserJet 1020|Intel Core i5-12400F|Ryzen 7 7800X3D|"
-    "GeForce GTX 1080|iOS 17.4.1|Debian 12|PostgreSQL 16.2|Python 3.12.1|Node 20.11.0|React 18|CUDA 12.4|Llama 3.1 8B|Airbus A350-900|"
-    "Boeing 787-9|Nokia 3310|Casio F-91W|Lego 42115|Nespresso Vertuo|Kindle Oasis"
-).split("|")
+_PRODUCTS = [
+    "Xperia 1 V",
+    "Redmi Note 13",
+    "MacBook Air M3",
+    "Kia EV6",
+    "Opel Corsa",
+    "Citroën C3",
+    "Seat Ibiza",
+    "VW Passat",
+    "BMW X5",
+    "Audi A4",
+    "Lenovo Yoga 7",
+    "Bosch Serie 6",
+    "Philips 5400",
+    "Garmin Forerunner 265",
+    "GoPro Hero 12",
+    "Sony WH-1000XM5",
+    "HP LaserJet 1020",
+    "Intel Core i5-12400F",
+    "Ryzen 7 7800X3D",
+    "GeForce GTX 1080",
+    "iOS 17.4.1",
+    "Debian 12",
+    "PostgreSQL 16.2",
+    "Python 3.12.1",
+    "Node 20.11.0",
+    "React 18",
+    "CUDA 12.4",
+    "Llama 3.1 8B",
+    "Airbus A350-900",
+    "Boeing 787-9",
+    "Nokia 3310",
+    "Casio F-91W",
+    "Lego 42115",
+    "Nespresso Vertuo",
+    "Kindle Oasis",
+]
 
 
 class SecondValues:
@@ -105,7 +137,7 @@ def _card(v: SecondValues) -> str:
     body = prefix + v.text(length - len(prefix) - 1, string.digits)
     plain = body + luhn.calc_check_digit(body)
     edges = (0, *cuts, length)
-    groups = [plain[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    groups = [plain[a:b] for a, b in itertools.pairwise(edges)]
     return v.rng.choice((" ", "-", "")).join(groups)
 
 

@@ -12,7 +12,7 @@ _TITLES = (
     r"|mme|mlle|m|maître|me|docteur|docteure|señora?|señorita|sra?|srta|doña|don|dra|doctora?|profesora?|senhora?|dona|doutora?|professora"
 )
 _PARTICLES = r"(?:de la|de los|de las|de|da|do|dos|das|del|von der|von|van der|van|le|la)"
-TITLE = re.compile(rf"(?<![^\W_])(?:{_TITLES})\.?\s(?P<particle>{_PARTICLES}\s)?$")
+TITLE = re.compile(rf"(?<![^\W_])(?<![.@/-])(?:{_TITLES})\.?\s(?P<particle>{_PARTICLES}\s)?$")
 GREETING = re.compile(
     r"(?:^|[\n.!?,;:\"“«>]\s*|\b(?:oh|and|und|et|y|e)\s)(?:hi|hello|hey|dear|good (?:morning|afternoon|evening)|greetings|hallo|liebe[rs]?|guten (?:tag|morgen|abend)|servus|moin"
     r"|sehr geehrte[rs]?|grüß gott|bonjour|bonsoir|salut|coucou|cher|chère|hola|buen(?:os|as) (?:días|tardes|noches)|querid[oa]|estimad[oa]|olá|oi"
