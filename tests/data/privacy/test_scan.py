@@ -14,6 +14,12 @@ FOUND = [
     ("Pregunta a Esperanza si viene.", "Esperanza", "PERSON"),
     ("Olá, sou o João da Silva.", "João da Silva", "PERSON"),
     ("my name is john miller", "john miller", "PERSON"),
+    ("hey its callum whitcombe from sales", "callum whitcombe", "PERSON"),
+    ("Attendees: Chaudhry, Bethany; me", "Chaudhry, Bethany", "PERSON"),
+    ("@Bethany could you look?", "Bethany", "PERSON"),
+    ("I met Declan Tanaka there.", "Declan Tanaka", "PERSON"),
+    ("Please ask Dr. Prescott about it.", "Prescott", "PERSON"),
+    ("R. Raghunathan seconded it.", "R. Raghunathan", "PERSON"),
     ("I live in Springfield, IL.", "Springfield", "LOCATION"),
     ("Ich wohne in Düsseldorf.", "Düsseldorf", "LOCATION"),
     ("It is at 742 Evergreen Terrace now.", "742 Evergreen Terrace", "STREET_ADDRESS"),
@@ -21,6 +27,9 @@ FOUND = [
     ("write to anna.k+x@mail.example.org!", "anna.k+x@mail.example.org", "EMAIL_ADDRESS"),
     ("ring (212) 555-7834 now", "(212) 555-7834", "PHONE_NUMBER"),
     ("Tel. +49 30 1234567", "+49 30 1234567", "PHONE_NUMBER"),
+    ("tél. 0612775237", "0612775237", "PHONE_NUMBER"),
+    ("Reisepass-Nr. N22519961", "N22519961", "PASSPORT"),
+    ("ann@acme.org / Xy12-3kk and it is locked", "Xy12-3kk", "PASSWORD"),
     ("IBAN DE89 3704 0044 0532 0130 00.", "DE89 3704 0044 0532 0130 00", "IBAN_CODE"),
     ("card 4111 1111 1111 1111 declined", "4111 1111 1111 1111", "CREDIT_CARD"),
     ("my account number is 12345678.", "12345678", "BANK_ACCOUNT"),
@@ -44,6 +53,10 @@ FOUND = [
 ]
 
 NOTHING = [
+    "Is it june, or is this summer? It's working, this is great, c'est bon, ich bin müde.",
+    "Box 4: Employee SSN, or ABA? The James Webb telescope saw it; the Turing test, too.",
+    "With Python 3.11.4.2 and CUDA 12.4.0.1 it fails; call 12 times and dial it down to 300000.",
+    "See Theorem 3.2, Lemma 4.1 and Figure 12.5. A. Overview. B. Methods.",
     "Upgrade from version 1.2.3.4 to 10.0.19.1 on 2023-06-06.",
     "Order 4711-2233-44 was shipped on 04.05.2021 and costs 1,299.00 EUR.",
     "Compare the Tesla Model 3 with the iPhone 15 Pro and Windows 11.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fledge.bench.privacy.corpus import make_corpus
+from fledge.bench.privacy.corpus import make_corpus, make_second_corpus
 from fledge.bench.privacy.measure import measure, total
 from fledge.data import PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
@@ -131,6 +131,16 @@ def test_recall_and_precision_on_the_half_the_rules_were_not_written_on(privacy:
     english = total(scores, e.NAMES, ["en"])
     assert (english.recall or 0) >= 0.80
     assert (english.precision or 0) >= 0.75
+
+
+def test_recall_and_precision_on_the_second_corpus(privacy: PrivacyFilter) -> None:
+    scores = measure(make_second_corpus(400, "report", seed=3), privacy.scan)
+    identifiers = total(scores, e.PATTERNED, ["en", "de", "fr", "es", "pt"])
+    assert (identifiers.recall or 0) >= 0.90
+    assert (identifiers.precision or 0) >= 0.95
+    english = total(scores, e.NAMES, ["en"])
+    assert (english.recall or 0) >= 0.80
+    assert (english.precision or 0) >= 0.85
 
 
 @pytest.mark.slow  # each process imports everything anew

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fledge.bench.privacy.corpus import LOCALES, Labelled, make_corpus
+from fledge.bench.privacy.corpus import LOCALES, Labelled, make_corpus, make_second_corpus
 from fledge.bench.privacy.measure import Mistake, Score, Scores, measure, total
 from fledge.data.privacy import Finding, PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
@@ -40,6 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="listed",
         help="unlisted: names the filter has no list of",
     )
+    parser.add_argument(
+        "--second",
+        action="store_true",
+        help="the corpus in other words and shapes, without neutral sentences",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="of the throughput measurement")
     parser.add_argument(
@@ -48,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mistakes", type=int, default=0, help="print so many misses and false alarms")
     parser.add_argument("--json", help="write the figures to this file")
     chosen = parser.parse_args(arguments)
-    corpus = list(make_corpus(chosen.records, chosen.half, chosen.seed, chosen.names))
+    made = (
+        make_second_corpus(chosen.records, chosen.half, chosen.seed)
+        if chosen.second
+        else make_corpus(chosen.records, chosen.half, chosen.seed, chosen.names)
+    )
+    corpus = list(made)
     found: list[Mistake] = []
     privacy = PrivacyFilter(policy="surrogate")
     scores = measure(corpus, privacy.scan, found)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import Literal
 
 from faker import Faker
 
+from fledge.bench.privacy.second_values import SECOND_VALUES, SecondValues
 from fledge.bench.privacy.values import VALUES, Values
 from fledge.data.privacy.entities import Finding
 
@@ -67,7 +69,21 @@ def make_corpus(
         sentences = rng.sample(fillers[language], count)
         if template:
             sentences.insert(rng.randint(0, count), template)
-        yield _fill(sentences, language, template, values, rng)
+        drawn = {name: (entity, partial(draw, values)) for name, (entity, draw) in VALUES.items()}
+        yield _fill(sentences, language, template, drawn, rng)
+
+
+def make_second_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterator[Labelled]:
+    """Labelled texts of the second corpus: one line each without neutral sentences around it, the languages in turn."""
+    rng = random.Random(seed)
+    lines = {language: _lines("second", language, half) for language in LOCALES}
+    for number in range(records):
+        language = list(LOCALES)[number % len(LOCALES)]
+        some = lines[language]
+        template = some[number // len(LOCALES) % len(some)]
+        values = SecondValues(rng, language)
+        drawn = {name: (entity, partial(draw, values)) for name, (entity, draw) in SECOND_VALUES.items()}
+        yield _fill([template], language, template, drawn, rng)
 
 
 def _lines(folder: str, language: str, half: Half) -> list[str]:
@@ -76,16 +92,19 @@ def _lines(folder: str, language: str, half: Half) -> list[str]:
     return lines if half == "all" else lines[(half == "report") :: 2]
 
 
-def _fill(sentences: list[str], language: str, template: str, values: Values, rng: random.Random) -> Labelled:
+Drawn = Mapping[str, tuple[str | None, Callable[[], str]]]  # slot -> entity and how to draw a value
+
+
+def _fill(sentences: list[str], language: str, template: str, drawn: Drawn, rng: random.Random) -> Labelled:
     text, spans = "", []
     for sentence in sentences:
         text += rng.choice((" ", " ", "\n")) if text else ""
         at = 0
         for slot in _SLOT.finditer(sentence):
-            if slot[1] not in VALUES:
+            if slot[1] not in drawn:
                 continue
-            entity, make = VALUES[slot[1]]
-            value = make(values)
+            entity, make = drawn[slot[1]]
+            value = make()
             text += sentence[at : slot.start()]
             if entity is not None:
                 spans.append(Finding(len(text), len(text) + len(value), entity, 1.0))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.lexicon import lexicon
 
 _U = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _CAP = rf"[{_U}][^\W\d_]*(?:['’.-][^\W\d_]+)*\.?"
@@ -43,9 +44,10 @@ _PATTERNS = tuple(
         rf"(?<![\w.,]){_NUMBER},? (?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}",
         # Calle de Alcalá 45, 3º B, 28014 Madrid; Rua Augusta, 1500
         rf"(?<!\w)(?i:calle|c/|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plaza|pza\.|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
-        rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}){{0,4}}(?:,? (?:n[º°o]\.? ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|izq|dcha|dto|esq)?(?!\w))?{_TAIL_CODE}?",
+        rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}){{0,4}}(?:,? (?:n[º°o]\.? ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|izq|dcha|dto|esq)?(?!\w))?{_TAIL_CODE}?",
     )
 )  # fmt: skip
+_TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")
 
 
 def find_street_addresses(clues: Clues) -> Iterator[Finding]:
@@ -56,4 +58,12 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
         for match in pattern.finditer(clues.text):
             if not any(character.isdigit() for character in match[0]):
                 continue
-            yield Finding(match.start(), match.end(), e.STREET_ADDRESS, 0.86)
+            yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
+
+
+def _town_after(clues: Clues, end: int) -> int:
+    """The end of the town that follows a street after a comma, or the end of the street."""
+    town = _TOWN_AFTER.match(clues.text, end)
+    while town and not lexicon().is_city(clues.lower[town.start(1) : town.end(1)]):
+        town = _TOWN_AFTER.match(clues.text[: town.end(1)].rpartition(" ")[0], end)
+    return town.end(1) if town else end

@@ -33,7 +33,7 @@ _TRUSTED = re.compile(
     r"|00[1-9]\d{0,2}[ .-](?:\(?\d{1,4}\)?[ ./-]?){2,5}\d{2,4}"  # 0049 30 1234567, 001-555-123-4567
     r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])\d{3}[.-]\d{4}"  # (555) 123-4567, 555.123.4567
     r"|1-8\d\d-\d{3}-\d{4}"
-    r"|0[1-9](?:[ .]\d{2}){4}"  # 01 23 45 67 89
+    r"|0[1-9](?:[ .-]\d{2}){4}"  # 01 23 45 67 89
     r"|0\d{2} \d{4} \d{4}|0\d{3} \d{3} \d{4}|0\d{4} \d{6}|0\d{4} \d{3} ?\d{3}"  # Great Britain
     r"|0\d{2,4} ?[/-] ?\d{3,8}(?:[ -]?\d{1,4}){0,3}"  # 030/1234567, 0171-1234567
     r"|0\d{2,4} \d{5,8}|0\d{2,4} \d{3,4} \d{2,4}(?: \d{2,4})?"  # 0171 1234567
@@ -44,6 +44,9 @@ _GROUPED = re.compile(
     r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
 )
 _COMPACT = re.compile(r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8})(?![\w]|[.,]\d|-\d)")
+_INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
+    r"(?<=[,:;=|\"'])\+[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
+)
 _DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 
 
@@ -69,6 +72,9 @@ def _phones(clues: Clues) -> Iterator[Finding]:
         if not 7 <= len(digits) <= 16 or _DATE_LIKE.fullmatch(match[0]):
             continue
         if match[0].startswith("+") or not belongs_to_other(clues, match.start(), match.end()):
+            yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
+    for match in _INTERNATIONAL.finditer(text):
+        if 8 <= sum(c.isdigit() for c in match[0]) <= 15:
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     yield from _compact(clues)
     region = {"es": "ES", "pt": "PT"}.get(clues.language)

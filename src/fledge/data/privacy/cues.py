@@ -11,7 +11,8 @@ _TITLES = (
     r"mr|mrs|ms|miss|mx|dr|prof|professor|sir|dame|rev|reverend|hr|fr|herrn?|frau|fräulein|doktor|dipl\.-ing|monsieur|madame|mademoiselle"
     r"|mme|mlle|m|maître|me|docteur|docteure|señora?|señorita|sra?|srta|doña|don|dra|doctora?|profesora?|senhora?|dona|doutora?|professora"
 )
-TITLE = re.compile(rf"(?<![^\W_])(?:{_TITLES})\.?\s$")
+_PARTICLES = r"(?:de la|de los|de las|de|da|do|dos|das|del|von der|von|van der|van|le|la)"
+TITLE = re.compile(rf"(?<![^\W_])(?<![.@/-])(?:{_TITLES})\.?\s(?P<particle>{_PARTICLES}\s)?$")
 GREETING = re.compile(
     r"(?:^|[\n.!?,;:\"“«>]\s*|\b(?:oh|and|und|et|y|e)\s)(?:hi|hello|hey|dear|good (?:morning|afternoon|evening)|greetings|hallo|liebe[rs]?|guten (?:tag|morgen|abend)|servus|moin"
     r"|sehr geehrte[rs]?|grüß gott|bonjour|bonsoir|salut|coucou|cher|chère|hola|buen(?:os|as) (?:días|tardes|noches)|querid[oa]|estimad[oa]|olá|oi"
@@ -41,13 +42,18 @@ ROLE = re.compile(
     r"|colega|irmão|irmã|marido|mulher|chefe|vizinh[oa]|filh[oa]|ti[oa]|mãe|pai|namorad[oa]|avó|avô|paciente),?\s+$"
 )
 _LOWER_NAME = r"[^\W\d_]{3,}(?:-[^\W\d_]+)?"
+_LOWER_PAIR = rf"(?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?(?![^\W_])"
 LOWER_INTRODUCTION = re.compile(
-    rf"(?<![^\W_])(?i:my name is|my name's|i am called|ich hei(?:ß|ss)e|mein name ist|je m['’]appelle|mon nom est|me llamo|mi nombre es|meu nome é|chamo-me|me chamo) (?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?"
+    rf"(?<![^\W_])(?i:my (?:full |first )?name is|my name's|i am called|ich hei(?:ß|ss)e|mein name ist|je m['’]appelle|mon nom est|me llamo"
+    rf"|mi nombre es|meu nome é|chamo-me|me chamo) {_LOWER_PAIR}"
+)
+WEAK_INTRODUCTION = re.compile(
+    rf"(?<![^\W_])(?i:it['’]?s|this is|i am|i['’]?m|here is|hier(?: ist| spricht)?|ich bin|c['’]est|ici|je suis|soy|sou|aqui é|habla|fala) (?:o |a )?{_LOWER_PAIR}"
 )
 # Somebody is asked or told something.
 ASK = re.compile(
     r"(?<![^\W_])(?:ask|tell|remind|invite|thank|meet|met|text|e-?mail|phone|married|marry|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
-    r"|pregunta(?:r|le)? a|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? a|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
+    r"|pregunta(?:r|rle|le)? a|ruf|kommt|call|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? [aà]|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
 )
 # Right after a single name that is a word too: it does what people do.
 NEXT_IS_PERSON = re.compile(
@@ -57,7 +63,7 @@ NEXT_IS_PERSON = re.compile(
 # Right after a run of capitals: it is a firm, a place, a law, a thing.
 NEXT_IS_NO_PERSON = re.compile(
     r"(?:['’]s?)?\s(?:inc|ltd|llc|plc|gmbh|ag|kg|corp|co|group|gruppe|holding|company|corporation|foundation|stiftung|fondation|university|universität|université|college|institute|school|schule"
-    r"|hospital|airport|flughafen|aéroport|museum|musée|bank|street|st|avenue|ave|road|rd|lane|ln|drive|dr|boulevard|blvd|square|park|bridge|station|stadium|hotel|motors|theorem|lemma|equation|equations|law|laws|distribution"
+    r"|hospital|airport|telescopes?|tower|building|memorial|center|centre|act|doctrine|plan|treaty|lecture|inequality|flughafen|aéroport|museum|musée|bank|street|st|avenue|ave|road|rd|lane|ln|drive|dr|boulevard|blvd|square|park|bridge|station|stadium|hotel|motors|theorem|lemma|equation|equations|law|laws|distribution"
     r"|process|series|transform|transformation|equilibrium|principle|conjecture|algorithm|method|matrix|number|numbers|constant|effect|paradox|test|index|syndrome|disease|prize|award|award|medal|cup|trophy|championship|wars?"
     r"|model|edition|pro|plus|mini|max|ultra|lite|enterprise|studio|framework|library|programming|script|language|database|server|api|sdk|festival|day|week|season|county|river|lake|mountains?|island|islands|beach|valley|city|airlines|records|satz|gesetz|formel|preis"
     r"|conjecture|hypothesis|scale|unit|machine|engine|oil|cheese|cake|salad|sauce|tea|juice|code|cipher|space|group|ring|field|filter|chain|chains|curve|loop|tree|graph|sort|bot)(?![^\W_])"

@@ -116,7 +116,7 @@ _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?:%\w
 # "version 1.2.3.4", "v1.2.3.4", "build 10.0.1.2": four numbers that are no address.
 _VERSION = re.compile(
     r"(?:\bv|\bver|versions?|versión|versão|release|build|firmware|driver|patch|update|upgrade|section|kapitel"
-    r"|chapter|abschnitt|==|>=|<=|~=|\bsdk|runtime|assembly\w*|excel|chrome|kernel)(?![^\W_])(?:[^.!?\n]|\.(?=\S)){0,50}$"
+    r"|chapter|abschnitt|python|java|node|php|ruby|cuda|ubuntu|debian|ios|android|macos|windows|firefox|nginx|postgres\w*|mysql|==|>=|<=|~=|\bsdk|runtime|assembly\w*|excel|chrome|kernel)(?![^\W_])(?:[^.!?\n]|\.(?=\S)){0,50}$"
 )
 
 

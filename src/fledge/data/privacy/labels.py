@@ -19,7 +19,7 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 
 OTHER = "OTHER"
-_NO = r"(?:\s?(?:numbers?|num\b\.?|no\b\.?|nr\b\.?|n\.?[º°]\.?|nummern?|numéro|número|id\b|#))?"
+_NO = r"(?:[\s-]?(?:numbers?|num\b\.?|no\b\.?|nr\b\.?|n\.?[º°]\.?|nummern?|numéro|número|id\b|#))?"
 
 
 class Label(NamedTuple):
@@ -114,11 +114,11 @@ LABELS = (
     ),
     _label(
         e.PHONE_NUMBER,
-        r"\+?\d{6,15}(?:X\d{1,6})?",
+        r"\+?\d{7,15}(?:X\d{1,6})?",
         r"(?:tele)?phones?", r"\btel\b", r"\bmobile\b", r"cell(?:phone)?\b", r"\bcall(?:ing|ed)?\b", r"\bdial\b", r"text me",
         r"\bfax\b", r"whats?app", r"\bsms\b", r"reach (?:me|us|him|her|them)", r"hotline", r"contact(?: me| us| number)",
         r"telefon\w*", r"handy\w*", r"\bmobil\w*", r"rufnummer\w*", r"(?:an)?rufen?\b", r"ruf\b", r"erreichbar", r"erreichen",
-        r"téléphone", r"portable", r"\bappele[rz]", r"appelle", r"joindre", r"joignable", r"teléfono", r"móvil", r"celular",
+        r"téléphone", r"\btél\b", r"\bfon\b", r"\btlf\b", r"\btelm\b", r"portable", r"\bappele[rz]", r"appelle", r"joindre", r"joignable", r"teléfono", r"móvil", r"celular",
         r"ll[aá]m(?:ar|e|ame|eme|adme|anos)\w*", r"telefone", r"telemóvel", r"\bligar?\b", r"ligue(?:-me)?", r"\bzap\b", r"contact\w{1,3}(?:-me)?\b", r"contat\w+(?:-me)?",
         r"text (?:him|her|us|at)", r"ring me", r"numéro", r"mein(?:e)? nummer", r"my number", r"mi número", r"meu número",
     ),
@@ -135,7 +135,7 @@ _VALUE = re.compile(
 _BIC = re.compile(r"(?<!\w)[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?(?!\w)")
 _BROKEN = re.compile(r"[.!?;]\s|\n\s*\n|\s[-–—]\s|, (?:and|und|et|y|e) ")
 _AFTER = re.compile(
-    r"\s?(?:,|\()?\s?(?:is|was|ist|war|est|es|é|=|\()?\s?(?:my|the|our|his|her|mein\w?|die|das|ma|mon|mi|la|el|o|a|meu|minha)?\s"
+    r"\s?(?:,|\()?\s?(?:an? valid|is|was|ist|war|est|es|é|=|\()?\s?(?:my|the|our|his|her|mein\w?|die|das|ma|mon|mi|la|el|o|a|meu|minha)?\s"
 )
 _REACH = 45  # characters between a label and its value
 
@@ -152,7 +152,7 @@ _DATE = re.compile(
 )  # fmt: skip
 _BORN = re.compile(
     r"(?<![^\W_])(?=[bdgnafc])(?:date of birth|birth ?-?dates?|birthday|\bdob\b|d\.o\.b|born|geburtsdatum|geburtstag|geboren|\bgeb\b|née?\b|date de naissance"
-    r"|anniversaire|naissance|nacid[oa]|nac[ií]|fecha de nacimiento|nacimiento|cumpleaños|nascid[oa]|nasci|data de nascimento|nascimento)"
+    r"|anniversaire|naissance|nacid[oa]|nac[ií]|fecha de nacimiento|nacimiento|cumpleaños|nascid[oa]|nasci|nasceu|data de nascimento|nascimento)"
 )
 
 
@@ -202,7 +202,10 @@ def _before(clues: Clues, past: int, start: int) -> Label | None:
     last = None
     for last in _LABEL.finditer(clues.lower, max(past - 1, start - 2 * _REACH), start):  # noqa: B007
         pass
-    if last is None or start - last.end() > _REACH or _BROKEN.search(clues.text, last.end(), start):
+    if last is None or start - last.end() > _REACH:
+        return None
+    dotted = last.end() - last.start() <= 6 and clues.text.startswith(".", last.end())  # "Tel. 030 ..."
+    if _BROKEN.search(clues.text, last.end() + dotted, start):
         return None
     return LABELS[int((last.lastgroup or "L0")[1:])]
 

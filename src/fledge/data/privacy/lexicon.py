@@ -50,6 +50,17 @@ _CORE = frozenset(
         "ro_RO",
         "hr_HR",
         "id_ID",
+        "fr_BE",
+        "fr_QC",
+        "fr_DZ",
+        "nl_BE",
+        "en_NG",
+        "en_PK",
+        "ig_NG",
+        "yo_NG",
+        "tw_GH",
+        "sk_SK",
+        "sl_SI",
     ]
 )
 _LATIN = 0x250  # code points from here on are other scripts
@@ -57,6 +68,7 @@ _BIG = 300_000  # people in a city whose name is also a frequent word
 _KNOWN = 50_000  # people in a city that is recognised without "in" or "from"
 _FAMOUS = 1_000_000  # people in a city whose name is also a person's
 _ALTERNATES = 500_000  # people in a city from which on its names in other languages count
+_EVERYDAY = 4.7  # Zipf frequency from which on a capitalised word after a given name is no family name
 _FREQUENT = 3.5  # Zipf frequency (log10 per billion words) of everyday words
 
 
@@ -94,6 +106,10 @@ class Lexicon:
         if word in COMMON_NAMES:
             return not (word in self.given or word in self.family)
         return word in self.common and not self.is_given(word) and word not in self.family
+
+    def is_everyday(self, word: str) -> bool:
+        """Whether a word is too frequent to be somebody's family name in the place where one is expected."""
+        return self.common.get(word, 0.0) >= _EVERYDAY and not self.is_any_name(word)
 
     def is_known_city(self, name: str) -> bool:
         """Whether a city is recognised wherever its name stands."""

@@ -25,7 +25,6 @@ from fledge.data.privacy.cues import (
     GREETING,
     HONORIFICS,
     INTRODUCTION,
-    LOWER_INTRODUCTION,
     NEXT_IS_NO_PERSON,
     NEXT_IS_PERSON,
     NOT_NAMES,
@@ -35,6 +34,7 @@ from fledge.data.privacy.cues import (
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import Lexicon, lexicon
+from fledge.data.privacy.unusual_names import find_unusual_names
 
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _CAPITAL = rf"[{_UPPER}][^\W\d_]*(?:['’.-](?=[^\W\d_]{{2}})[^\W\d_]+)*"
@@ -109,6 +109,8 @@ _SAINTS = frozenset(
         "villa",
     ]
 )
+_GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words are taken for family names
+_RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
 
 
@@ -126,7 +128,7 @@ def find_people(clues: Clues) -> Iterator[Finding]:
     if clues.capitals:
         for run in _runs(clues.text):
             yield from _People(clues, run).find()
-    yield from _lower_case_names(clues)
+    yield from find_unusual_names(clues)
 
 
 def _runs(text: str) -> Iterator[list[Token]]:
@@ -170,7 +172,9 @@ class _People:
         """How many words from `at` on are a name (0: none), and how sure that is."""
         first = self._run[at]
         before = self._clues.lower[max(0, first.start - 48) : first.start]
-        cue = titled or TITLE.search(before) is not None
+        title = TITLE.search(before)
+        cue = titled or title is not None
+        noble = title is not None and title["particle"] is not None  # "Sra. de la Fuente"
         greeted = GREETING.search(before) is not None
         field = FIELD.search(before) is not None
         introduced = INTRODUCTION.search(before) is not None
@@ -179,16 +183,18 @@ class _People:
             return self._initials(at, cue or field)
         saint = at > 0 and self._run[at - 1].word in _SAINTS
         if (
-            self._no_name(first.word)
+            (self._no_name(first.word) and not (noble or (cue and self._could_follow_title(first))))
+            or (self._is_abbreviation(first) and not cue)
             or (saint and not cue)
             or (first.word in _SAINTS and at + 1 < len(self._run))
         ):
             return 0, 0.0
-        size = self._size(at)
+        cued = cue or field or introduced or greeted or role
+        size = self._size(at, cued)
         named = [token.word for token in self._run[at : at + size] if not token.initial]
         if self._goes_on_as_something_else(at + size) and not cue:
             return 0, 0.0
-        if cue or field or introduced or greeted or role:
+        if cued:
             if any(self._words.is_any_name(word) for word in named):
                 return size, 0.9
             known = self._words.is_city(first.word) or first.word in self._words.regions
@@ -222,6 +228,14 @@ class _People:
             return 0.8 if len(named) == 1 else 0.65
         if first.word in words.rare_given and family and plain_last:
             return 0.65
+        end = self._run[self._run.index(first) + 1].end
+        if (
+            given
+            and len(named) == 2
+            and self._is_unknown(last)
+            and not self._clues.text[end - 2 : end].isupper()
+        ):
+            return 0.55
         beside = (
             self._run.index(first) + 1 < len(self._run)
             and self._run[self._run.index(first) + 1].start - first.end <= 2
@@ -229,7 +243,8 @@ class _People:
         if family and plain_last and first.word not in words.common and len(named) == 2 and beside:
             return 0.6
         unknown = [self._is_unknown(word) for word in named]
-        if beside and len(named) <= 3 and all(unknown) and self._clues.language != "de":
+        numbered = re.match(r"\s?\d", self._clues.text[end : end + 2]) is not None  # a product
+        if beside and not numbered and len(named) <= 3 and all(unknown) and self._clues.language != "de":
             return 0.55
         return 0.0
 
@@ -257,7 +272,12 @@ class _People:
         ):
             if _NAME_LINE_AFTER.match(text, token.end):
                 return words.is_any_name(token.word)
-            return words.is_given(token.word) and self._beside_a_name(token)
+            odd = (
+                token.word in words.rare_given
+                and token.word not in words.common
+                and text.startswith(("'s ", "’s "), token.end)
+            )
+            return odd or (words.is_given(token.word) and self._beside_a_name(token))
         if token.end - token.start <= 4 and text[token.start : token.end].isupper():
             return False
         if _ARTICLE[self._clues.language].search(before):
@@ -282,29 +302,84 @@ class _People:
         if at + size >= len(self._run):
             return 0, 0.0
         last = self._run[at + size]
-        if not (cue or self._words.is_family(last.word)) or self._no_name(last.word):
+        family = self._words.is_family(last.word) and not self._no_name(last.word)
+        rare = (
+            self._words.common.get(last.word, 0.0) < 3.5 and len(last.word) > 3 and last.word not in NOT_NAMES
+        )
+        listed = _SENTENCE_START.search(
+            self._clues.text[max(0, self._run[at].start - 3) : self._run[at].start]
+        )
+        if not (cue or family or (rare and (not listed or last.word not in self._words.common))):
             return 0, 0.0
         more = self._size(at + size)
         return size + more, 0.8 if cue or not self._words.is_ambiguous_name(last.word) else 0.55
 
-    def _size(self, at: int) -> int:
+    def _size(self, at: int, cued: bool = False) -> int:
         """How many tokens from `at` on could belong to one name."""
         size = 1
         while at + size < len(self._run) and size < 6:
             token = self._run[at + size]
             particle = token.word in _CAPITAL_PARTICLES and at + size + 1 < len(self._run)
+            if self._starts_another_name(at, token, at + size):
+                break
             if not token.initial and not particle and self._no_name(token.word):
+                if not self._is_surname(at, at + size, cued):
+                    break
+                size += 1
                 break
             size += 1
         while size > 1 and self._run[at + size - 1].initial:  # an initial ends no name
             size -= 1
         return size
 
+    def _starts_another_name(self, first: int, token: Token, at: int) -> bool:
+        """Ana Ruiz y Luis Mora are two, Ortega y Gasset is one."""
+        between = self._clues.lower[self._run[at - 1].end : token.start].strip()
+        return between in ("y", "e") and at - first > 0 and self._words.is_given(token.word)
+
+    def _is_surname(self, first: int, at: int, cued: bool) -> bool:
+        """Whether a word on no list of names is one by its place: right after a name that means nothing else."""
+        words, before, token = self._words, self._run[at - 1], self._run[at]
+        name = self._run[first]
+        plain = words.is_given(name.word) or (name.word in words.rare_given and name.word not in words.common)
+        frequent = (
+            words.common.get(token.word, 0.0) >= _GERMAN_NOUN
+            if self._clues.language == "de"
+            else words.is_everyday(token.word)
+        )
+        between = self._clues.lower[before.end : token.start]
+        return (
+            at - first == 1
+            and plain
+            and (cued or not words.is_ambiguous_name(name.word))
+            and not words.is_known_city(name.word)
+            and between.strip() not in ("y", "e")
+            and len(token.word) > 2
+            and not frequent
+            and not is_fictional_word(name.word)
+            and token.word not in NOT_NAMES
+            and token.word not in words.regions
+            and NEXT_IS_NO_PERSON.match(self._clues.lower, before.end) is None
+        )
+
+    def _could_follow_title(self, token: Token) -> bool:
+        """Dr. Prescott, but not Mr. President."""
+        words = self._words
+        return token.word not in NOT_NAMES and not words.is_everyday(token.word) and len(token.word) > 2
+
+    def _is_abbreviation(self, token: Token) -> bool:
+        """SSN, ABA: short and all in capitals, in a text that isn't."""
+        text = self._clues.text[token.start : token.end]
+        return (
+            len(text) <= 4 and text.isupper() and not token.initial and not self._words.is_given(token.word)
+        )
+
     def _no_name(self, word: str) -> bool:
         words = self._words
         if is_fictional_word(word):
             return False
-        return word in NOT_NAMES or len(word) < 2 or words.is_word(word)
+        rare = word in words.rare_given and words.common.get(word, 0.0) < _RARE_NAME
+        return word in NOT_NAMES or len(word) < 2 or (words.is_word(word) and not rare)
 
     def _goes_on_as_something_else(self, at: int) -> bool:
         """Nash equilibrium, Harvard University, Wagner Group, Ford Inc."""
@@ -312,16 +387,3 @@ class _People:
         end = self._run[at - 1].end
         following = text[end : end + 24]
         return NEXT_IS_NO_PERSON.match(following) is not None
-
-
-def _lower_case_names(clues: Clues) -> Iterator[Finding]:
-    """my name is john smith: after an introduction capitals may be missing."""
-    words = lexicon()
-    for match in LOWER_INTRODUCTION.finditer(clues.text):
-        first, second = match["first"], match["second"]
-        if first[0].isupper() or not words.is_given(first.lower()) or words.is_ambiguous_name(first.lower()):
-            continue
-        family = second is not None and words.is_family(second.lower()) and not words.is_word(second.lower())
-        yield Finding(
-            match.start("first"), match.end("second") if family else match.end("first"), e.PERSON, 0.7
-        )

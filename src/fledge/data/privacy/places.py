@@ -34,10 +34,10 @@ _LOCATIVE = re.compile(
 # Prepositions that are everyday words otherwise: not enough for an ambiguous name.
 _WEAK = re.compile(r"(?<![^\W_])(?:of|to|de|a|da|do|no|na|at|von|um|via|über|en|para|visit)\s$")
 _PERSONAL = re.compile(
-    r"(?<![^\W_])(?:(?:live[sd]?|living|born|grew up|raised|based|resid(?:e|es|ed|ing)|stay(?:s|ed|ing)?|work(?:s|ed|ing)?|settled|house|home|apartment|flat|office|hotel|meeting|warehouse|branch|store|clinic|hospital|currently|wedding|conference|school|store|arrived|lives?|moved?|meeting) (?:here |down |up |over |back |out )?(?:in|at|near|outside|outside of)"
+    r"(?<![^\W_])(?:(?:born|geboren|née?|nac\w+|nasc\w+)(?: [\w./,-]*\d[\w./,-]*| de| [^\W\d_]{3,9}){1,6} (?:in|à|en|em)|(?:live[sd]?|living|born|grew up|raised|based|resid(?:e|es|ed|ing)|stay(?:s|ed|ing)?|work(?:s|ed|ing)?|settled|house|home|apartment|flat|office|hotel|meeting|warehouse|branch|store|clinic|hospital|currently|wedding|conference|school|store|arrived|lives?|moved?|meeting) (?:here |down |up |over |back |out )?(?:in|at|near|outside|outside of)"
     r"|(?:moved?|moving|relocat(?:e|ed|ing)|travel(?:l?ed|l?ing)?|trip|fly|flying|flight|flights|drive|driving|ship(?:ped|ping)?|deliver(?:ed|y)?|sent|send|train|bus|head(?:ed|ing)?|visit|commute|going|get|way|back|return(?:ed|ing)?) (?:it |this |them |me |us )?(?:to|from)|(?:i'm|i am|we are|we're|come|comes|came|is|are|hail|originally) from|hometown (?:of|is)|visit(?:ing|ed)?|city of|town of|village of"
     r"|(?:wohn\w*|leb(?:e|t|en|te)|gebor\w*|aufgewachsen|arbeite\w*|wohnhaft|umzug|umgezogen|gezogen|zieh\w*|reise|fahr\w*|flug|verlegt|verzogen|sommer|winter|flieg\w*|zug|komm\w*|stamm\w*|büro|wohnung|filiale|haus|hotel|treffen)(?: \w+){0,2} (?:in|aus|nach|bei|von)"
-    r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|habitant|natif|native) (?:de|du)"
+    r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|déménag\w*|emménag\w*|habitant|natif|native) (?:de|du)"
     r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|originari[oa]|mud\w*) de"
     r"|(?:mor\w*|viv\w*|nasc\w*|trabalh\w*|resid\w*|cresc\w*|fic\w*|localizad[oa]|escritório|casa|apartamento|hotel|reunião|estou|estamos) (?:\w+ )?(?:em|no|na)|(?:viaj\w*|voo|vou|vamos|ir|mud\w*|transferi\w*|comboio|trem|chegar|regress\w*|volt\w*) (?:para|a|ao|até)|(?:sou|somos|venho|vem|é|natural|mud\w*) (?:de|do|da))\s$"
 )
@@ -136,7 +136,8 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     """How many words from `at` on are a place (0: none), and how sure that is."""
     lists = lexicon()
     first = words[at][0].lower()
-    if is_fictional_word(first):
+    abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
+    if is_fictional_word(first) or (abbreviation and first not in lists.regions):
         return 0, 0.0
     before = clues.lower[max(0, words[at].start() - 60) : words[at].start()]
     personal = paired or _PERSONAL.search(before) is not None or _FIELD.search(before) is not None

@@ -61,7 +61,7 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 _PASSWORD_LABEL = (
-    r"pass[ _-]?(?:word|wort|phrase|code)|passwd|pwd|kennwort|mot de passe|mdp|contraseña|clave|senha|palavra[- ]passe"
+    r"pass[ _-]?(?:word|wort|phrase|code)|passwd|pwd|pw|kennwort|mot de passe|mdp|contraseña|clave|senha|palavra[- ]passe"
     r"|login|credentials|zugangsdaten|pin(?:[ -]?(?:code|number))?"
 )
 _PASSWORD = re.compile(
@@ -70,6 +70,11 @@ _PASSWORD = re.compile(
     rf"\s*(?P<quote>[\"'`«]?)\s?(?P<value>[^\s\"'`«»<>]{{4,64}})",
     re.IGNORECASE,
 )
+
+
+_BESIDE_EMAIL = re.compile(
+    r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)"
+)  # ann@acme.org / Xy12-3
 
 
 # "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"
@@ -116,6 +121,11 @@ def _plugins() -> list[Any]:
 
 
 def _passwords(clues: Clues) -> Iterator[Finding]:
+    if "@" in clues.text:
+        for match in _BESIDE_EMAIL.finditer(clues.text):
+            value = match["value"].rstrip(".,;:!?)]}")
+            if any(c.isdigit() for c in value) and any(c.isalpha() for c in value):
+                yield Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, 0.8)
     for match in _PASSWORD.finditer(clues.text):
         value = match["value"].rstrip(".,;:!?)]}")
         symbol = ":" in match["link"] or "=" in match["link"]

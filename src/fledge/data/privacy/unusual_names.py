@@ -1,0 +1,79 @@
+"""Names that don't stand in capitals and in order: after an introduction, family name first, behind an @.
+
+"my name is john smith"      lower case, after words that introduce somebody
+"Smith, John;"               as lists and files have them
+"@Sabine could you"          as chats have them
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.cues import FIELD, LOWER_INTRODUCTION, NOT_NAMES, WEAK_INTRODUCTION
+from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.lexicon import lexicon
+
+_RARE = 3.6  # Zipf frequency below which a word after a given name is taken for a family name
+_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
+_CAPITAL = rf"[{_UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
+_FAMILY_FIRST = re.compile(
+    rf"(?<![\w@.] )(?<![\w@.-])(?P<family>(?:(?:van|von|de|da|O['’]) ?)?{_CAPITAL}(?: {_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:[;,.()|\n\t\"<]|$))"
+)
+_MENTION = re.compile(rf"(?<![^\s(,])@(?P<name>{_CAPITAL})(?=[\s,:!?]|$)")
+
+
+def find_unusual_names(clues: Clues) -> Iterator[Finding]:
+    """Names without the usual capitals or order."""
+    yield from _lower_case(clues)
+    if clues.capitals:
+        yield from _family_first(clues)
+        if "@" in clues.text:
+            yield from _mentioned(clues)
+
+
+def _lower_case(clues: Clues) -> Iterator[Finding]:
+    words = lexicon()
+    for strong, regex in ((True, LOWER_INTRODUCTION), (False, WEAK_INTRODUCTION)):
+        for match in regex.finditer(clues.text):
+            first, second = match["first"].lower(), (match["second"] or "").lower()
+            if match["first"][0].isupper() or is_fictional_word(first):
+                continue
+            given = words.is_given(first) or first in words.rare_given
+            plain = given and not words.is_ambiguous_name(first) and words.common.get(first, 0.0) < 5.0
+            known = words.is_family(second) or (bool(second) and second not in words.common)
+            family = known or (plain and bool(second) and words.common[second] < _RARE)
+            certain = given and (plain or known) and (strong or family)
+            if certain:
+                end = match.end("second") if family else match.end("first")
+                yield Finding(match.start("first"), end, e.PERSON, 0.7)
+
+
+def _family_first(clues: Clues) -> Iterator[Finding]:
+    words = lexicon()
+    for match in _FAMILY_FIRST.finditer(clues.text):
+        given, family = match["given"].lower(), match["family"].lower()
+        last = family.split()[-1]
+        if not words.is_given(given) or words.is_ambiguous_name(given) or last in NOT_NAMES:
+            continue
+        if (
+            words.is_known_city(family)
+            or family in words.regions
+            or words.is_given(last)
+            or is_fictional_word(last)
+        ):
+            continue
+        field = FIELD.search(clues.lower[max(0, match.start() - 40) : match.start()]) is not None
+        if field or words.is_family(last) or words.common.get(last, 0.0) < _RARE:
+            yield Finding(match.start(), match.end("given"), e.PERSON, 0.75)
+
+
+def _mentioned(clues: Clues) -> Iterator[Finding]:
+    words = lexicon()
+    for match in _MENTION.finditer(clues.text):
+        name = match["name"].lower()
+        if words.is_given(name) and not words.is_ambiguous_name(name):
+            yield Finding(*match.span("name"), e.PERSON, 0.7)
