@@ -6,7 +6,7 @@ Whatever ends a request early (the client leaves, the time is up, one of its ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -226,7 +226,7 @@ class Generator:
 
     async def _events(
         self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Rendering
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         options = body.stream_options
         continuous = bool(options and options.continuous_usage_stats)
         everything = body.return_trace or body.return_token_ids  # not only what can be read
