@@ -3,6 +3,7 @@
 #   make demo         train a draft head for SmolLM2-135M-Instruct and measure it (runs/demo/report.html)
 #   make test         the test suite             make test-slow   with the tests on the real target
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
+#   make audit        known vulnerabilities of what is installed (asks the package index's advisories)
 #   make docs         docs/recipe.md from the options, README's numbers from results/
 #   make site         the documentation site, in build/site
 #
@@ -19,8 +20,9 @@ RUN ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
+AUDIT := $(VENV)/audit
 
-.PHONY: install install-user demo test test-slow lint format docs site clean
+.PHONY: install install-user demo test test-slow lint format audit docs site clean
 
 install: $(STAMP)
 
@@ -58,6 +60,13 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# In an environment of its own, so that the auditor's dependencies aren't among those it looks at.
+audit: $(STAMP)
+	@test -x $(AUDIT)/bin/pip-audit || { $(BIN)/python -m venv $(AUDIT) && \
+		$(AUDIT)/bin/python -m pip install --quiet --quiet "pip-audit>=2.7,<3"; }
+	$(AUDIT)/bin/pip-audit --progress-spinner off --path \
+		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 docs: $(STAMP)
 	$(BIN)/python docs/recipe_reference.py docs/recipe.md

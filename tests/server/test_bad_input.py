@@ -14,7 +14,7 @@ from fledge.engine import Engine
 from fledge.server.options import ServerOptions
 from tests.server.conftest import Running, running
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/generate")
 JSON = {"content-type": "application/json"}
 GOOD = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
@@ -77,14 +77,18 @@ def malformed(rng: random.Random) -> bytes:
     return rng.choice(kinds)()
 
 
-def test_malformed_bodies_get_a_4xx_and_memory_stays(live: Running) -> None:
+@pytest.mark.parametrize("bodies", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_malformed_bodies_get_a_4xx_and_memory_stays(live: Running, bodies: int) -> None:
     rng = random.Random(7)
     process = psutil.Process()
     for round_ in range(2):
         before = process.memory_info().rss
-        for _ in range(250):
+        for _ in range(bodies // 2):
             refused(live, rng.choice(PATHS), malformed(rng))
         if round_:  # the first half warms up
+            print(
+                f"memory grew by {(process.memory_info().rss - before) / 2**20:.1f} MiB over {bodies // 2} bodies"
+            )
             assert process.memory_info().rss - before < 30 << 20
     assert live.post("/v1/chat/completions", GOOD).status_code == 200
 
@@ -120,6 +124,9 @@ def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:
         ({"logit_bias": {"5": 1000}}, "logit_bias"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"echo": True}, "echo"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"top_logprobs": 3}, None),
         ({"stream_options": {"include_usage": True}}, None),
         ({"return_trace": True}, None),
@@ -145,6 +152,9 @@ def test_values_that_ask_for_nothing_are_fine(live: Running) -> None:
         "best_of": 1,
         "echo": False,
         "logprobs": None,
+        "metadata": {},
+        "min_tokens": 0,
+        "skip_special_tokens": True,
         "x": None,
     }
     assert live.post("/v1/chat/completions", {**GOOD, **idle}).status_code == 200
@@ -205,8 +215,15 @@ def test_other_origins_get_no_permission_unless_told(
     page = {"origin": "https://example.org", "access-control-request-method": "POST"}
     from_page = live.get("/v1/models", headers=page)
     assert "access-control-allow-origin" not in from_page.headers
-    with running(make_engine(), options(cors_origins=("https://example.org",))) as server:
+    with running(
+        make_engine(), options(cors_origins=("https://example.org",), api_keys=("a-key-of-tests",))
+    ) as server:
         assert (
-            server.get("/v1/models", headers=page).headers["access-control-allow-origin"]
+            server.get("/v1/models", headers={**page, "authorization": "Bearer a-key-of-tests"}).headers[
+                "access-control-allow-origin"
+            ]
             == "https://example.org"
         )
+        refusal = server.get("/v1/models", headers={**page, "authorization": "Bearer wrong-key"})
+        assert refusal.status_code == 401  # and the page may read why
+        assert refusal.headers["access-control-allow-origin"] == "https://example.org"

@@ -81,6 +81,33 @@ def test_sigterm_under_load_finishes_every_answer(tiny_target_folder: Path) -> N
 
 
 @pytest.mark.slow
+def test_sigterm_ends_streams_that_take_too_long_with_an_error(tiny_target_folder: Path) -> None:
+    body = {"prompt": [40, 50, 60], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "stream": True}
+    limits = ("--max-batch", "2", "--dtype", "float32", "--drain-timeout", "0.5")
+    with serving(tiny_target_folder, *limits) as (process, url):
+        ends: list[str] = []
+
+        def ask() -> None:
+            with HTTP.stream("POST", f"{url}/v1/completions", json=body) as response:
+                ends.append(response.read().decode())
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        while re.search(r"vllm:num_requests_waiting\{[^}]*\} 0\.0", HTTP.get(f"{url}/metrics").text):
+            pass
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(60)
+        assert process.wait(60) == 0
+    assert len(ends) == 12
+    finished = [end for end in ends if '"finish_reason":"length"' in end and end.endswith("data: [DONE]\n\n")]
+    told = [end for end in ends if '"code":"shutting_down"' in end]
+    assert len(finished) + len(told) == 12
+    assert told  # two at a time can't all be done in half a second
+
+
+@pytest.mark.slow
 def test_vertex_and_keys_through_the_environment(tiny_target_folder: Path) -> None:
     environment = {
         "FLEDGE_API_KEYS": "key-of-the-tests",

@@ -99,6 +99,50 @@ def test_completions_take_texts_ids_and_lists(live: Running, plain: Engine) -> N
     assert merged == [choice.text for choice in several.choices]
 
 
+def test_echo_puts_the_prompt_before_the_answer(live: Running) -> None:
+    client = live.client()
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 9, "model": MODEL}
+    prompts = ["Why is", "Hi"]
+    plainly = [choice.text for choice in client.completions.create(prompt=prompts, **options).choices]
+    echoed = client.completions.create(prompt=prompts, echo=True, **options)
+    assert [choice.text for choice in echoed.choices] == [
+        a + b for a, b in zip(prompts, plainly, strict=True)
+    ]
+    merged = ["", ""]
+    for chunk in client.completions.create(prompt=prompts, echo=True, stream=True, **options):
+        merged[chunk.choices[0].index] += chunk.choices[0].text
+    assert merged == [choice.text for choice in echoed.choices]
+    ids = live.post("/tokenize", {"prompt": "Why is"}).json()["tokens"]
+    assert (
+        client.completions.create(prompt=ids, echo=True, **options).choices[0].text == echoed.choices[0].text
+    )
+    with pytest.raises(openai.BadRequestError, match="echo doesn't go together with logprobs"):
+        client.completions.create(prompt="Hi", echo=True, logprobs=1, **options)
+
+
+def test_usage_tells_what_the_prefix_cache_held(live: Running) -> None:
+    prompt = live.post("/tokenize", {"prompt": "a text of some length, asked for twice, " * 4}).json()[
+        "tokens"
+    ]
+    options: dict[str, Any] = {**GREEDY, "max_tokens": 2, "model": MODEL, "prompt": prompt}
+    live.client().completions.create(**options)
+    usage = live.client().completions.create(n=2, **options).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert 0 < (usage.prompt_tokens_details.cached_tokens or 0) < len(prompt) == usage.prompt_tokens
+
+
+def test_a_request_keeps_the_id_its_client_gave(live: Running) -> None:
+    given = live.client().chat.completions.with_raw_response.create(
+        model=MODEL, messages=messages("Hi"), extra_headers={"x-request-id": "trace-17"}, **GREEDY
+    )
+    assert given.headers["x-request-id"] == "trace-17"
+    assert given.parse().id.startswith("chatcmpl-")
+    for unusable in ("two words", "x" * 200):
+        answer = live.get("/health", headers={"x-request-id": unusable})
+        assert len(answer.headers["x-request-id"]) == 32
+
+
 def test_seeds_repeat_and_choices_differ(live: Running) -> None:
     client = live.client()
     sampled: dict[str, Any] = {
@@ -134,6 +178,16 @@ def test_logprobs_of_both_interfaces(live: Running) -> None:
     found = text.choices[0].logprobs
     assert found is not None
     assert len(found.tokens or []) == len(found.token_logprobs or []) == len(found.text_offset or []) == 5
+    offsets: list[int] = []
+    pieces: list[str] = []
+    for part in client.completions.create(
+        model=MODEL, prompt=[40, 50], logprobs=0, stream=True, **{**GREEDY, "max_tokens": 5}
+    ):
+        if part.choices[0].logprobs is not None:
+            pieces += part.choices[0].logprobs.tokens or []
+            offsets += part.choices[0].logprobs.text_offset or []
+    assert pieces == found.tokens
+    assert offsets == found.text_offset == [len("".join(pieces[:n])) for n in range(5)]
     streamed: list[str] = []
     for chunk in client.chat.completions.create(
         model=MODEL, messages=messages("Hi"), logprobs=True, stream=True, **{**GREEDY, "max_tokens": 6}
@@ -275,7 +329,11 @@ def test_metrics_carry_the_names_dashboards_scrape(live: Running) -> None:
         "sglang:spec_accept_length", "sglang:spec_accept_rate", "sglang:num_running_reqs", "sglang:token_usage",
         "sglang:gen_throughput", "vllm:num_requests_running", "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
-        "vllm:request_success_total", "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:request_success_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+        "vllm:request_queue_time_seconds_sum", "vllm:request_prefill_time_seconds_sum",
+        "vllm:request_decode_time_seconds_sum", "vllm:request_max_num_generation_tokens_bucket",
+        "sglang:cache_hit_rate", "sglang:queue_time_seconds_bucket",
+        "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "fledge:tau", "fledge:rounds_total", "fledge:phase_seconds_total", "fledge:http_responses_total",
     }  # fmt: skip

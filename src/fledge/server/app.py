@@ -31,6 +31,7 @@ from fledge.server.protocol import (
     TokenizeRequest,
 )
 from fledge.server.render import Json
+from fledge.server.sglang import GenerateRequest, NativeRenderer
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
 
@@ -88,14 +89,15 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     _add_tools(app, server)
     _add_operations(app, server)
     _add_errors(app)
-    if server.options.cors_origins:
+    app.add_middleware(Gate, options=server.options, metrics=server.metrics)
+    if server.options.cors_origins:  # around the gate, so that pages may read its refusals, too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=server.options.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Gate, options=server.options, metrics=server.metrics)
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
     return app
 
@@ -149,6 +151,13 @@ def _add_tools(app: FastAPI, server: Server) -> None:
     async def detokenize(body: DetokenizeRequest) -> Json:
         server.generator.check_model(body.model)
         return {"prompt": await server.tokens.decode(body.tokens)}
+
+    @app.post("/generate", tags=["SGLang"])
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        """SGLang's own interface."""
+        return await server.generator.respond(
+            body.completion(), request, lambda openai: NativeRenderer.make(body, openai)
+        )
 
     if server.options.predict_route:
 
@@ -217,6 +226,18 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             "engine": found,
             "internal_states": [{"avg_spec_accept_length": stats.tau}],
         }
+
+    @app.get("/model_info", tags=["SGLang"])
+    @app.get("/get_model_info", include_in_schema=False)
+    async def model_info() -> Json:
+        """Where SGLang's clients look for the model."""
+        name = server.engine.target.name
+        return {"model_path": name, "tokenizer_path": name, "is_generation": True}
+
+    @app.get("/version", tags=["Operations"])
+    async def version() -> Json:
+        """As in vLLM."""
+        return {"version": __version__}
 
     page, headers = playground.page(), playground.headers()
 

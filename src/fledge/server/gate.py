@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from fledge.server.options import ServerOptions
 logger = logging.getLogger("fledge.server.access")
 
 OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/metrics"})  # need no key
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")  # a client's own, which its log may hold, too
 _DISCARD_S = 10.0  # what a body that is too large gets to finish sending, so that its sender reads the answer
 
 
@@ -166,7 +168,8 @@ class _Visit:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.begun = time.perf_counter()
-        self.id = uuid.uuid4().hex
+        given = _header(scope, b"x-request-id").decode("latin-1")
+        self.id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.client = (scope.get("client") or ("local",))[0]
         self.notes: dict[str, object] = {}
         self.status: int | None = None

@@ -6,8 +6,9 @@ Whatever ends a request early (the client leaves, the time is up, one of its ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +28,22 @@ from fledge.server.worker import EngineWorker
 _STATUS_WAIT_S = 5.0  # how long a stream's first token may still decide about its HTTP status
 
 
+class Rendering(Protocol):
+    """What makes JSON of one request's jobs."""
+
+    def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
+        """The answer to a request that doesn't stream."""
+
+    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
+        """What a stream says when a choice has something new."""
+
+    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
+        """What it says at its end, where usage was asked for."""
+
+
+Form = Callable[[Renderer], Rendering]
+
+
 @dataclass(frozen=True)
 class Generator:
     """Answers chat and text completions."""
@@ -36,10 +53,13 @@ class Generator:
     options: ServerOptions
     model_names: tuple[str, ...]
 
-    async def respond(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
-        """The HTTP answer, streamed if that was asked for."""
+    async def respond(
+        self, body: ChatRequest | CompletionRequest, request: Request, form: Form | None = None
+    ) -> Response:
+        """The HTTP answer, streamed if that was asked for; `form`: not in OpenAI's form, but in another."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
-        jobs, renderer = await self._prepare(body, request)
+        jobs, openai = await self._prepare(body, request)
+        renderer = openai if form is None else form(openai)
         if body.stream:
             return await self._stream(body, jobs, renderer, deadline)
         return Response(encode(await self._whole(jobs, renderer, deadline)), media_type="application/json")
@@ -48,7 +68,7 @@ class Generator:
         """The whole answer as JSON."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
         jobs, renderer = await self._prepare(body, request)
-        return await self._whole(jobs, renderer, deadline)
+        return cast(Json, await self._whole(jobs, renderer, deadline))
 
     @property
     def most_answers(self) -> int:
@@ -69,6 +89,7 @@ class Generator:
     ) -> tuple[list[Job], Renderer]:
         model, chat = self.check_model(body.model), isinstance(body, ChatRequest)
         prompts = await self._prompts(body)
+        echoes = await self._echoes(body, prompts)
         copies = body.n or 1
         if len(prompts) * copies > self.most_answers:
             raise errors.invalid(
@@ -85,8 +106,9 @@ class Generator:
                 client=visit.client,
                 speculate=body.speculate is not False,
                 trace=bool(body.return_trace),
+                echo=echo,
             )
-            for prompt in prompts
+            for prompt, echo in zip(prompts, echoes, strict=True)
             for copy in range(copies)
         ]
         renderer = Renderer.make(
@@ -110,6 +132,16 @@ class Generator:
         return [
             await self.tokens.text(prompt, special=special) if isinstance(prompt, str) else prompt
             for prompt in body.prompts
+        ]
+
+    async def _echoes(
+        self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]
+    ) -> Sequence[str]:
+        """What answers begin with: the prompts, if that was asked for."""
+        if isinstance(body, ChatRequest) or not body.echo:
+            return [""] * len(prompts)
+        return [
+            given if isinstance(given, str) else await self.tokens.decode(given) for given in body.prompts
         ]
 
     def _params(self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int) -> SamplingParams:
@@ -155,7 +187,7 @@ class Generator:
         except EngineError as error:
             raise errors.invalid(str(error)) from error
 
-    async def _whole(self, jobs: list[Job], renderer: Renderer, deadline: float) -> Json:
+    async def _whole(self, jobs: list[Job], renderer: Rendering, deadline: float) -> Json | list[Json]:
         try:
             async with asyncio.timeout_at(deadline):
                 for job in jobs:
@@ -167,7 +199,7 @@ class Generator:
             self._cancel(jobs)
 
     async def _stream(
-        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Renderer, deadline: float
+        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Rendering, deadline: float
     ) -> Response:
         events = self._events(body, jobs, renderer)
         try:
@@ -193,8 +225,8 @@ class Generator:
         )
 
     async def _events(
-        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Renderer
-    ) -> AsyncIterator[bytes]:
+        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Rendering
+    ) -> AsyncGenerator[bytes]:
         options = body.stream_options
         continuous = bool(options and options.continuous_usage_stats)
         everything = body.return_trace or body.return_token_ids  # not only what can be read

@@ -46,19 +46,24 @@ class Job:
         client: str = "",
         speculate: bool = True,
         trace: bool = False,
+        echo: str = "",
     ) -> None:
+        """`echo`: what the client wants to read before the answer."""
         self.prompt_ids = prompt_ids
         self.params = params
         self.client = client
         self.speculate = speculate
         self.trace = trace
+        self.echo = echo
         self.request_id: int | None = None  # the engine's; written by its thread
         self.completion: Completion | None = None
         self.error: ApiError | None = None
         self.created = time.perf_counter()
+        self.entered = self.created  # when the engine got it; written by its thread
         self.text = ""  # all of the answer so far
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.named_chars = 0  # of the tokens whose log probabilities were rendered
         self._detokenizer = Detokenizer(tokenizer)
         self._pending = Delta()
         self._news = asyncio.Event()

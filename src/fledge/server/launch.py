@@ -24,7 +24,7 @@ from fledge.target.config import DecoderConfig
 
 logger = logging.getLogger("fledge.server")
 
-_SWITCH_S = 0.001  # the engine's thread gets the interpreter back so soon from the event loop, and the other way round
+SWITCH_S = 0.001  # the engine's thread gets the interpreter back so soon from the event loop, and the other way round
 _CLOSE_S = 5  # for the last bytes on their way when all answers are done
 
 
@@ -53,7 +53,7 @@ def serve(
             lookup=lookup,
         )
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(SWITCH_S)
         app = create_app(engine, options)
         host, port = listener.getsockname()[:2]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:

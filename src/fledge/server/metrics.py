@@ -74,6 +74,11 @@ _ALSO = {
         "sglang:time_per_output_token_seconds",
     ),
     "e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+    "request_queue_time_seconds": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "request_prefill_time_seconds": ("vllm:request_prefill_time_seconds",),
+    "request_decode_time_seconds": ("vllm:request_decode_time_seconds",),
+    "request_inference_time_seconds": ("vllm:request_inference_time_seconds",),
+    "request_params_max_tokens": ("vllm:request_params_max_tokens", "vllm:request_max_num_generation_tokens"),
     "request_prompt_tokens": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
     "request_generation_tokens": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram"),
     "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
@@ -95,6 +100,15 @@ class Metrics:
         self.itl = self._histogram("inter_token_latency_seconds", "between tokens", _TOKEN_SECONDS)
         self.tpot = self._histogram("time_per_output_token_seconds", "mean per answer", _TOKEN_SECONDS)
         self.e2e = self._histogram("e2e_request_latency_seconds", "from arrival to the last token", _SECONDS)
+        self.queue = self._histogram("request_queue_time_seconds", "until the engine took it", _SECONDS)
+        self.prefill = self._histogram(
+            "request_prefill_time_seconds", "from there to the first token", _SECONDS
+        )
+        self.decode = self._histogram("request_decode_time_seconds", "from there to the last token", _SECONDS)
+        self.inference = self._histogram(
+            "request_inference_time_seconds", "prefill and decode together", _SECONDS
+        )
+        self.longest = self._histogram("request_params_max_tokens", "tokens an answer may have", _TOKENS)
         self.prompt = self._histogram("request_prompt_tokens", "tokens of a prompt", _TOKENS)
         self.generation = self._histogram("request_generation_tokens", "tokens of an answer", _TOKENS)
         self.tau = self._histogram(
@@ -155,6 +169,11 @@ class Metrics:
         stats, seconds = result.completion.stats, time.perf_counter() - job.created
         self.finished(job, result.completion.finish_reason)
         self.e2e.observe(seconds)
+        self.queue.observe(job.entered - job.created)
+        self.prefill.observe(stats.ttft_ms / 1e3)
+        self.decode.observe((stats.e2e_ms - stats.ttft_ms) / 1e3)
+        self.inference.observe(stats.e2e_ms / 1e3)
+        self.longest.observe(job.params.max_tokens)
         self.recent_e2e += _RECENT * (seconds - self.recent_e2e)
         self.prompt.observe(len(job.prompt_ids))
         self.prompt_tokens.inc(len(job.prompt_ids))
@@ -230,6 +249,9 @@ class _Everything(Collector):
             stats.kv_usage, "share of the KV pool in use", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
             "sglang:token_usage",
         )  # fmt: skip
+        asked = stats.hit_tokens + stats.prompt_tokens
+        hits = stats.hit_tokens / asked if asked else 0.0
+        yield from self._gauge(hits, "share of prompt tokens in the prefix cache", "sglang:cache_hit_rate")
         yield from self._gauge(self.rate.read(), "tokens per second", "sglang:gen_throughput")
         yield from self._gauge(
             stats.tau, "tokens per round and request", "fledge:tau", "sglang:spec_accept_length"
@@ -248,6 +270,10 @@ class _Everything(Collector):
         for position, count in enumerate(accepted):
             positions.add_metric((self.model, str(position)), count)
         yield positions
+        asked = stats.hit_tokens + stats.prompt_tokens
+        yield self._counter("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", asked)
+        yield self._counter("vllm:prefix_cache_hits", "those it held", stats.hit_tokens)
+        yield self._counter("sglang:cached_tokens", "those it held", stats.hit_tokens)
         yield self._counter("fledge:rounds", "rounds of the engine", stats.rounds)
         yield self._counter("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens)
         rounds = CounterMetricFamily(

@@ -20,7 +20,7 @@ import uvicorn
 
 from fledge.engine import Engine
 from fledge.server.app import create_app
-from fledge.server.launch import DrainingServer, bind, load_engine
+from fledge.server.launch import SWITCH_S, DrainingServer, bind, load_engine
 from fledge.server.options import ServerOptions
 
 _PROMPT = "Write a short story about a small bird that learns to fly."
@@ -59,6 +59,7 @@ def measure(engine: Engine, tokens: int, repeats: int) -> dict[str, float]:
     """Median milliseconds per token after the first, directly and through HTTP, and the ratio of the two."""
     options = ServerOptions(port=0, model_names=("model",))
     direct, http = [], []
+    sys.setswitchinterval(SWITCH_S)  # as `fledge serve` does
     with bind(options) as listener:
         app = create_app(engine, options)
         server = DrainingServer(uvicorn.Config(app, http="h11", ws="none", log_config=None), app.state.server)

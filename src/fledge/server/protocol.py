@@ -19,17 +19,33 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 # Fields we don't have, and the values of theirs that ask for nothing: clients fill them in by themselves.
 _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (None, True),
     "audio": (None,),
     "best_of": (None, 1),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "detokenize": (None, True),
     "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1, 1.0),
+    "logprob_start_len": (None, -1),
+    "metadata": (None, {}),
+    "min_new_tokens": (None, 0),
+    "min_tokens": (None, 0),
     "modalities": (None, ["text"]),
     "n_beams": (None, 1),
+    "no_stop_trim": (None, False),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
+    "priority": (None, 0),
     "response_format": (None, {"type": "text"}),
+    "return_hidden_states": (None, False),
+    "return_routed_experts": (None, False),
     "service_tier": (None, "auto", "default"),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
     "store": (None, False),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
@@ -38,7 +54,9 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Body(BaseModel):
+class StrictBody(BaseModel):
+    """A JSON object in which a field that isn't known is an error, unless its value asks for nothing."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
@@ -58,14 +76,14 @@ def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
 
 
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     """How a stream reports usage."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")
 
 
-class Generation(_Body):
+class Generation(StrictBody):
     """What chat and text completions share."""
 
     model: str | None = Field(None, max_length=512, description="one of /v1/models; left out: the first")
@@ -121,14 +139,14 @@ class Generation(_Body):
         return self
 
 
-class TextPart(_Body):
+class TextPart(StrictBody):
     """A part of a message; only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Body):
+class ChatMessage(StrictBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -186,6 +204,15 @@ class CompletionRequest(Generation):
         None, description="default true: the tokenizer's own, such as a begin"
     )
     logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = Field(None, description="the text begins with the prompt")
+
+    @model_validator(mode="after")
+    def _no_logprobs_of_prompts(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError(
+                "echo doesn't go together with logprobs: those of a prompt aren't computed; leave one of them out"
+            )
+        return self
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -205,7 +232,7 @@ class CompletionRequest(Generation):
         return list(self.prompt)
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(StrictBody):
     """POST /tokenize: a text, or messages through the chat template."""
 
     model: str | None = Field(None, max_length=512)
@@ -223,7 +250,7 @@ class TokenizeRequest(_Body):
         return self
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(StrictBody):
     """POST /detokenize."""
 
     model: str | None = Field(None, max_length=512)

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from fledge.engine import TokenLogprob, TreeTrace
@@ -49,8 +50,8 @@ class Renderer:
                 {"role": "assistant", "content": delta.text} if first else {"content": delta.text}
             )
         else:
-            choice["text"] = delta.text
-        choice["logprobs"] = self._logprobs(delta.logprobs) if self.with_logprobs else None
+            choice["text"] = job.echo + delta.text if first else delta.text
+        choice["logprobs"] = self._logprobs(delta.logprobs, job) if self.with_logprobs else None
         choice["finish_reason"] = delta.completion.finish_reason if delta.completion else None
         if delta.completion is not None:
             choice["stop_reason"] = delta.completion.stop_reason
@@ -79,24 +80,25 @@ class Renderer:
         if self.chat:
             choice["message"] = {"role": "assistant", "content": job.text, "refusal": None}
         else:
-            choice["text"] = job.text
-        choice["logprobs"] = self._logprobs(job.logprobs) if self.with_logprobs else None
+            choice["text"] = job.echo + job.text
+        choice["logprobs"] = self._logprobs(job.logprobs, job) if self.with_logprobs else None
         choice["finish_reason"] = job.completion.finish_reason
         choice["stop_reason"] = job.completion.stop_reason
         if self.with_token_ids:
             choice["prompt_token_ids"], choice["token_ids"] = job.prompt_ids, job.token_ids
         return choice
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Json:
+    def _logprobs(self, entries: Sequence[TokenLogprob], job: Job) -> Json:
         if self.chat:
             return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
         names = self.tokens.names([entry.token_id for entry in entries])
-        offsets = [sum(map(len, names[:n])) for n in range(len(names))]
+        offsets = list(accumulate(map(len, names), initial=job.named_chars))
+        job.named_chars = offsets.pop()
         return {
             "tokens": names,
-            "token_logprobs": [_number(entry.logprob) for entry in entries],
+            "token_logprobs": [json_number(entry.logprob) for entry in entries],
             "top_logprobs": [
-                {self.tokens.token(i)[0]: _number(p) for i, p in entry.top} for entry in entries
+                {self.tokens.token(i)[0]: json_number(p) for i, p in entry.top} for entry in entries
             ],
             "text_offset": offsets,
         }
@@ -107,7 +109,7 @@ class Renderer:
 
     def _token_json(self, token_id: int, logprob: float) -> Json:
         text, raw = self.tokens.token(token_id)
-        return {"token": text, "logprob": _number(logprob), "bytes": list(raw)}
+        return {"token": text, "logprob": json_number(logprob), "bytes": list(raw)}
 
     def _tree(self, tree: TreeTrace, bonus: int | None) -> Json:
         return {
@@ -125,8 +127,13 @@ def usage(jobs: Sequence[Job]) -> Json:
     prompt, answer = sum(prompts.values()), sum(len(job.token_ids) for job in jobs)
     found: Json = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
     stats = [job.completion.stats for job in jobs if job.completion is not None]
-    if not stats:
+    if len(stats) < len(jobs):
         return found
+    first = {
+        id(job.prompt_ids): stat.cached_tokens
+        for job, stat in zip(reversed(jobs), reversed(stats), strict=True)
+    }
+    found["prompt_tokens_details"] = {"cached_tokens": sum(first.values())}
     rounds = sum(each.rounds for each in stats)
     depth = max(len(each.accepted_by_depth) for each in stats)
     accepted = [
@@ -143,10 +150,11 @@ def usage(jobs: Sequence[Job]) -> Json:
     return found
 
 
-def encode(value: Json) -> bytes:
+def encode(value: Json | list[Json]) -> bytes:
     """Compact JSON; NaN and infinity never get this far."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _number(value: float) -> float:
+def json_number(value: float) -> float:
+    """A log probability as JSON can hold it."""
     return max(value, _LOWEST) if math.isfinite(value) else _LOWEST

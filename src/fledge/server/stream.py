@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,7 +28,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes],
         *,
         deadline: float,
         late: bytes,
@@ -43,40 +44,40 @@ class EventStream(Response):
         self._late = late
         self._stall_timeout = stall_timeout
         self._close = close
+        self._passed = 0  # events so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        upcoming: asyncio.Future[bytes | None] | None = None
-        now = asyncio.get_running_loop().time
+        waking: asyncio.Future[None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            data: bytes | None = b""
-            while data is not None:
-                upcoming = upcoming or asyncio.ensure_future(_next(self._events))
-                await asyncio.wait({upcoming}, timeout=min(_KEEP_ALIVE_S, max(self._deadline - now(), 0)))
-                if upcoming.done():
-                    data, upcoming = upcoming.result(), None
-                elif now() >= self._deadline:
-                    await self._pass(send, self._late)
-                    break
-                else:
-                    data = _KEEP_ALIVE
-                if data is not None:
-                    await self._pass(send, data)
+            waking = asyncio.ensure_future(self._keep_alive(send))
+            # One timer for the whole stream, and no task per event: an event's way to the socket is part of TPOT.
+            try:
+                async with asyncio.timeout_at(self._deadline), aclosing(self._events) as events:
+                    async for data in events:
+                        await self._pass(send, data)
+            except TimeoutError:
+                await self._pass(send, self._late)
+            waking.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            if upcoming is not None:
-                upcoming.cancel()
-                await asyncio.gather(upcoming, return_exceptions=True)
+            if waking is not None:
+                waking.cancel()
+                await asyncio.gather(waking, return_exceptions=True)
             self._close()
 
     async def _pass(self, send: Send, data: bytes) -> None:
+        self._passed += 1
         try:
             async with asyncio.timeout(self._stall_timeout):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError:
             raise ApiError(408, "the reader has stalled", code="stalled") from None
 
-
-async def _next(events: AsyncIterator[bytes]) -> bytes | None:
-    """The next event; None at the end."""
-    return await anext(events, None)
+    async def _keep_alive(self, send: Send) -> None:
+        """Say something when nothing has been said for a while; proxies cut silent connections."""
+        while True:
+            before = self._passed
+            await asyncio.sleep(_KEEP_ALIVE_S)
+            if before == self._passed:
+                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})

@@ -181,6 +181,7 @@ class EngineWorker:
         except Exception:
             logger.exception("the engine couldn't take a request")
             return _Event(job, errors.engine_failed())
+        job.entered = time.perf_counter()
         self._active[job.request_id] = job
         return None
 

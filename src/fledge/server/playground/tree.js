@@ -60,7 +60,7 @@ function drawTree(box, tree) {
       const d = `M${from} ${y(parent)} C${middle} ${y(parent)} ${middle} ${y(node)} ${to} ${y(node)}`;
       element("path", { class: node.on ? "edge on" : "edge", d, opacity: node.on ? 1 : 0.5 + 0.5 * node.prob }, edges);
     }
-    const group = element("g", { class: node.on ? "node on" : "node", opacity: node.on ? 1 : 0.6 + 0.4 * node.prob }, svg);
+    const group = element("g", { class: node.on ? "node on" : "node", opacity: node.on ? 1 : 0.8 + 0.2 * node.prob }, svg);
     const box = element("rect", { x: x(node) - w / 2, y: y(node) - h / 2, width: w, height: h, rx: 6 }, group);
     if (node.on) box.style.fill = node.bonus || node.depth === 0 ? originColour(0) : originColour(node.depth);
     const letters = Math.max(1, Math.floor((w - 6) / 7.3)), text = shown(node.text);

@@ -1,0 +1,166 @@
+"""SGLang's own /generate, for clients written for it: its request as a text completion, its form of an answer.
+
+    {"text": ..., "sampling_params": {"max_new_tokens": 8}}  ->  {"text": ..., "output_ids": [...], "meta_info": {...}}
+
+In a stream every event holds all of the answer so far, as SGLang's own do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from fledge.engine import TokenLogprob
+from fledge.server import errors
+from fledge.server.job import Delta, Job
+from fledge.server.protocol import CompletionRequest, StopText, StrictBody, TokenId, TokenIds
+from fledge.server.render import Json, Renderer, json_number, usage
+from fledge.server.tokens import Tokens
+
+_DEFAULT_TOKENS = 128
+_SAME_NAMES = (
+    "temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "ignore_eos", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "logit_bias",
+)  # fmt: skip
+
+
+class NativeSampling(StrictBody):
+    """`sampling_params`; the limits are those of a text completion."""
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=4096)
+    sampling_seed: int | None = None
+
+
+class GenerateRequest(StrictBody):
+    """POST /generate."""
+
+    text: str | Annotated[list[str], Field(min_length=1)] | None = None
+    input_ids: TokenIds | Annotated[list[TokenIds], Field(min_length=1)] | None = None
+    sampling_params: NativeSampling | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: int | None = Field(None, ge=0, le=20)
+    return_text_in_logprobs: bool | None = None
+    speculate: bool | None = Field(None, description="false: plain decode for this request")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GenerateRequest:
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("give either text or input_ids")
+        if self.top_logprobs_num and not self.return_logprob:
+            raise ValueError("top_logprobs_num needs return_logprob: true")
+        return self
+
+    def completion(self) -> CompletionRequest:
+        """The same as a text completion; an ApiError if that is out of its limits."""
+        sampling = self.sampling_params or NativeSampling()
+        fields: Json = {name: getattr(sampling, name) for name in _SAME_NAMES}
+        fields["prompt"] = self.input_ids if self.text is None else self.text
+        fields["max_tokens"] = sampling.max_new_tokens or _DEFAULT_TOKENS
+        if sampling.max_new_tokens == 0:
+            raise errors.invalid("max_new_tokens must be at least 1", "sampling_params.max_new_tokens")
+        fields["seed"] = sampling.sampling_seed
+        fields["stream"], fields["speculate"] = self.stream, self.speculate
+        fields["logprobs"] = (self.top_logprobs_num or 0) if self.return_logprob else None
+        fields["return_token_ids"] = True
+        try:
+            return CompletionRequest.model_validate(fields)
+        except ValidationError as error:
+            raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+
+    @property
+    def several(self) -> bool:
+        """A list of prompts, or several answers to one, are answered with a list."""
+        prompts = self.input_ids if self.text is None else self.text
+        listed = isinstance(prompts, list) and not isinstance(prompts[0], int)
+        return listed or (self.sampling_params is not None and (self.sampling_params.n or 1) > 1)
+
+
+@dataclass(frozen=True)
+class NativeRenderer:
+    """One request's answers in SGLang's form."""
+
+    tokens: Tokens
+    id: str
+    several: bool
+    with_logprobs: bool
+    with_text: bool
+
+    @classmethod
+    def make(cls, body: GenerateRequest, other: Renderer) -> NativeRenderer:
+        """In place of `other`, with its id."""
+        return cls(
+            other.tokens,
+            other.id.removeprefix("cmpl-"),
+            body.several,
+            bool(body.return_logprob),
+            bool(body.return_text_in_logprobs),
+        )
+
+    def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
+        """The answer to a request that doesn't stream."""
+        answers = [self._answer(index, job) for index, job in enumerate(jobs)]
+        return answers if self.several else answers[0]
+
+    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
+        """The answer so far."""
+        del delta, first
+        return {**self._answer(index, job), "index": index}
+
+    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
+        """Every event has its own counts, so there is none; never asked for."""
+        raise AssertionError("a request of this form has no stream_options")
+
+    def _answer(self, index: int, job: Job) -> Json:
+        counts = usage([job])
+        about: Json = {
+            "id": f"{self.id}-{index}" if self.several else self.id,
+            "finish_reason": _finish(job),
+            "prompt_tokens": counts["prompt_tokens"],
+            "completion_tokens": counts["completion_tokens"],
+        }
+        if job.completion is not None:
+            stats = job.completion.stats
+            about["cached_tokens"] = stats.cached_tokens
+            about["e2e_latency"] = time.perf_counter() - job.created
+            if stats.drafted_rounds:
+                about["spec_accept_length"] = stats.tau
+                about["spec_verify_ct"] = stats.rounds
+        if self.with_logprobs:
+            about["input_token_logprobs"], about["input_top_logprobs"] = [], []
+            about["output_token_logprobs"] = [
+                self._entry(each.token_id, each.logprob) for each in job.logprobs
+            ]
+            about["output_top_logprobs"] = [self._top(each) for each in job.logprobs]
+        return {"text": job.text, "output_ids": job.token_ids, "meta_info": about}
+
+    def _top(self, entry: TokenLogprob) -> list[list[Any]] | None:
+        return [self._entry(token_id, logprob) for token_id, logprob in entry.top] or None
+
+    def _entry(self, token_id: int, logprob: float) -> list[Any]:
+        return [json_number(logprob), token_id, self.tokens.token(token_id)[0] if self.with_text else None]
+
+
+def _finish(job: Job) -> Json | None:
+    if job.completion is None:
+        return None
+    if job.completion.finish_reason == "length":
+        return {"type": "length", "length": len(job.token_ids)}
+    matched = job.completion.stop_reason
+    return {"type": "stop", "matched": job.token_ids[-1] if matched is None else matched}
