@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,6 +28,10 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="answers made at once")] = 16,
     max_context: Annotated[int | None, typer.Option(help="most tokens of a prompt and its answer")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
+    draft_weights: Annotated[
+        Literal["int8", "bfloat16"] | None,
+        typer.Option(help="int8 or bfloat16; left out: int8 on the CPU kernels"),
+    ] = None,
     max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
     max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
     request_timeout: Annotated[
@@ -69,6 +73,7 @@ def serve(
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        draft_weights=draft_weights,
     )
 
 

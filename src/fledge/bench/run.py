@@ -18,7 +18,7 @@ from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, BenchResult, Costs, LevelRow, PlainDecode, Subject
 from fledge.bench.sets import find_workload
 from fledge.bench.workloads import Workload, load_workloads
-from fledge.draft import Head, head_runner
+from fledge.draft import DraftWeights, Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.errors import DataError, EngineError
 from fledge.target import Target
@@ -58,7 +58,10 @@ def run_bench(
     bandwidths = _bandwidth(options, bytes_read)
 
     limits = Limits(options.max_tokens, options.repeats, options.warmup, options.max_seconds, options.samples)
-    engines = _engines(target, heads, tree, workloads, max_batch=1, max_tokens=options.max_tokens)
+    weights = options.draft_weights
+    engines = _engines(
+        target, heads, tree, workloads, max_batch=1, max_tokens=options.max_tokens, draft_weights=weights
+    )
     found = Measured([], [], [])
     if heads:
         found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
@@ -70,7 +73,13 @@ def run_bench(
     if options.concurrency:
         slots = max(options.concurrency)
         engines = _engines(
-            target, heads, tree, workloads[:1], max_batch=slots, max_tokens=options.sweep_tokens
+            target,
+            heads,
+            tree,
+            workloads[:1],
+            max_batch=slots,
+            max_tokens=options.sweep_tokens,
+            draft_weights=weights,
         )
         levels = sweep(
             engines,
@@ -167,6 +176,7 @@ def _engines(
     *,
     max_batch: int,
     max_tokens: int,
+    draft_weights: DraftWeights | None,
 ) -> dict[str, Engine]:
     """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
@@ -176,7 +186,13 @@ def _engines(
     engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context, prefix_cache=False)}
     for name, head in heads.items():
         engines[name] = Engine(
-            target, head, max_batch=max_batch, max_context=context, tree=tree, prefix_cache=False
+            target,
+            head,
+            max_batch=max_batch,
+            max_context=context,
+            tree=tree,
+            prefix_cache=False,
+            draft_weights=draft_weights,
         )
     return engines
 
@@ -200,7 +216,7 @@ def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> 
     context = min(options.cost_context, target.config.max_position_embeddings - 64)
     return measure_costs(
         target,
-        head_runner(target, head) if head else None,
+        head_runner(target, head, draft_weights=options.draft_weights) if head else None,
         rows=options.verify_rows,
         draft_rows=options.draft_rows,
         context=context,
