@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,6 +35,10 @@ def serve(
     kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
     lookup: Annotated[
         int | None, typer.Option(help="tokens prompt lookup may add to a draft tree; 0: none [default: 15]")
+    ] = None,
+    draft_weights: Annotated[
+        Literal["int8", "bfloat16"] | None,
+        typer.Option(help="int8 or bfloat16; left out: int8 on the CPU kernels"),
     ] = None,
     max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
     max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
@@ -107,6 +111,7 @@ def serve(
         max_context=max_context,
         kv_tokens=kv_tokens,
         lookup=lookup,
+        draft_weights=draft_weights,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,6 +27,9 @@ class BenchOptions(BaseModel):
     )
     prompts_limit: int | None = Field(
         default=None, ge=1, description="prompts taken from each further file or set; null: all"
+    )
+    draft_weights: Literal["int8", "bfloat16"] | None = Field(
+        default=None, description="what the heads' matrices are kept in; null: int8 where the CPU kernels run"
     )
     max_tokens: Count = Field(default=128, description="new tokens per answer")
     repeats: Count = Field(

@@ -18,7 +18,7 @@ from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
 from fledge.bench.sets import find_workload
 from fledge.bench.workloads import Workload, load_workloads
-from fledge.draft import Head, head_runner
+from fledge.draft import DraftWeights, Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.errors import DataError, EngineError
 from fledge.target import Target
@@ -165,16 +165,19 @@ class _Drafting(NamedTuple):
     head: Head
     tree: TreeShape | None
     lookup: int | None
+    weights: DraftWeights | None
 
 
 def _subjects(
     heads: Mapping[str, Head], tree: TreeShape | None, options: BenchOptions
 ) -> dict[str, _Drafting]:
     """By name, what is measured beside plain decode."""
-    found = {name: _Drafting(head, tree, options.lookup) for name, head in heads.items()}
+    found = {
+        name: _Drafting(head, tree, options.lookup, options.draft_weights) for name, head in heads.items()
+    }
     if options.without_lookup and heads:
         name, head = next(iter(heads.items()))
-        found[f"{name}{WITHOUT_LOOKUP}"] = _Drafting(head, tree, 0)
+        found[f"{name}{WITHOUT_LOOKUP}"] = _Drafting(head, tree, 0, options.draft_weights)
     return found
 
 
@@ -185,6 +188,7 @@ def _engines(
     *,
     max_batch: int,
     max_tokens: int,
+    draft_weights: DraftWeights | None,
 ) -> dict[str, Engine]:
     """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
@@ -192,7 +196,7 @@ def _engines(
     context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
     # Prompts are asked again and again: a prefix cache would hide what their prefill costs.
     engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context, prefix_cache=False)}
-    for name, (head, tree, lookup) in measured.items():
+    for name, (head, tree, lookup, weights) in measured.items():
         engines[name] = Engine(
             target,
             head,
@@ -201,6 +205,7 @@ def _engines(
             tree=tree,
             lookup=lookup,
             prefix_cache=False,
+            draft_weights=weights,
         )
     return engines
 
@@ -224,7 +229,7 @@ def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> 
     context = min(options.cost_context, target.config.max_position_embeddings - 64)
     return measure_costs(
         target,
-        head_runner(target, head) if head else None,
+        head_runner(target, head, draft_weights=options.draft_weights) if head else None,
         rows=options.verify_rows,
         draft_rows=options.draft_rows,
         context=context,

@@ -2,7 +2,7 @@
 
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.head import Head, HeadWeights
-from fledge.draft.runner import DraftOutput, HeadRunner, TorchHeadRunner, head_runner
+from fledge.draft.runner import DraftOutput, DraftWeights, HeadRunner, TorchHeadRunner, head_runner
 from fledge.draft.tree import DraftTree
 from fledge.draft.vocabulary import DraftVocabulary, count_generated
 
@@ -10,6 +10,7 @@ __all__ = [
     "DraftOutput",
     "DraftTree",
     "DraftVocabulary",
+    "DraftWeights",
     "Head",
     "HeadConfig",
     "HeadMetadata",

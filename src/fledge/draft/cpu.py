@@ -1,4 +1,8 @@
-"""The draft head on the CPU kernels: one C++ call per draft step or extend, top-k included."""
+"""The draft head on the CPU kernels: one C++ call per draft step or extend, top-k included.
+
+A draft step does little but read the head's matrices, so they are kept in 8 bits (`native/int8.h`). That changes
+what is drafted now and then, never what is answered: the target verifies in bf16 all the same.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from torch import Tensor
 
 from fledge.draft.config import HeadConfig
 from fledge.draft.head import HeadWeights
-from fledge.draft.runner import DraftOutput
+from fledge.draft.runner import DraftOutput, DraftWeights
 from fledge.errors import EngineError
 from fledge.native import ops, unavailable_reason
 from fledge.native.build import library
@@ -37,21 +41,27 @@ def native_head_reason(config: HeadConfig) -> str:
 
 
 class NativeHeadRunner:
-    """`HeadRunner` on the CPU kernels; bf16, page size 32. `embedding` [V, H] is the target's, or the head's own."""
+    """`HeadRunner` on the CPU kernels; page size 32. `embedding` [V, H] is the target's, or the head's own.
+
+    int8: the matrices in 8 bits; otherwise in bf16, as everything else is.
+    """
 
     page_size = ops.PAGE_SIZE
 
-    def __init__(self, config: HeadConfig, weights: HeadWeights, embedding: Tensor) -> None:
+    def __init__(
+        self, config: HeadConfig, weights: HeadWeights, embedding: Tensor, *, int8: bool = True
+    ) -> None:
         self.config = config
         self._library = library()
         self._matrices = [
-            ops.PackedMatrix(weights.qkv),
-            ops.PackedMatrix(weights.o),
-            ops.PackedMatrix(weights.gate_up, interleaved=True),
-            ops.PackedMatrix(weights.down),
-            ops.PackedMatrix(weights.fc),
-            ops.PackedMatrix(weights.lm_head),
+            ops.PackedMatrix(weights.qkv, int8=int8),
+            ops.PackedMatrix(weights.o, int8=int8),
+            ops.PackedMatrix(weights.gate_up, interleaved=True, int8=int8),
+            ops.PackedMatrix(weights.down, int8=int8),
+            ops.PackedMatrix(weights.fc, int8=int8),
+            ops.PackedMatrix(weights.lm_head, int8=int8),
         ]
+        self.draft_weights: DraftWeights = "int8" if int8 else "bfloat16"
         layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
         vectors = (
             weights.input_norm,
@@ -94,6 +104,11 @@ class NativeHeadRunner:
             lm_head.pointer,
             self._target_ids.data_ptr(),
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the head's own matrices in memory."""
+        return sum(matrix.bytes for matrix in self._matrices)
 
     def allocate_kv(self, pages: int) -> Tensor:
         """[1, pages, kv_heads, 2, 32 * head_dim] bf16."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Unpack
 
 from fledge.draft.head import Head
-from fledge.draft.runner import HeadRunner, head_runner
+from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
 from fledge.engine.build import build_parts
 from fledge.engine.core import EngineCore, EngineStats, Sink
 from fledge.engine.detokenize import Detokenizer, decode
@@ -49,6 +49,7 @@ class Engine:
     prefill_rows: most prompt tokens run in one forward; busy_prefill_rows: the same while other requests decode,
     who wait for it.
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
+    draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
     """
 
     def __init__(
@@ -64,11 +65,14 @@ class Engine:
         prefill_rows: int = 1024,
         busy_prefill_rows: int = 256,
         prefix_cache: bool = True,
+        draft_weights: DraftWeights | None = None,
     ) -> None:
         self.target = target
+        if draft_weights is not None and not isinstance(head, Head):
+            raise EngineError("draft_weights is for a draft head that the engine loads; leave it out")
         parts = build_parts(
             target.decoder,
-            head_runner(target, head) if isinstance(head, Head) else head,
+            head_runner(target, head, draft_weights=draft_weights) if isinstance(head, Head) else head,
             max_batch=max_batch,
             max_context=max_context,
             kv_tokens=kv_tokens,

@@ -40,7 +40,18 @@ inline void write_key(bf16* page, int entry, const bf16* key, int head_dim) {
     std::memcpy(page + key_offset(entry, d), key + d, 4);
 }
 inline void write_value(bf16* page, int entry, const bf16* value, int head_dim) {
-  for (int d = 0; d < head_dim; ++d) page[value_offset(entry, d)] = value[d];
+  for (int d = 0; d < head_dim; d += 16) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + d)));
+    if (entry % 2) wide = _mm512_slli_epi32(wide, 16);
+    _mm512_mask_storeu_epi16(page + value_offset(entry & ~1, d), entry % 2 ? 0xaaaaaaaa : 0x55555555, wide);
+  }
+}
+// 16 dimensions' values of two entries side by side, as a page holds them: `a` and `b` are the lines the entries lie in.
+inline __m512i pair_values(const bf16* a, bool a_odd, const bf16* b, bool b_odd) {
+  __m512i low = _mm512_loadu_si512(a), high = _mm512_loadu_si512(b);
+  low = a_odd ? _mm512_srli_epi32(low, 16) : _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
+  high = b_odd ? _mm512_andnot_si512(_mm512_set1_epi32(0xffff), high) : _mm512_slli_epi32(high, 16);
+  return _mm512_or_si512(low, high);
 }
 
 struct BatchView {
@@ -139,8 +150,9 @@ inline void soften(const float* scores, int count, int padded, float scale, bf16
 // One unit: up to 16 rows of a request, one KV head with its group of query heads, one split of the sequence.
 inline void attend(const AttentionCall& c, const AttentionPlan& plan, const BatchView& b, const Unit& u, int kv_head,
                    AttentionScratch& scratch) {
-  int hd = c.shape.head_dim, group = c.heads / c.shape.kv_heads, per_tile = 16 / group;
+  int hd = c.shape.head_dim, group = c.heads / c.shape.kv_heads, per_tile = kTileLanes / group;
   int tiles = (u.rows + per_tile - 1) / per_tile, last = (u.rows - (tiles - 1) * per_tile) * group, prefix = b.prefix_length[u.request];
+  int lanes = (tiles - 1) * kTileLanes + last;
   int begin = u.split * kSplit, end = u.length < begin + kSplit ? u.length : begin + kSplit;
   int blocks = (end - begin + kPage - 1) / kPage;
   int shared = u.contiguous ? blocks : (prefix - begin) / kPage;
@@ -151,19 +163,32 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   bf16* weights = scratch.weights.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * kSplit);
   float* out = scratch.out.ensure(static_cast<size_t>(kRowsPerUnit + 1) * 16 * hd);  // a block may start at any row
   float maxima[kRowsPerUnit * 16], sums[kRowsPerUnit * 16];
-  auto lane = [&](int row, int g) { return row / per_tile * 16 + row % per_tile * group + g; };
+  auto lane = [&](int row, int g) { return row / per_tile * kTileLanes + row % per_tile * group + g; };
   auto lanes_of = [&](int t) { return t + 1 < tiles ? per_tile * group : last; };
   auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
   for (int r = 0; r < u.rows; ++r)
     std::memcpy(query + static_cast<size_t>(lane(r, 0)) * hd,
                 c.query + (static_cast<size_t>(u.first_row + r) * c.heads + kv_head * group) * hd, group * hd * 2);
-  auto score_page = [&](int index, float* to, int stride) {
+  auto score_page = [&](int index, float* to, int stride, Ahead ahead) {
     for (int t = 0; t < tiles; ++t)
-      multiply_panel(query + static_cast<size_t>(t) * 16 * hd, hd, lanes_of(t), page(index), hd,
-                     to + static_cast<size_t>(t) * 16 * stride, stride, false);
+      multiply_panel(query + static_cast<size_t>(t) * kTileLanes * hd, hd, lanes_of(t), page(index), hd,
+                     to + static_cast<size_t>(t) * kTileLanes * stride, stride, t == 0 ? ahead : Ahead{});
   };
-  for (int k = 0; k < shared; ++k) score_page(begin + k * kPage, scores + k * kPage, kSplit);
+  // Memory never waits: while keys are scored their values are asked for, and while values are added the keys of the next
+  // KV head or split, whose turn it is after this one.
+  int half_bytes = static_cast<int>(c.shape.half() * sizeof(bf16));
+  auto values_of = [&](int k) { return page(begin + k * kPage) + c.shape.half(); };
+  auto values_ahead = [&](int k) { return Ahead{reinterpret_cast<const char*>(values_of(k)), half_bytes / (hd / 2)}; };
+  bool other_head = kv_head + 1 < c.shape.kv_heads, last_unit = &u == &plan.units.back();
+  const Unit& next = other_head || last_unit ? u : *(&u + 1);
+  auto keys_ahead = [&](int k) {
+    int index = next.split * kSplit + k * kPage;
+    if (index >= next.length || (!other_head && last_unit)) return Ahead{};
+    const bf16* keys = c.kv + c.shape.page(c.layer, b.page_of(next.request, index), other_head ? kv_head + 1 : 0);
+    return Ahead{reinterpret_cast<const char*>(keys), half_bytes / (kPage / 2)};
+  };
+  for (int k = 0; k < shared; ++k) score_page(begin + k * kPage, scores + k * kPage, kSplit, values_ahead(k));
 
   // Tree rows: score the window's slots once, then pick each row's ancestors.
   int window_base = prefix / kPage * kPage;
@@ -176,7 +201,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
       if (top > highest) highest = top;
     }
     for (int base = window_base; base <= prefix + highest; base += kPage)
-      score_page(base, window + (base - window_base), kWindowLanes);
+      score_page(base, window + (base - window_base), kWindowLanes, {});
   }
   for (int r = 0; r < u.rows; ++r) {
     const RowView& row = plan.rows[u.first_row + r];
@@ -204,10 +229,11 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
     }
   }
 
-  std::memset(out, 0, static_cast<size_t>(tiles) * 16 * hd * sizeof(float));
+  std::memset(out, 0, static_cast<size_t>(lanes + 15) / 16 * 16 * hd * sizeof(float));
   for (int t = 0; t < tiles; ++t)
-    add_values(weights + static_cast<size_t>(t) * 16 * kSplit, kSplit, lanes_of(t), shared,
-               [&](int k) { return page(begin + k * kPage) + c.shape.half(); }, out + static_cast<size_t>(t) * 16 * hd, hd);
+    add_values(weights + static_cast<size_t>(t) * kTileLanes * kSplit, kSplit, lanes_of(t), shared,
+               values_of, [&](int k) { return t == 0 ? keys_ahead(k) : Ahead{}; },
+               out + static_cast<size_t>(t) * kTileLanes * hd, hd);
   if (shared < blocks) {
     bf16* one = scratch.tile.ensure(16 * kPage);
     bf16* gathered = scratch.value.ensure(c.shape.half());
@@ -215,21 +241,24 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
       const RowView& row = plan.rows[u.first_row + r];
       int count = (row.length < end ? row.length : end) - begin;
       int q = lane(r, 0);
+      int path[kMaxWindow], known = 0;  // the window's slots that the row sees, in order
+      for (uint64_t mask = row.mask; mask; mask &= mask - 1) path[known++] = prefix + __builtin_ctzll(mask);
       for (int k = shared; k * kPage < count; ++k) {
         int first = begin + k * kPage;
-        if (first < prefix) std::memcpy(gathered, page(first) + c.shape.half(), c.shape.half() * 2);
-        else std::memset(gathered, 0, c.shape.half() * 2);
-        uint64_t mask = row.mask;
-        for (int logical = prefix; mask; ++logical, mask &= mask - 1) {
-          if (logical < first || logical >= first + kPage) continue;
-          int slot = prefix + __builtin_ctzll(mask);
-          const bf16* v = page(slot) + c.shape.half();
-          for (int d = 0; d < hd; ++d) gathered[value_offset(logical - first, d)] = v[value_offset(slot % kPage, d)];
+        std::memset(gathered, 0, c.shape.half() * 2);
+        for (int at = first; at < first + kPage && at < row.length; at += 2) {
+          int left = at < prefix ? at : path[at - prefix];
+          int right = at + 1 < row.length ? (at + 1 < prefix ? at + 1 : path[at + 1 - prefix]) : left;  // else its weight is 0
+          const bf16* low = page(left) + c.shape.half() + value_offset(left % kPage & ~1, 0);
+          const bf16* high = page(right) + c.shape.half() + value_offset(right % kPage & ~1, 0);
+          for (int d = 0; d < hd; d += 16)
+            _mm512_storeu_si512(gathered + value_offset(at - first, d),
+                                pair_values(low + value_offset(0, d), left % 2, high + value_offset(0, d), right % 2));
         }
         std::memset(one, 0, 16 * kPage * 2);
         for (int g = 0; g < group; ++g)
           std::memcpy(one + g * kPage, weights + static_cast<size_t>(q + g) * kSplit + k * kPage, kPage * 2);
-        add_values(one, kPage, group, 1, [&](int) { return gathered; },
+        add_values(one, kPage, group, 1, [&](int) { return gathered; }, [](int) { return Ahead{}; },
                    out + static_cast<size_t>(q) * hd, hd);
       }
     }

@@ -16,6 +16,8 @@ from pathlib import Path
 SOURCES = (
     "threads.h",
     "vector_math.h",
+    "prefetch.h",
+    "int8.h",
     "tiles_amx.h",
     "tiles_avx512.h",
     "gemm.h",
@@ -24,8 +26,17 @@ SOURCES = (
     "sampler.h",
     "decoder.cpp",
 )
-FLAGS = ("-std=c++17", "-O3", "-march=x86-64-v4", "-mavx512bf16", "-shared", "-fPIC", "-pthread")
-NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=x86-64-v4",
+    "-mavx512bf16",
+    "-mavx512vnni",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+)
+NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}
 
 

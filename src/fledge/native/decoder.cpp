@@ -67,16 +67,37 @@ int fledge_start(int threads) {
 }
 int fledge_threads() { return team().size; }
 
-Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved) {
-  Packed w = pack(weight, outputs, inputs, interleaved != 0);
-  return w.data ? new Packed(w) : nullptr;
+// int8: symmetric 8-bit weights, one scale per output. Null when there is no memory.
+Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved, int int8) {
+  Packed w = int8 ? pack_int8(weight, outputs, inputs, interleaved != 0) : pack(weight, outputs, inputs, interleaved != 0);
+  return w.data || w.int8 ? new Packed(w) : nullptr;
 }
 void fledge_unpack(Packed* w) {
   if (!w) return;
   std::free(w->data);
+  std::free(w->int8);
+  std::free(w->scale);
   delete w;
 }
-int64_t fledge_packed_bytes(const Packed* w) { return static_cast<int64_t>(w->panels()) * kPanel * w->inputs * 2; }
+int64_t fledge_packed_bytes(const Packed* w) {
+  int64_t scales = static_cast<int64_t>(w->panels()) * kPanel * sizeof(float);
+  return w->int8 ? static_cast<int64_t>(w->elements()) + scales : static_cast<int64_t>(w->elements() * sizeof(bf16));
+}
+// out [rows, outputs] = a [rows rounded up to 32, inputs] times a packed weight that isn't interleaved: what the forwards
+// multiply with, on its own.
+void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
+  std::lock_guard<std::mutex> lock(call_mutex());
+  Team& t = team();
+  if (w->int8) int8_rows().ensure(rows < kRowBlock ? rows : kRowBlock, w->inputs);
+  t.run([&](int id) {
+    configure_tiles();
+    gemm(t, id, a, w->inputs, rows, *w, [&](int row, int p, const float* c) {
+      int count = w->outputs - p * kPanel < kPanel ? w->outputs - p * kPanel : kPanel;
+      std::memcpy(out + static_cast<size_t>(row) * w->outputs + p * kPanel, c, count * sizeof(float));
+    });
+    release_tiles();
+  });
+}
 
 struct Decoder {
   Shape shape;
@@ -123,11 +144,8 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
     });
     for (int l = 0; l < d->layers; ++l) {
       Layer w = to_layer(d->layer[l]);
-      t.for_each(id, b.rows, [&](int r) {
-        rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->layer[l].input_norm,
-                 ws.normed.data + static_cast<size_t>(r) * s.hidden, s.hidden, s.eps);
-      });
-      attention_block(t, id, s, w, ws, b, kv_shape, kv, l, s.hidden);
+      const bf16* normed = norm_rows(t, id, s, ws, d->layer[l].input_norm, b.rows);
+      attention_block(t, id, s, w, ws, b, kv_shape, kv, l, normed, s.hidden);
       mlp_block(t, id, s, w, ws, b.rows);
       for (int f = 0; f < 3; ++f)
         if (out.features && d->feature_layers[f] == l)
@@ -206,6 +224,11 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   int wanted = static_cast<int>(out.count), k = static_cast<int>(out.k);
   gathered.ensure((static_cast<size_t>(wanted) + 31) / 32 * 32 * s.hidden);
   logit_rows.ensure(static_cast<size_t>(wanted) * h->draft_vocabulary);
+  if (h->lm_head->int8) {
+    int widest = inputs > s.intermediate ? inputs : s.intermediate;
+    if (s.heads * s.head_dim > widest) widest = s.heads * s.head_dim;
+    int8_rows().ensure(b.rows < kRowBlock ? b.rows : kRowBlock, widest);
+  }
   Layer w = to_layer(h->layer);
   int fused = 3 * h->target_hidden;
   t.run([&](int id) {
@@ -245,7 +268,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
         store_bf16(x + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(e + i), scale), load_bf16(h->layer.input_norm + i)));
       rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, h->hidden_norm, x + s.hidden, s.hidden, s.eps);
     });
-    attention_block(t, id, s, w, ws, b, kv_shape, kv, 0, 2 * s.hidden);
+    attention_block(t, id, s, w, ws, b, kv_shape, kv, 0, ws.normed.data, 2 * s.hidden);
     mlp_block(t, id, s, w, ws, b.rows);
     t.for_each(id, b.rows, [&](int r) {
       const float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;

@@ -1,4 +1,4 @@
-// Matrix products over prepacked bf16 weights.
+// Matrix products over prepacked weights: bf16, or 8 bits (int8.h).
 //
 // A weight [N, K] is cut into panels of 32 outputs; a panel is a stream of K/32 steps, each two 1 KB tiles in the
 // layout bf16 dot products want, AMX tiles and AVX-512 registers alike (16 rows of k-pairs, 16 outputs across):
@@ -10,6 +10,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include "int8.h"
 #include "threads.h"
 #ifdef __AMX_BF16__
 #include "tiles_amx.h"
@@ -23,31 +24,43 @@ constexpr int kRowBlock = 256;  // rows whose activations stay in the L2 cache w
 
 struct Packed {
   bf16* data = nullptr;
+  uint8_t* int8 = nullptr;  // instead of data
+  float* scale = nullptr;   // [panels * 32] of int8
   int outputs = 0, inputs = 0;  // N (unpadded), K (multiple of 32)
-  size_t bytes = 0;
   int panels() const { return (outputs + kPanel - 1) / kPanel; }
+  size_t elements() const { return static_cast<size_t>(panels()) * kPanel * inputs; }
   const bf16* panel(int p) const { return data + static_cast<size_t>(p) * kPanel * inputs; }
+  const uint8_t* int8_panel(int p) const { return int8 + static_cast<size_t>(p) * kPanel * inputs; }
 };
 
-// interleaved: outputs are [2 * I] with gates first; panel p then holds gates and ups 16p .. 16p+15 side by side.
+inline void* allocate_weights(size_t bytes) {
+  size_t huge = size_t(2) << 20;
+  bytes = (bytes + huge - 1) / huge * huge;
+  void* data = std::aligned_alloc(huge, bytes);
+  if (data) madvise(data, bytes, MADV_HUGEPAGE);
+  return data;
+}
+
+// The weight row that output n of panel p's tile holds. interleaved: outputs are [2 * I] with gates first; panel p then
+// holds gates and ups 16p .. 16p+15 side by side.
+inline int source_row(int outputs, bool interleaved, int p, int tile, int n) {
+  if (interleaved) return tile ? outputs / 2 + p * 16 + n : p * 16 + n;
+  return p * kPanel + tile * 16 + n;
+}
+
 inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved) {
   Packed w;
   w.outputs = outputs;
   w.inputs = inputs;
-  w.bytes = static_cast<size_t>(w.panels()) * kPanel * inputs * sizeof(bf16);
-  size_t huge = size_t(2) << 20;
-  w.bytes = (w.bytes + huge - 1) / huge * huge;
-  w.data = static_cast<bf16*>(std::aligned_alloc(huge, w.bytes));
+  w.data = static_cast<bf16*>(allocate_weights(w.elements() * sizeof(bf16)));
   if (!w.data) return w;
-  madvise(w.data, w.bytes, MADV_HUGEPAGE);
-  int half = outputs / 2;
   bf16* out = w.data;
   for (int p = 0; p < w.panels(); ++p)
     for (int k0 = 0; k0 < inputs; k0 += 32)
       for (int tile = 0; tile < 2; ++tile)
         for (int pair = 0; pair < 16; ++pair)
           for (int n = 0; n < 16; ++n) {
-            int row = interleaved ? (tile ? half + p * 16 + n : p * 16 + n) : p * kPanel + tile * 16 + n;
+            int row = source_row(outputs, interleaved, p, tile, n);
             const bf16* source = weight + static_cast<size_t>(row) * inputs + k0 + pair * 2;
             *out++ = row < outputs ? source[0] : 0;
             *out++ = row < outputs ? source[1] : 0;
@@ -55,9 +68,66 @@ inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved
   return w;
 }
 
+inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interleaved) {
+  Packed w;
+  w.outputs = outputs;
+  w.inputs = inputs;
+  w.int8 = static_cast<uint8_t*>(allocate_weights(w.elements()));
+  w.scale = static_cast<float*>(std::calloc(static_cast<size_t>(w.panels()) * kPanel, sizeof(float)));
+  if (!w.int8 || !w.scale) {
+    std::free(w.int8);
+    std::free(w.scale);
+    w.int8 = nullptr;
+    return w;
+  }
+  std::memset(w.int8, 128, w.elements());
+  std::vector<uint8_t> row_values(inputs);
+  for (int p = 0; p < w.panels(); ++p)
+    for (int tile = 0; tile < 2; ++tile)
+      for (int n = 0; n < 16; ++n) {
+        int row = source_row(outputs, interleaved, p, tile, n);
+        if (row >= outputs) continue;
+        w.scale[p * kPanel + tile * 16 + n] =
+            quantise_weights(weight + static_cast<size_t>(row) * inputs, inputs, row_values.data());
+        uint8_t* out = w.int8 + static_cast<size_t>(p) * kPanel * inputs + tile * 64 + n * 4;
+        for (int k = 0; k < inputs; k += 4) std::memcpy(out + static_cast<size_t>(k) * kPanel, &row_values[k], 4);
+      }
+  return w;
+}
+
+// The 8-bit activations of the product that is running; forwards are serialised.
+inline Int8Rows& int8_rows() {
+  static Int8Rows rows;
+  return rows;
+}
+
+// Inside Team::run: `gemm` over 8-bit weights; int8_rows() has room for min(rows, 256) rows of inputs.
+template <class Finish>
+void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
+  Int8Rows& x = int8_rows();
+  int groups = w.inputs / kGroup;
+  for (int base = 0; base < rows; base += kRowBlock) {
+    int block = rows - base < kRowBlock ? rows - base : kRowBlock;
+    t.for_each(id, block, [&](int r) {
+      quantise_row(a + static_cast<size_t>(base + r) * stride, w.inputs, x.values.data + static_cast<size_t>(r) * w.inputs,
+                   x.scale.data + static_cast<size_t>(r) * groups, x.base.data + static_cast<size_t>(r) * groups);
+    });
+    t.for_each(id, w.panels(), [&](int p) {
+      alignas(64) float c[32 * 32];
+      for (int r = 0; r < block; r += 32) {
+        int here = block - r < 32 ? block - r : 32;
+        Ahead ahead = r == 0 ? stream_ahead(w.int8_panel(p), 64) : Ahead{};
+        multiply_panel(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead);
+        for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
+      }
+    });
+  }
+}
+
 // Inside Team::run: for every row and panel calls finish(row, panel, values[32]). `a` is [rows rounded up to 32, stride].
 template <class Finish>
 void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
+  if (w.int8) return gemm_int8(t, id, a, stride, rows, w, finish);
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
     t.for_each(id, w.panels(), [&](int p) {
@@ -65,7 +135,8 @@ void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w,
       for (int r = 0; r < block; r += 32) {
         const bf16* rows_in = a + static_cast<size_t>(base + r) * stride;
         int here = block - r < 32 ? block - r : 32;
-        multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, r == 0);
+        Ahead ahead = r == 0 ? stream_ahead(w.panel(p), 128) : Ahead{};
+        multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, ahead);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }
     });

@@ -106,20 +106,36 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 class PackedMatrix:
-    """A bf16 weight [N, K] in AMX tile order, held outside torch; K is a multiple of 32.
+    """A bf16 weight [N, K] in the order the kernels read it, held outside torch; K is a multiple of 32.
 
     interleaved: the weight is [2 * I, K] with gate rows first, stored so that gate i and up i sit side by side.
+    int8: kept in 8 bits, symmetric, with one scale per output.
     """
 
-    def __init__(self, weight: Tensor, *, interleaved: bool = False) -> None:
+    def __init__(self, weight: Tensor, *, interleaved: bool = False, int8: bool = False) -> None:
         outputs, inputs = weight.shape
         held = weight.detach().to(torch.bfloat16).contiguous()
         kernels = library()
-        self.pointer: int = kernels.fledge_pack(c_void_p(held.data_ptr()), outputs, inputs, int(interleaved))
+        self.shape = (outputs, inputs)
+        self.pointer: int = kernels.fledge_pack(
+            c_void_p(held.data_ptr()), outputs, inputs, int(interleaved), int(int8)
+        )
         if not self.pointer:
             raise MemoryError(f"no memory to pack a weight of {outputs} x {inputs}")
         self.bytes = int(kernels.fledge_packed_bytes(c_void_p(self.pointer)))
         weakref.finalize(self, kernels.fledge_unpack, c_void_p(self.pointer))
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """`rows` [M, K] times the weight, not an interleaved one: [M, N] float32."""
+        outputs, inputs = self.shape
+        count = rows.shape[0]
+        held = torch.zeros(-(-count // 32) * 32, inputs, dtype=torch.bfloat16)
+        held[:count] = rows
+        out = torch.empty(count, outputs, dtype=torch.float32)
+        library().fledge_multiply(
+            c_void_p(held.data_ptr()), count, c_void_p(self.pointer), c_void_p(out.data_ptr())
+        )
+        return out
 
 
 class BatchArguments:

@@ -1,14 +1,18 @@
 // A team of threads that lives as long as the library.
 //
-// Waiting threads spin briefly, then sleep in the kernel: a spinning waiter would take the core away from a busy
-// neighbour, which is what makes OpenMP code 10-30 times slower on a shared machine. Work is handed out in small
-// pieces with stealing, so a thread that lost its core to somebody else does not hold up the others.
+// A thread that waits spins, offering its core to others, for longer than being woken from sleep takes: a decode step has
+// hundreds of barriers. As soon as somebody takes the offer the core is known to be shared, and for a while the thread
+// sleeps almost at once, in the kernel: spinning next to a busy neighbour is what makes OpenMP code 10-30 times slower on a
+// shared machine. Work is handed out in small pieces with stealing, so a thread that lost its core to somebody else does
+// not hold up the others.
 #pragma once
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <climits>
 #include <functional>
 #include <mutex>
@@ -26,14 +30,31 @@ inline void futex_wake_all(std::atomic<int>* address) {
   syscall(SYS_futex, reinterpret_cast<int*>(address), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Blocks until *word differs from `seen`.
-inline void wait_while(std::atomic<int>* word, int seen, std::atomic<int>* sleepers, int spins) {
-  for (int i = 0; i < spins; ++i) {
-    if (word->load(std::memory_order_acquire) != seen) return;
+// Blocks until *word differs from `seen`: looks a few microseconds, then `spin` long between offers, then sleeps.
+inline void wait_while(std::atomic<int>* word, int seen, std::atomic<int>* sleepers, std::chrono::microseconds spin) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kLooks = 300;
+  constexpr auto kTaken = std::chrono::microseconds(10);  // an offer that nobody takes is over in less than one
+  constexpr auto kShared = std::chrono::milliseconds(20);
+  thread_local Clock::time_point alone_from{};
+  auto changed = [&] { return word->load(std::memory_order_acquire) != seen; };
+  for (int i = 0; i < kLooks; ++i) {
+    if (changed()) return;
     _mm_pause();
   }
+  auto now = Clock::now();
+  for (auto end = now + spin; alone_from <= now && now < end;) {
+    sched_yield();
+    auto before = now;
+    now = Clock::now();
+    if (now - before > kTaken) alone_from = now + kShared;
+    for (int i = 0; i < 8; ++i) {
+      if (changed()) return;
+      _mm_pause();
+    }
+  }
   sleepers->fetch_add(1);
-  while (word->load(std::memory_order_acquire) == seen) futex_wait(word, seen);
+  while (!changed()) futex_wait(word, seen);
   sleepers->fetch_sub(1);
 }
 
@@ -85,14 +106,13 @@ class Team {
       epoch_.fetch_add(1);
       if (barrier_sleepers_.load() > 0) futex_wake_all(&epoch_);
     } else {
-      wait_while(&epoch_, seen, &barrier_sleepers_, kBarrierSpins);
+      wait_while(&epoch_, seen, &barrier_sleepers_, kBarrierSpin);
     }
   }
 
  private:
-  // A pause is about 50 ns here: 20 us in a barrier, 50 us between calls.
-  static constexpr int kBarrierSpins = 400;
-  static constexpr int kIdleSpins = 1000;
+  static constexpr std::chrono::microseconds kBarrierSpin{100};
+  static constexpr std::chrono::microseconds kIdleSpin{300};  // between calls, where Python works
   struct alignas(64) Counter {
     std::atomic<int> value{0};
   };
@@ -100,7 +120,7 @@ class Team {
   void worker(int id) {
     int seen = 0;
     while (true) {
-      wait_while(&generation_, seen, &idle_sleepers_, kIdleSpins);
+      wait_while(&generation_, seen, &idle_sleepers_, kIdleSpin);
       seen = generation_.load(std::memory_order_acquire);
       (*body_)(id);
       barrier();

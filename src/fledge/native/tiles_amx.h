@@ -6,9 +6,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "prefetch.h"
 #include "vector_math.h"
 
 namespace fledge {
+
+constexpr int kTileLanes = 16;  // queries that attention multiplies at once
 
 // Asks the kernel for AMX state; false when it refuses.
 inline bool request_tiles() {
@@ -26,24 +29,22 @@ inline void configure_tiles() {
 }
 inline void release_tiles() { _tile_release(); }
 
-inline void prefetch_step(const bf16* p) {  // the 2 KB of one k-step of a panel, some steps ahead
-  const char* address = reinterpret_cast<const char*>(p) + 6144;
-  for (int line = 0; line < 32; ++line) _mm_prefetch(address + line * 64, _MM_HINT_T0);
-}
-
 // c [rows rounded up to 16, 32] = a [rows rounded up to 16, inputs] times one panel; at most 32 rows. Strides count
-// elements. `prefetch` when the panel comes from memory rather than a cache.
+// elements. `ahead` is what to ask for meanwhile, spread over the tile instructions.
 inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs, float* c, int c_stride,
-                           bool prefetch) {
+                           Ahead ahead) {
   _tile_zero(0);
   _tile_zero(1);
   if (rows <= 16) {
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      if (prefetch) prefetch_step(b);
       _tile_loadd(4, a + k, stride * 2);
+      ahead.ask(4);
       _tile_loadd(6, b, 64);
+      ahead.ask(4);
       _tile_loadd(7, b + 512, 64);
+      ahead.ask(4);
       _tile_dpbf16ps(0, 4, 6);
+      ahead.ask(4);
       _tile_dpbf16ps(1, 4, 7);
     }
   } else {
@@ -51,14 +52,17 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
     _tile_zero(3);
     const bf16* a2 = a + static_cast<size_t>(16) * stride;
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      if (prefetch) prefetch_step(b);
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a + k, stride * 2);
+      ahead.ask(4);
       _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(7, b + 512, 64);
+      ahead.ask(4);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, a2 + k, stride * 2);
+      ahead.ask(4);
       _tile_dpbf16ps(2, 5, 6);
+      ahead.ask(4);
       _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(2, c + static_cast<size_t>(16) * c_stride, c_stride * 4);
@@ -69,9 +73,11 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
 }
 
 // out [16, width] += weights [16, 32 * blocks] times the blocks' values, block k's [32, width] in value layout at
-// values(k). Width is a multiple of 16; only the first `rows` rows matter.
-template <class Values>
-void add_values(const bf16* weights, int stride, int rows, int blocks, Values&& values, float* out, int width) {
+// values(k); ahead(k) is what to ask for while block k is added. Width is a multiple of 16; only the first `rows` rows
+// matter.
+template <class Values, class Upcoming>
+void add_values(const bf16* weights, int stride, int rows, int blocks, Values&& values, Upcoming&& ahead, float* out,
+                int width) {
   (void)rows;
   for (int column = 0; column < width; column += 64) {
     int left = (width - column) / 16;
@@ -82,8 +88,11 @@ void add_values(const bf16* weights, int stride, int rows, int blocks, Values&& 
     if (left > 3) _tile_loadd(3, o + 48, width * 4);
     for (int k = 0; k < blocks; ++k) {
       const bf16* v = values(k) + column / 16 * 512;
+      Ahead now = column == 0 ? ahead(k) : Ahead{};
       _tile_loadd(4, weights + k * 32, stride * 2);
+      now.ask(8);
       _tile_loadd(6, v, 64);
+      now.ask(8);
       _tile_dpbf16ps(0, 4, 6);
       if (left > 1) { _tile_loadd(7, v + 512, 64); _tile_dpbf16ps(1, 4, 7); }
       if (left > 2) { _tile_loadd(6, v + 1024, 64); _tile_dpbf16ps(2, 4, 6); }

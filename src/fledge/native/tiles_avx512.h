@@ -1,9 +1,12 @@
 // Block products with AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake): the same functions, on the
 // same layouts, as tiles_amx.h has with AMX.
 #pragma once
+#include "prefetch.h"
 #include "vector_math.h"
 
 namespace fledge {
+
+constexpr int kTileLanes = 256;  // queries that attention multiplies at once: as many as a unit has
 
 inline bool request_tiles() { return true; }
 inline void configure_tiles() {}
@@ -15,19 +18,6 @@ inline __m512bh broadcast_pair(const bf16* p) {
   std::memcpy(&pair, p, 4);
   return (__m512bh)_mm512_set1_epi32(pair);
 }
-
-// Asks for weights that are needed soon, a little with every multiplication: a burst would fill the queue of misses and
-// hold up the loads behind it. Into L2, as far ahead as makes reading and computing overlap.
-struct Ahead {
-  const char* next = nullptr;
-  int bytes = 0;  // per pair of k; 0: nothing to ask for
-  void ask() {
-    if (!bytes) return;
-    _mm_prefetch(next, _MM_HINT_T1);
-    if (bytes > 64) _mm_prefetch(next + 64, _MM_HINT_T1);
-    next += bytes;
-  }
-};
 
 // kRows rows by kColumns * 16 columns held in registers over `steps` steps of 32 k. Step s's weights for column group j
 // lie at b(s) + j * 512.
@@ -68,7 +58,7 @@ constexpr int kRowGroup = kColumns == 2 ? 12 : 6;
 // Any number of rows, in groups.
 template <int kColumns, class Step>
 inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, float* c, int c_stride, bool add,
-                   Ahead ahead = {}) {
+                   Ahead& ahead) {
   constexpr int kMost = kRowGroup<kColumns>;
   while (rows > 0) {
     int groups = (rows + kMost - 1) / kMost, here = (rows + groups - 1) / groups;
@@ -82,27 +72,43 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
     a += static_cast<size_t>(here) * stride;
     c += static_cast<size_t>(here) * c_stride;
     rows -= here;
+    ahead.pass_done();
   }
 }
 
+// c [rows, 32] = a [rows, inputs] times one panel. Strides count elements. `ahead` is what to ask for meanwhile.
+//
+// More rows than the registers hold pass over the panel in groups, a chunk of k at a time, so that the panel's weights are
+// fetched into L1 once. The sums are kept in `c` in between, which changes no bit of them.
 inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs, float* c, int c_stride,
-                           bool prefetch) {
-  Ahead ahead;
-  if (prefetch) {  // several groups of rows pass over this panel while the next one arrives
-    int groups = (rows + kRowGroup<2> - 1) / kRowGroup<2>;
-    int distance = groups == 1 ? 3072 : inputs * kPanel;
-    ahead = {reinterpret_cast<const char*>(b + distance), 128 / groups};
+                           Ahead ahead) {
+  int steps = inputs / 32, groups = (rows + kRowGroup<2> - 1) / kRowGroup<2>;
+  constexpr int kChunk = 6;  // 12 KB of weights
+  int chunk = groups > 1 ? kChunk : steps;
+  for (int first = 0; first < steps; first += chunk) {
+    int here = steps - first < chunk ? steps - first : chunk;
+    Ahead mine = Ahead{ahead.next + first * 16 * ahead.bytes, ahead.bytes}.shared_by(groups, here * 16);
+    blocks<2>(a + first * 32, stride, rows, here, [&](int s) { return b + static_cast<size_t>(first + s) * 1024; }, c,
+              c_stride, first > 0, mine);
   }
-  blocks<2>(a, stride, rows, inputs / 32, [&](int s) { return b + static_cast<size_t>(s) * 1024; }, c, c_stride, false, ahead);
 }
 
-template <class Values>
-void add_values(const bf16* weights, int stride, int rows, int count, Values&& values, float* out, int width) {
+// out [rows, width] += weights [rows, 32 * count] times the blocks' values, block k's [32, width] in value layout at
+// values(k); ahead(k) is what to ask for while block k is added.
+template <class Values, class Upcoming>
+void add_values(const bf16* weights, int stride, int rows, int count, Values&& values, Upcoming&& ahead, float* out,
+                int width) {
+  Ahead now;
+  int asked = 0;  // blocks; the first rows and columns ask for everything
+  auto block_values = [&](int k, int column) {
+    now = k == asked ? ahead(asked++) : Ahead{};
+    return values(k) + column / 16 * 512;
+  };
   int column = 0;
   for (; column + 64 <= width; column += 64)
-    blocks<4>(weights, stride, rows, count, [&](int k) { return values(k) + column / 16 * 512; }, out + column, width, true);
+    blocks<4>(weights, stride, rows, count, [&](int k) { return block_values(k, column); }, out + column, width, true, now);
   for (; column < width; column += 32)
-    blocks<2>(weights, stride, rows, count, [&](int k) { return values(k) + column / 16 * 512; }, out + column, width, true);
+    blocks<2>(weights, stride, rows, count, [&](int k) { return block_values(k, column); }, out + column, width, true, now);
 }
 
 }  // namespace fledge

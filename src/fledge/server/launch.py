@@ -13,7 +13,7 @@ from types import FrameType
 import psutil
 import uvicorn
 
-from fledge.draft import Head
+from fledge.draft import DraftWeights, Head
 from fledge.engine import Engine
 from fledge.errors import ServerError
 from fledge.released import head_url
@@ -39,6 +39,7 @@ def serve(
     max_context: int | None = None,
     kv_tokens: int | None = None,
     lookup: int | None = None,
+    draft_weights: DraftWeights | None = None,
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode."""
     with bind(options) as listener:  # before loading, which may take minutes
@@ -51,6 +52,7 @@ def serve(
             max_context=max_context,
             kv_tokens=kv_tokens,
             lookup=lookup,
+            draft_weights=draft_weights,
         )
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
         sys.setswitchinterval(SWITCH_S)
@@ -82,6 +84,7 @@ def load_engine(
     max_context: int | None,
     kv_tokens: int | None,
     lookup: int | None = None,
+    draft_weights: DraftWeights | None = None,
 ) -> Engine:
     """The engine, after checks that tell what wouldn't work before it fails half-way."""
     loaded = Target.load(target, dtype=dtype, device=device)
@@ -92,7 +95,13 @@ def load_engine(
         drafts = Head.load(head_url(loaded, head))
         drafts.check_target(loaded)
     return Engine(
-        loaded, drafts, max_batch=max_batch, max_context=max_context, kv_tokens=kv_tokens, lookup=lookup
+        loaded,
+        drafts,
+        max_batch=max_batch,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
+        draft_weights=draft_weights,
+        lookup=lookup,
     )
 
 

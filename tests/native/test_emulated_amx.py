@@ -1,0 +1,65 @@
+"""The AMX path on any processor: its tile instructions emulated, its results those of the AVX-512 path."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge.native import build, unavailable_reason
+from fledge.target.cpu import NativeDecoder
+from tests.native.test_native_decoder import (
+    PAGES,
+    make_config,
+    make_weights,
+    one_request,
+    random_tree,
+    tokens_of,
+)
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+
+
+@pytest.fixture(scope="module")
+def emulated() -> ctypes.CDLL:
+    header = Path(__file__).parent / "emulated_tiles.h"
+    compiler = build.find_compiler()
+    assert compiler
+    flags = (*build.FLAGS, "-include", str(header))
+    name = f"emulated-{zlib.crc32(header.read_bytes()):08x}"
+    path = build.compile_library(compiler, name, Path(build.__file__).parent, build.SOURCES, flags)
+    loaded = ctypes.CDLL(str(path))
+    loaded.fledge_pack.restype = ctypes.c_void_p
+    loaded.fledge_packed_bytes.restype = ctypes.c_int64
+    return loaded  # its threads are never started: AMX's permission isn't asked for
+
+
+@pytest.mark.parametrize("prefix", [31, 300])
+def test_tiles_give_what_the_avx512_path_gives(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, prefix: int
+) -> None:
+    config = make_config()
+    weights = make_weights(config)
+    sequence = tokens_of(prefix + 9, config.vocab_size, seed=prefix)
+    tokens, masks, chain = random_tree(sequence[prefix:], config.vocab_size, seed=prefix)
+
+    def forwards() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        decoder = NativeDecoder(config, weights)
+        kv = decoder.allocate_kv(PAGES)
+        decoder.forward(one_request(sequence[:prefix], 0), kv, logits="none")
+        tree = decoder.forward(one_request(tokens, prefix, masks), kv.clone(), logits="logits").logits
+        steps = [
+            decoder.forward(one_request([token], prefix + i), kv, logits="logits").logits
+            for i, token in enumerate(sequence[prefix:])
+        ]
+        return tree, steps
+
+    expected, _ = forwards()
+    monkeypatch.setattr(build, "_load", lambda: (emulated, ""))
+    tree, steps = forwards()
+    assert (tree - expected).abs().max() < 0.02 * expected.abs().max()
+    for depth, node in enumerate(chain):  # and a node's row is a plain step's, bit for bit, here too
+        assert torch.equal(tree[node], steps[depth][0]), depth
