@@ -105,6 +105,8 @@ def features(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="only show bytes, time and money, then end")
     ] = False,
+    ray: RayAddress = None,
+    actors: Actors = 2,
 ) -> None:
     """Extract the target's hidden states over the conversations; `features verify` checks a store."""
     from fledge.feature_report import print_feature_estimate, verify_features
@@ -114,7 +116,7 @@ def features(
     elif estimate:
         print_feature_estimate(_run(settings, run_dir))
     else:
-        _stage("features", _run(settings, run_dir))
+        _stage("features", _run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command()

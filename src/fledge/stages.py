@@ -31,7 +31,12 @@ from fledge.data import (
 from fledge.data.ray_respond import TargetSpec, respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
-from fledge.features import OnlineFeatures, extract_features, features_fingerprint
+from fledge.features import (
+    OnlineFeatures,
+    extract_features,
+    extract_features_on_ray,
+    features_fingerprint,
+)
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.storage import Fingerprint, Manifest, make_fingerprint
 from fledge.train import evaluate, train, train_fingerprint
@@ -87,9 +92,11 @@ def _target_spec(run: Run) -> TargetSpec:
 
 
 def _features(run: Run, progress: Progress) -> Outcome:
-    made = extract_features(
-        run.target, run.url("conversations"), run.recipe.features, run.url("features"), progress
-    )
+    places = run.url("conversations"), run.recipe.features, run.url("features")
+    if run.ray is not None:
+        made = extract_features_on_ray(run.target, _target_spec(run), *places, run.ray, progress)
+    else:
+        made = extract_features(run.target, *places, progress)
     size = human_bytes(made.bytes)
     return Outcome(f"{made.tokens:,} tokens, {size}", {"tokens": made.tokens, "bytes": made.bytes})
 

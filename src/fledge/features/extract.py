@@ -73,22 +73,36 @@ def fill_store(
     """Run the conversations that aren't in the store yet, shard by shard. The store's fingerprint is the caller's."""
     total = Manifest.load(conversations_url).tokens
     manifest = Manifest.load(output_url)
-    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(extractor.hidden_size, options.codec))
-    wanted = (
-        c for c in read_conversations(conversations_url) if options.feed == "offline" or c.split == "heldout"
-    )
-    rest = islice(wanted, manifest.records, None)
+    shards = waiting_shards(extractor.hidden_size, conversations_url, options, manifest.records)
     done, start = manifest.tokens, time.perf_counter()
     first = done
     progress(done, total, "")
-    for group in _by_tokens(rest, shard_tokens):
+    for shard in shards:
         samples: list[FeatureSample] = []
-        for batch in _by_tokens(group, options.batch_tokens):
-            samples += extractor.extract(batch)
-            done += sum(len(c.token_ids) for c in batch)
+        for part in extracted(extractor, shard, options):
+            samples += part
+            done += sum(len(s.token_ids) for s in part)
             progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
         manifest = write_shard(manifest, samples, options.codec)
     return FeatureSummary(manifest.records, manifest.tokens, manifest.size, len(manifest.shards))
+
+
+def waiting_shards(
+    hidden_size: int, conversations_url: str, options: FeatureOptions, done: int
+) -> Iterator[list[Conversation]]:
+    """The conversations of each shard that isn't in the store yet, which holds `done` of them."""
+    shard_tokens = max(1, options.shard_mib * 2**20 // bytes_per_token(hidden_size, options.codec))
+    wanted = (
+        c for c in read_conversations(conversations_url) if options.feed == "offline" or c.split == "heldout"
+    )
+    return _by_tokens(islice(wanted, done, None), shard_tokens)
+
+
+def extracted(
+    extractor: Extractor, shard: list[Conversation], options: FeatureOptions
+) -> Iterator[list[FeatureSample]]:
+    """The samples of a shard, one prefill after the other."""
+    return map(extractor.extract, _by_tokens(shard, options.batch_tokens))
 
 
 def conversations_digest(url: str) -> str:

@@ -101,7 +101,9 @@ def run_row(
         {
             "features": [shard.sha256 for shard in store.manifest.shards],
             "evaluate": judged.model_dump(mode="json"),
-            "recipe": options.model_dump(mode="json", exclude={"log_every", "checkpoint_seconds"}),
+            "recipe": options.model_dump(
+                mode="json", exclude={"log_every", "checkpoint_seconds", "wandb_project"}
+            ),
         }
     ).digest
     if exists(row_url):

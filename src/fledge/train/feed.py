@@ -54,7 +54,7 @@ def read_batch(
         return None
     samples = source.read_many(infos)
     if noise is not None:
-        samples = [noise.added_to(sample, info) for sample, info in zip(samples, infos, strict=True)]
+        samples = [noise.added_to(sample) for sample in samples]
     return make_batch(samples, dtype).to(device)
 
 

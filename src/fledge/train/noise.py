@@ -6,11 +6,12 @@ step follows from seed, step and conversation, so it is the same after a resume 
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 
 import torch
 
-from fledge.features import FeatureSample, SampleInfo
+from fledge.features import FeatureSample
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,13 @@ class Noise:
     seed: int
     step: int
 
-    def added_to(self, sample: FeatureSample, info: SampleInfo) -> FeatureSample:
+    def added_to(self, sample: FeatureSample) -> FeatureSample:
         """The sample with other features [n, 3 * Ht]; the three hidden states of a token have their own magnitude."""
-        number = hash(
-            (self.seed, self.step, info.shard, info.index)
-        )  # of integers: the same in every process
-        generator = torch.Generator().manual_seed(number % 2**63)
+        number = zlib.crc32(f"{self.seed} {self.step} {sample.conversation_id}".encode())
+        generator = torch.Generator().manual_seed(number)
         width = sample.hidden.shape[1]
         parts = sample.features.float().view(len(sample.token_ids), -1, width)  # [n, 3, Ht]
         noise = torch.rand(parts.shape, generator=generator).mul_(2).sub_(1)
         noise *= self.size * parts.abs().mean(-1, keepdim=True)
-        return replace(
-            sample, features=noise.add_(parts).view(sample.features.shape).to(sample.features.dtype)
-        )
+        features = noise.add_(parts).view(sample.features.shape)
+        return replace(sample, features=features.to(sample.features.dtype))

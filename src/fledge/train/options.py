@@ -70,6 +70,9 @@ class TrainOptions(BaseModel):
     evaluate_every: int = Field(50, ge=1, description="steps between two measurements of tau")
     evaluate_tokens: int = Field(16384, ge=1, description="held-out tokens of such a measurement")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    wandb_project: str | None = Field(
+        None, description="also log to this Weights & Biases project (needs the extra wandb); null: don't"
+    )
     checkpoint_seconds: float = Field(
         60.0, gt=0.0, description="time between two checkpoints: what a kill can lose"
     )

@@ -27,7 +27,7 @@ from fledge.train.acceptance import Acceptance
 from fledge.train.batches import TrainBatch, chosen, epoch_batches, heldout_batches
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
-from fledge.train.curves import write_curves
+from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluate import measure
 from fledge.train.feed import FeatureSource, read_ahead, read_batch
 from fledge.train.interrupt import interruptible
@@ -122,7 +122,7 @@ def train_fingerprint(
             "format": FORMAT,
             "target": target.revision,
             "train": options.model_dump(
-                mode="json", exclude={"log_every", "checkpoint_seconds", "init_head"}
+                mode="json", exclude={"log_every", "checkpoint_seconds", "init_head", "wandb_project"}
             ),
             "init_head": started,
             "features": sha256(shards.encode()),
@@ -159,6 +159,7 @@ class Trainer:
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
         self._step_weights = [weight / sum(weights) for weight in weights]
         self._metrics: list[dict[str, Any]] = []
+        self._tracker = Tracker(options, train_url, leads=team.leads)
         self._drawn = 0  # rows that are in the TensorBoard curves
         self._step = 0
         self._acceptance: Acceptance | None = None
@@ -192,6 +193,7 @@ class Trainer:
                     self._team.wait()  # for the checkpoint
                     raise SystemExit(143)
         self.seconds = clock.seconds()
+        self._tracker.close()
 
     def facts(self) -> dict[str, Any]:
         """What the head's metadata says of its training; the same however often the run was interrupted."""
@@ -290,6 +292,7 @@ class Trainer:
             "seconds": round(clock.seconds(), 2),
         }
         self._metrics.append(row)
+        self._tracker.log(row)
         note = clock.note() + (f", loss {measures.loss:.3f}" if measures else "")
         if found:
             depths = " ".join(f"{share:.2f}" for share in found.by_depth)
