@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fledge.train.compare import _difference
+from fledge.train.compare import difference
 from tests.test_cli import Fledge, fledge
 
 __all__ = ["fledge"]  # a fixture
@@ -52,13 +52,13 @@ def test_the_interval_covers_the_difference_and_narrows_with_data() -> None:
         first = rounds * (1.5 + torch.rand(n, generator=generator, dtype=torch.float64))
         return torch.stack((torch.stack((first, rounds), 1), torch.stack((first + gain * rounds, rounds), 1)))
 
-    small, large = _difference("all", counts(20, 0.0)), _difference("all", counts(20, 0.3))
+    small, large = difference("all", counts(20, 0.0)), difference("all", counts(20, 0.3))
     assert not small.certain
     assert large.certain
     assert large.low <= large.tau[1] - large.tau[0] <= large.high
     noisy = counts(400, 0.0)
     noisy[1, :, 0] += torch.randn(400, generator=generator, dtype=torch.float64)
-    few, many = _difference("all", noisy[:, :20]), _difference("all", noisy)
+    few, many = difference("all", noisy[:, :20]), difference("all", noisy)
     assert many.high - many.low < few.high - few.low
 
 
@@ -77,3 +77,17 @@ def test_tensorboard_events_hold_every_step_once(finished_run: Path) -> None:
         got = [(step, round(value, 4)) for step, name, value in values if name == tag]
         assert got == [(row["step"], round(row[key], 4)) for row in rows if row[key] is not None], tag
     assert any(name == "acceptance/1" for _, name, _ in values)
+
+
+def test_an_ablation_prints_each_change_and_writes_a_table(
+    fledge: Fledge, small_recipe: Path, finished_run: Path
+) -> None:
+    rows = ("--row", "recipe", "--row", "random", "--response-tokens", "400")
+    output = fledge("ablate", small_recipe, "train.epochs=1", *rows, "--run-dir", finished_run)
+    assert "held-out chain tau" in output
+    table = (finished_run / "ablation" / "ablation.md").read_text()
+    assert "| recipe | as it is |" in table
+    assert "| random | init=random |" in table
+    assert "the rows are recipe, random" in fledge.error(
+        "ablate", small_recipe, "--row", "unheard-of", "--response-tokens", "400", "--run-dir", finished_run
+    )
