@@ -92,7 +92,7 @@ def measure(
     count, tokens = sum(map(len, batches[1:])), sum(i.tokens for b in batches[1:] for i in b)
     for name in ("ours", "plain loop"):
         total = sum(seconds[name])
-        print(f"{name:<11} {count / total:6.2f} samples/s {tokens / total:7,.0f} tokens/s")
+        print(f"{name:<11} {count / total:6.2f} samples/s {tokens / total:7,.0f} tokens/s", flush=True)
     with FlopCounterMode(display=False) as counter:
         for batch in memory[1:]:
             learner.learn(batch, weights, measure=False)  # type: ignore[arg-type]

@@ -101,15 +101,16 @@ class ServedExtractor:
     def _sample(self, c: Conversation, states: Tensor) -> FeatureSample:
         config, weights = self._target.config, self._target.weights
         last = states[:, 3].float()
-        hidden = last * (last.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
-        hidden = (hidden * weights.norm.float().cpu()).bfloat16()
+        normed = last * (last.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
+        normed *= weights.norm.float().cpu()
+        hidden = normed.bfloat16()
         features = states[:, :3].flatten(1).bfloat16()
         check_finite(features, hidden)
         mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
         argmax = torch.full(mask.shape, -1, dtype=torch.int32)
         lm_head = weights.lm_head
         for rows in mask[1:].nonzero().flatten().split(_ROWS):
-            logits = hidden[rows].to(lm_head.device, lm_head.dtype) @ lm_head.t()
+            logits = normed[rows].to(lm_head.device, lm_head.dtype) @ lm_head.t()
             argmax[rows] = logits.argmax(-1).to("cpu", torch.int32)
         ids = torch.tensor(c.token_ids, dtype=torch.int32)
         return FeatureSample(
