@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -80,14 +81,15 @@ def test_tensorboard_events_hold_every_step_once(finished_run: Path) -> None:
 
 
 def test_an_ablation_prints_each_change_and_writes_a_table(
-    fledge: Fledge, small_recipe: Path, finished_run: Path
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
 ) -> None:
+    shutil.copytree(finished_run / "features", tmp_path / "features")
     rows = ("--row", "recipe", "--row", "random", "--response-tokens", "400")
-    output = fledge("ablate", small_recipe, "train.epochs=1", *rows, "--run-dir", finished_run)
+    output = fledge("ablate", small_recipe, "train.epochs=1", *rows, "--run-dir", tmp_path)
     assert "held-out chain tau" in output
-    table = (finished_run / "ablation" / "ablation.md").read_text()
+    table = (tmp_path / "ablation" / "ablation.md").read_text()
     assert "| recipe | as it is |" in table
     assert "| random | init=random |" in table
     assert "the rows are recipe, random" in fledge.error(
-        "ablate", small_recipe, "--row", "unheard-of", "--response-tokens", "400", "--run-dir", finished_run
+        "ablate", small_recipe, "--row", "unheard-of", "--response-tokens", "400", "--run-dir", tmp_path
     )
