@@ -29,6 +29,7 @@ COMMANDS = {
     "plan",
     "tune",
     "compare",
+    "ablate",
 }
 GROUPS = {"bench": {"engine", "server", "peers"}, "deploy": {"vertex"}}
 COMMANDS |= {"export", "import", "doctor", "template", "card"}

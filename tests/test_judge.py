@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
 import torch
 
-from fledge.train.compare import _difference
+from fledge.train.compare import difference
 from tests.test_cli import Fledge, fledge
 
 __all__ = ["fledge"]  # a fixture
@@ -52,13 +53,13 @@ def test_the_interval_covers_the_difference_and_narrows_with_data() -> None:
         first = rounds * (1.5 + torch.rand(n, generator=generator, dtype=torch.float64))
         return torch.stack((torch.stack((first, rounds), 1), torch.stack((first + gain * rounds, rounds), 1)))
 
-    small, large = _difference("all", counts(20, 0.0)), _difference("all", counts(20, 0.3))
+    small, large = difference("all", counts(20, 0.0)), difference("all", counts(20, 0.3))
     assert not small.certain
     assert large.certain
     assert large.low <= large.tau[1] - large.tau[0] <= large.high
     noisy = counts(400, 0.0)
     noisy[1, :, 0] += torch.randn(400, generator=generator, dtype=torch.float64)
-    few, many = _difference("all", noisy[:, :20]), _difference("all", noisy)
+    few, many = difference("all", noisy[:, :20]), difference("all", noisy)
     assert many.high - many.low < few.high - few.low
 
 
@@ -77,3 +78,18 @@ def test_tensorboard_events_hold_every_step_once(finished_run: Path) -> None:
         got = [(step, round(value, 4)) for step, name, value in values if name == tag]
         assert got == [(row["step"], round(row[key], 4)) for row in rows if row[key] is not None], tag
     assert any(name == "acceptance/1" for _, name, _ in values)
+
+
+def test_an_ablation_prints_each_change_and_writes_a_table(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run / "features", tmp_path / "features")
+    rows = ("--row", "recipe", "--row", "random", "--response-tokens", "400")
+    output = fledge("ablate", small_recipe, "train.epochs=1", *rows, "--run-dir", tmp_path)
+    assert "held-out chain tau" in output
+    table = (tmp_path / "ablation" / "ablation.md").read_text()
+    assert "| recipe | as it is |" in table
+    assert "| random | init=random |" in table
+    assert "the rows are recipe, random" in fledge.error(
+        "ablate", small_recipe, "--row", "unheard-of", "--response-tokens", "400", "--run-dir", tmp_path
+    )

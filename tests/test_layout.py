@@ -24,7 +24,7 @@ ORDER = [
     ("run_folder",),
     ("ask", "closing", "estimate", "exchange", "server", "template"),
     ("deploy",),
-    ("feature_report", "judge"),
+    ("ablation_report", "feature_report", "judge"),
     ("stages",),
     ("pipeline",),
     ("bench_cli", "serving_cli"),

@@ -157,6 +157,23 @@ def compare(
     print_comparison(_run(settings, run_dir), (a, b))
 
 
+@app.command()
+def ablate(
+    settings: Settings = None,
+    run_dir: RunDir = DEFAULT_RUN_DIR,
+    row: Annotated[
+        list[str] | None, typer.Option(help="only this row (recipe, random, hard, ...); repeatable")
+    ] = None,
+    response_tokens: Annotated[
+        list[int] | None, typer.Option(min=1, help="sizes; repeatable; 250000, 1000000 and 4000000 without")
+    ] = None,
+) -> None:
+    """Train the recipe with one thing changed at a time, and show what each change is worth in tau."""
+    from fledge.ablation_report import run_ablation
+
+    run_ablation(_run(settings, run_dir), response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
+
+
 app.add_typer(bench_app, name="bench")
 app.command()(plan)
 app.command()(tune)

@@ -13,10 +13,12 @@ from fledge.draft import Head, HeadRunner, head_runner
 from fledge.features import FeatureSample
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
+from fledge.train import attention_flex
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 from tests.draft.tiny_head import load_tiny_target, random_head
 from tests.train.samples import make_sample
+from tests.train.test_functions import dense_attention
 
 STEPS = 4
 SAMPLES = [
@@ -186,3 +188,18 @@ def test_the_whole_gradient_equals_autograd_through_a_plain_unroll(target: Targe
             losses.append(result.loss)
         slope = (losses[0] - losses[1]) / 2e-2
         assert slope == pytest.approx(float(gradient @ direction), rel=0.05, abs=2e-4), weight.name
+
+
+def test_flex_attention_gives_the_gradients_of_the_blocks(
+    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
+):
+    """What CUDA uses, through the whole head and every step; flex attention itself has no backward pass on a CPU."""
+    monkeypatch.setattr(attention_flex, "_flex", lambda device: dense_attention)
+    found = []
+    for flex in (False, True):
+        learner = Learner(head, target.weights, torch.float32, torch.device("cpu"))
+        learner.unrolled._flex = flex
+        learner.learn(make_batch(SAMPLES, torch.float32), [0.4, 0.3, 0.3], measure=False)
+        found.append(learner.unrolled.weights.grad)
+    assert float(found[0].norm()) > 0
+    assert (found[0] - found[1]).norm() < 1e-3 * found[0].norm()

@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, create_mask
 
 from fledge.target.rope import apply_rope, rope_tables
+from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
 from fledge.train.blocks import Sizes, make_blocks
 from fledge.train.elementwise import LossMix
@@ -107,7 +109,10 @@ def test_rows_and_shifts():
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(steps: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("flex", [False, True], ids=["blocks", "flex"])
+def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(
+    steps: int, flex: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(
         "fledge.train.blocks._BLOCK_SCORES", 400
     )  # several blocks, some of several conversations
@@ -140,11 +145,35 @@ def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(steps: int, monk
             start += n
         return torch.stack(outputs)
 
+    if flex:  # its backward pass exists on CUDA only
+        monkeypatch.setattr(attention_flex, "_flex", lambda device: dense_attention)
+    mask = attention_flex.Places.of(blocks, rows, total).mask()
     assert_same(
-        lambda: UnrollAttention.apply(blocks, sizes, Workspace(), query, keys, values, *own),
+        lambda: (
+            attention_flex.unroll_attention(mask, sizes, query, keys, values, *own)
+            if flex
+            else UnrollAttention.apply(blocks, sizes, Workspace(), query, keys, values, *own)
+        ),
         plain,
         [query, keys, values, *own],
     )
+    if flex:
+        monkeypatch.undo()
+        with torch.no_grad():
+            given = (t.detach() for t in (query, keys, values, *own))
+            found = attention_flex.unroll_attention(mask, sizes, *given)
+        torch.testing.assert_close(found, plain(), rtol=1e-4, atol=1e-4)
+
+
+def dense_attention(q, k, v, *, block_mask, enable_gqa, return_aux) -> tuple[Tensor, AuxOutput]:
+    """Flex attention's result by plain operations."""
+    assert enable_gqa
+    assert return_aux.lse
+    seen = create_mask(block_mask.mask_mod, None, None, q.shape[2], k.shape[2], device="cpu")
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, float("-inf"))
+    return scores.softmax(-1) @ v, AuxOutput(lse=scores.logsumexp(-1))
 
 
 def plain_loss(mix: LossMix, logits: Tensor, teacher: Tensor, best: Tensor) -> Tensor:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from fledge.data.conversations import Conversation
 from fledge.draft import Head
-from fledge.errors import DataError, FingerprintError, HeadError, StorageError
+from fledge.errors import DataError, FingerprintError, HeadError, RecipeError, StorageError
 from fledge.features import FeatureOptions, FeatureStore, SampleInfo, extract_features
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
@@ -212,3 +213,20 @@ def test_every_conversation_is_in_an_epoch_once_and_batches_hold_like_lengths(fe
     assert all(sum(i.tokens for i in batch) <= 128 for batch in batches)
     spread = [max(i.tokens for i in b) - min(i.tokens for i in b) for b in batches]
     assert sum(spread) / len(spread) < 12
+
+
+def test_rows_go_to_weights_and_biases_and_a_missing_package_is_one_error(
+    target: Target, features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    short = OPTIONS.model_copy(update={"epochs": 0.5, "wandb_project": "heads"})
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "wandb", None)
+        with pytest.raises(RecipeError, match=r"fledge\[wandb\]"):
+            run(target, features, tmp_path / "without", short)
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run(target, features, tmp_path / "with", short)
+    (written,) = tmp_path.rglob("*.wandb")
+    assert b"loss_by_step/3" in written.read_bytes()

@@ -188,7 +188,6 @@ def _engines(
     *,
     max_batch: int,
     max_tokens: int,
-    draft_weights: DraftWeights | None,
 ) -> dict[str, Engine]:
     """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)

@@ -10,6 +10,8 @@ from fledge.features.extract import (
 from fledge.features.hooks import HookExtractor, extract_with_hooks
 from fledge.features.online import OnlineFeatures
 from fledge.features.options import FeatureOptions
+from fledge.features.ray_extract import extract_features_on_ray
+from fledge.features.served import ServedExtractor, extract_served, server_arguments
 from fledge.features.shard import FeatureSample, SampleInfo
 from fledge.features.store import FeatureStore, write_shard
 from fledge.features.verify import StoreCheck, verify_store
@@ -23,11 +25,15 @@ __all__ = [
     "HookExtractor",
     "OnlineFeatures",
     "SampleInfo",
+    "ServedExtractor",
     "StoreCheck",
     "bytes_per_token",
     "extract_features",
+    "extract_features_on_ray",
+    "extract_served",
     "extract_with_hooks",
     "features_fingerprint",
+    "server_arguments",
     "verify_store",
     "write_shard",
 ]

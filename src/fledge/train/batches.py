@@ -101,6 +101,19 @@ def _rows_left(positions: Tensor) -> Tensor:
     return ends[torch.searchsorted(ends, index)] - index + 1
 
 
+def chosen(infos: Sequence[SampleInfo], response_tokens: int | None, seed: int) -> list[SampleInfo]:
+    """Conversations with at most so many response tokens together, a random choice in stored order; None: all."""
+    if response_tokens is None:
+        return list(infos)
+    left, kept = response_tokens, set()
+    for i in torch.randperm(len(infos), generator=torch.Generator().manual_seed(seed)).tolist():
+        left -= infos[i].supervised
+        if left < 0:
+            break
+        kept.add(i)
+    return [info for i, info in enumerate(infos) if i in kept]
+
+
 def epoch_batches(
     infos: Sequence[SampleInfo], batch_tokens: int, seed: int, epoch: int
 ) -> list[list[SampleInfo]]:

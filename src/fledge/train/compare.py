@@ -61,16 +61,16 @@ def compare_heads(
     for head in heads:
         head.check_target(target)
         learner = Learner(head, target.weights, compute_dtype(target), target.device)
-        counts.append(_counts(infos, measure(learner, store, batches, options.depth, progress)))
+        counts.append(round_counts(infos, measure(learner, store, batches, options.depth, progress)))
     both = torch.stack(counts)  # [2, conversations, 2]
     categories = sorted({info.category for info in infos})
     groups = {"all": list(range(len(infos)))}
     if len(categories) > 1:
         groups |= {name: [i for i, info in enumerate(infos) if info.category == name] for name in categories}
-    return [_difference(name, both[:, chosen]) for name, chosen in groups.items()]
+    return [difference(name, both[:, chosen]) for name, chosen in groups.items()]
 
 
-def _counts(infos: Sequence[SampleInfo], found: Sequence[tuple[DraftRound, SampleInfo]]) -> Tensor:
+def round_counts(infos: Sequence[SampleInfo], found: Sequence[tuple[DraftRound, SampleInfo]]) -> Tensor:
     """Emitted tokens and rounds of each conversation, [conversations, 2]."""
     places = {(info.shard, info.index): i for i, info in enumerate(infos)}
     counts = torch.zeros(len(infos), 2, dtype=torch.float64)
@@ -79,7 +79,7 @@ def _counts(infos: Sequence[SampleInfo], found: Sequence[tuple[DraftRound, Sampl
     return counts
 
 
-def _difference(name: str, counts: Tensor) -> Difference:
+def difference(name: str, counts: Tensor) -> Difference:
     """From counts [2, n, 2] of n conversations."""
     n = counts.shape[1]
     drawn = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(0))

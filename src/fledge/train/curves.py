@@ -1,7 +1,7 @@
 """The training curves as TensorBoard events: `tensorboard --logdir RUN/train`.
 
 The file is written anew from all rows of metrics each time, so a resumed run leaves one curve without repetitions, and
-it appears whole or not at all on any file system.
+it appears whole or not at all on any file system. With `train.wandb_project` the same rows go to Weights & Biases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
-from fledge.storage import join, write_atomic
+from fledge.errors import RecipeError
+from fledge.storage import join, sha256, write_atomic
+from fledge.train.options import TrainOptions
 
 EVENTS_NAME = "events.out.tfevents.fledge"
 
@@ -27,6 +29,42 @@ def write_curves(url: str, rows: Sequence[Mapping[str, Any]], started: float) ->
                     writer.add_scalar(name, value, row["step"], walltime=started + row["seconds"])
         (path,) = Path(folder).iterdir()
         write_atomic(join(url, EVENTS_NAME), path.read_bytes())
+
+
+class Tracker:
+    """The recipe's Weights & Biases project; does nothing without one."""
+
+    def __init__(self, options: TrainOptions, train_url: str, *, leads: bool) -> None:
+        """The run's id follows from the folder, so a resumed training goes on with its own curves.
+
+        Raises a RecipeError if a project is named and the package isn't installed.
+        """
+        self._run: Any = None
+        if options.wandb_project is None or not leads:
+            return
+        try:
+            import wandb
+        except ImportError as error:
+            raise RecipeError(
+                "train.wandb_project needs a package: pip install 'fledge[wandb]', or set train.wandb_project=null"
+            ) from error
+        self._run = wandb.init(
+            project=options.wandb_project,
+            id=sha256(train_url.encode())[:16],
+            name=train_url,
+            resume="allow",
+            config=options.model_dump(mode="json"),
+        )
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Send a row of metrics."""
+        if self._run is not None:
+            self._run.log(dict(_scalars(row)), step=row["step"])
+
+    def close(self) -> None:
+        """Say that training has ended; what was interrupted stays open, and goes on later."""
+        if self._run is not None:
+            self._run.finish()
 
 
 def _scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

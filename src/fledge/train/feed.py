@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fledge.features import FeatureSample, SampleInfo
 from fledge.train.batches import TrainBatch, make_batch
+from fledge.train.noise import Noise
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -42,10 +43,19 @@ class FeatureSource(Protocol):
 
 
 def read_batch(
-    source: FeatureSource, infos: Sequence[SampleInfo], dtype: torch.dtype, device: torch.device
+    source: FeatureSource,
+    infos: Sequence[SampleInfo],
+    dtype: torch.dtype,
+    device: torch.device,
+    noise: Noise | None = None,
 ) -> TrainBatch | None:
     """Read the conversations and lay them end to end; None if there are none."""
-    return make_batch(source.read_many(infos), dtype).to(device) if infos else None
+    if not infos:
+        return None
+    samples = source.read_many(infos)
+    if noise is not None:
+        samples = [noise.added_to(sample) for sample in samples]
+    return make_batch(samples, dtype).to(device)
 
 
 def read_ahead(items: Sequence[T], read: Callable[[T], U], ahead: int) -> Iterator[U]:

@@ -60,7 +60,8 @@ class Optimizer:
             if o.optimizer == "muon" and matrix and weight.name != "lm_head":
                 self._muon(weight, span, step)
             else:
-                self._adamw(span, step, o.weight_decay if matrix else 0.0)
+                share = o.lm_head_rate if weight.name == "lm_head" else 1.0
+                self._adamw(span, step, o.weight_decay if matrix else 0.0, share)
             start = span.stop
         w.grad.zero_()
         w.refresh()
@@ -106,8 +107,8 @@ class Optimizer:
             weight.master.mul_(1 - rate * o.weight_decay)
         weight.master.add_(update, alpha=-rate * _MUON_RMS * math.sqrt(max(update.shape)))
 
-    def _adamw(self, span: slice, step: int, decay: float) -> None:
-        """One fused pass over masters, gradients and moments."""
+    def _adamw(self, span: slice, step: int, decay: float, share: float) -> None:
+        """One fused pass over masters, gradients and moments, at `share` of the rate."""
         o, count = self._options, torch.tensor(float(step + 1))
         torch._fused_adamw_(
             [self._weights.master[span]],
@@ -116,7 +117,7 @@ class Optimizer:
             [self._second[span]],
             [],
             [count],
-            lr=self.learning_rate(step),
+            lr=share * self.learning_rate(step),
             beta1=o.beta1,
             beta2=o.beta2,
             weight_decay=decay,

@@ -19,6 +19,12 @@ class TrainOptions(BaseModel):
     init_head: str | None = Field(
         None, description="folder of a head to go on from; null: start from the target"
     )
+    init: Literal["target", "random"] = Field(
+        "target", description="what a new head starts from; random is for comparison"
+    )
+    response_tokens: int | None = Field(
+        None, ge=1, description="response tokens to train on at most, a random choice of them; null: all"
+    )
     draft_vocab_size: int = Field(8192, ge=1, description="tokens the head can propose, most frequent first")
     fc_norm: bool = Field(False, description="EAGLE-3.1: a norm on each of the three features")
     norm_output: bool = Field(False, description="EAGLE-3.1: hand on the output after the final norm")
@@ -42,11 +48,17 @@ class TrainOptions(BaseModel):
     )
     learning_rate: float = Field(1e-3, gt=0.0, description="peak of AdamW's schedule")
     muon_learning_rate: float = Field(0.01, gt=0.0, description="peak of Muon's schedule")
+    lm_head_rate: float = Field(
+        1.0, ge=0.0, description="learning rate of lm_head relative to the others'; 0: it stays the target's"
+    )
     final_learning_rate: float = Field(0.05, ge=0.0, le=1.0, description="last rate, relative to the peak")
     warmup: float = Field(0.01, ge=0.0, lt=1.0, description="share of the steps in which the rate rises")
     weight_decay: float = Field(0.0, ge=0.0, description="of matrices, as in AdamW")
     beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's first moment")
     beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's second moment")
+    feature_noise: float = Field(
+        0.0, ge=0.0, description="uniform noise on the features, up to this share of their mean size; 0: none"
+    )
     clip: float = Field(0.5, gt=0.0, description="largest gradient norm")
     ema: float = Field(
         0.0, ge=0.0, lt=1.0, description="decay of averaged weights; 0: the last weights are the head"
@@ -58,6 +70,9 @@ class TrainOptions(BaseModel):
     evaluate_every: int = Field(50, ge=1, description="steps between two measurements of tau")
     evaluate_tokens: int = Field(16384, ge=1, description="held-out tokens of such a measurement")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    wandb_project: str | None = Field(
+        None, description="also log to this Weights & Biases project (needs the extra wandb); null: don't"
+    )
     checkpoint_seconds: float = Field(
         60.0, gt=0.0, description="time between two checkpoints: what a kill can lose"
     )

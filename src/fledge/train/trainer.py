@@ -24,17 +24,19 @@ from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
 from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
-from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches
+from fledge.train.batches import TrainBatch, chosen, epoch_batches, heldout_batches
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
-from fledge.train.curves import write_curves
+from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluate import measure
 from fledge.train.feed import FeatureSource, read_ahead, read_batch
 from fledge.train.interrupt import interruptible
 from fledge.train.learner import BatchMeasures, Learner
+from fledge.train.noise import Noise
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
 from fledge.train.parallel import Team
+from fledge.train.random_head import random_head
 from fledge.train.workspace import freed_memory_is_kept
 
 logger = logging.getLogger("fledge")
@@ -120,7 +122,7 @@ def train_fingerprint(
             "format": FORMAT,
             "target": target.revision,
             "train": options.model_dump(
-                mode="json", exclude={"log_every", "checkpoint_seconds", "init_head"}
+                mode="json", exclude={"log_every", "checkpoint_seconds", "init_head", "wandb_project"}
             ),
             "init_head": started,
             "features": sha256(shards.encode()),
@@ -146,7 +148,7 @@ class Trainer:
         self._url = train_url
         dtype = getattr(torch, options.dtype)
         self._learner = Learner(head, target.weights, dtype, target.device, options.loss_mix)
-        self._training = source.split("train")
+        self._training = chosen(source.split("train"), options.response_tokens, options.seed)
         self._schedule = _schedule(self._training, options)
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
@@ -157,6 +159,7 @@ class Trainer:
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
         self._step_weights = [weight / sum(weights) for weight in weights]
         self._metrics: list[dict[str, Any]] = []
+        self._tracker = Tracker(options, train_url, leads=team.leads)
         self._drawn = 0  # rows that are in the TensorBoard curves
         self._step = 0
         self._acceptance: Acceptance | None = None
@@ -172,9 +175,9 @@ class Trainer:
             self._save(clock)  # the decision holds from now on, whatever happens
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
-        rest = self._schedule[self._step : self.total]
+        rest = list(enumerate(self._schedule[: self.total]))[self._step :]
         with freed_memory_is_kept(), interruptible() as stop:
-            for batch in read_ahead(rest, self._read, self._source.ahead):
+            for batch in read_ahead(rest, self._read_step, self._source.ahead):
                 logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
                 measures, norm = self._advance(batch, clock, measure_it=logs)
                 if logs:
@@ -190,6 +193,7 @@ class Trainer:
                     self._team.wait()  # for the checkpoint
                     raise SystemExit(143)
         self.seconds = clock.seconds()
+        self._tracker.close()
 
     def facts(self) -> dict[str, Any]:
         """What the head's metadata says of its training; the same however often the run was interrupted."""
@@ -242,10 +246,15 @@ class Trainer:
         self._team.sum_(self._learner.unrolled.weights.grad)
         self._optimizer.update(0)
 
-    def _read(self, infos: Sequence[SampleInfo]) -> TrainBatch | None:
+    def _read_step(self, numbered: tuple[int, Sequence[SampleInfo]]) -> TrainBatch | None:
+        """The batch of a step: number and conversations."""
+        return self._read(numbered[1], numbered[0])
+
+    def _read(self, infos: Sequence[SampleInfo], step: int = 0) -> TrainBatch | None:
         """This process' share of a batch."""
-        mine = self._team.share(infos)
-        return read_batch(self._source, mine, self._learner.dtype, self._learner.device)
+        size, mine = self._options.feature_noise, self._team.share(infos)
+        noise = Noise(size, self._options.seed, step) if size else None
+        return read_batch(self._source, mine, self._learner.dtype, self._learner.device, noise)
 
     def _advance(
         self, batch: TrainBatch | None, clock: _Clock, *, measure_it: bool
@@ -283,6 +292,7 @@ class Trainer:
             "seconds": round(clock.seconds(), 2),
         }
         self._metrics.append(row)
+        self._tracker.log(row)
         note = clock.note() + (f", loss {measures.loss:.3f}" if measures else "")
         if found:
             depths = " ".join(f"{share:.2f}" for share in found.by_depth)
@@ -346,7 +356,7 @@ class _Clock:
 
 def _initial_head(target: Target, source: FeatureSource, options: TrainOptions) -> tuple[Head, float]:
     """The head training starts from, and how much of the generated tokens its vocabulary covers."""
-    training = source.split("train")
+    training = chosen(source.split("train"), options.response_tokens, options.seed)
     counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
         head = Head.load(options.init_head)
@@ -354,7 +364,8 @@ def _initial_head(target: Target, source: FeatureSource, options: TrainOptions) 
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
         vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
-        head = Head.from_target(target, vocabulary, fc_norm=options.fc_norm, norm_output=options.norm_output)
+        start = Head.from_target if options.init == "target" else random_head
+        head = start(target, vocabulary, fc_norm=options.fc_norm, norm_output=options.norm_output)
         covered = vocabulary.coverage
     logger.info(
         "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",

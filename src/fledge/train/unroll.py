@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fledge.draft import HeadConfig, HeadWeights
 from fledge.target.rope import rope_tables
+from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
 from fledge.train.batches import TrainBatch
 from fledge.train.blocks import Sizes
@@ -45,6 +46,7 @@ class UnrolledHead:
         self.weights = TrainableWeights(_split(weights), dtype, device)
         self.dtype, self.device = dtype, device
         self._embedding = embedding.to(device, dtype)
+        self._flex = device.type == "cuda"
         self._anchor = torch.zeros((), requires_grad=True)
         self._sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim)
         self._rope = rope_tables(
@@ -62,6 +64,11 @@ class UnrolledHead:
         query, hidden, from_embedding = (
             TakeRows.apply(x, batch.rows) for x in (query, hidden, from_embedding)
         )
+        mask = (
+            attention_flex.Places.of(batch.blocks, len(batch.rows), len(batch.token_ids)).mask()
+            if self._flex
+            else None
+        )
         own_keys: list[Tensor] = []
         own_values: list[Tensor] = []
         for step in range(steps):
@@ -69,9 +76,11 @@ class UnrolledHead:
                 query, key, value = self._project(hidden, from_embedding, step, positions + step)
                 own_keys.append(key)
                 own_values.append(value)
-            mixed = UnrollAttention.apply(
-                batch.blocks, self._sizes, self.workspace, query, *keys_values, *own_keys, *own_values
-            )
+            others = (*keys_values, *own_keys, *own_values)
+            if mask is None:
+                mixed = UnrollAttention.apply(batch.blocks, self._sizes, self.workspace, query, *others)
+            else:
+                mixed = attention_flex.unroll_attention(mask, self._sizes, query, *others)
             hidden = self._linear(mixed, "o", add=hidden)
             inner = SwiGlu.apply(self._linear(self._norm(hidden, "post_norm"), "gate_up"))
             hidden = self._linear(inner, "down", add=hidden)

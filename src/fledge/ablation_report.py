@@ -1,0 +1,45 @@
+"""`fledge ablate`: train the recipe with one thing changed at a time, and print what each change is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fledge.console import StageProgress, console, print_table
+from fledge.run_folder import Run
+from fledge.storage import join, write_atomic
+from fledge.train.ablation import VARIANTS, finished_rows, run_row, table
+
+TABLE_NAME = "ablation.md"
+_COLUMNS = ("row", "changed", "tau", "to the recipe, 95 %", "seconds")
+
+
+def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
+    """Make the rows (all without names) at each size and write ablation/ablation.md."""
+    folder = run.url("ablation")
+    with run.locked():
+        for size in sizes:
+            for name in names or VARIANTS:
+                with StageProgress(f"{name} {size:,}") as progress:
+                    run_row(
+                        run.target,
+                        run.url("features"),
+                        run.train_options,
+                        run.recipe.evaluate,
+                        size,
+                        name,
+                        join(folder, str(size), name),
+                        progress.update,
+                    )
+    text = ""
+    for size in sizes:
+        found = finished_rows(folder, size)
+        tokens = found[0].response_tokens
+        lines = table(found)
+        title = f"{tokens:,} response tokens, held-out chain tau"
+        print_table(title, _COLUMNS, lines, text_columns=2)
+        text += f"{title}\n\n" + "".join(
+            f"| {' | '.join(cells)} |\n" for cells in (_COLUMNS, ["---"] * len(_COLUMNS), *lines)
+        )
+        text += "\n"
+    write_atomic(join(folder, TABLE_NAME), text.encode())
+    console.print(join(folder, TABLE_NAME), markup=False)

@@ -1,0 +1,149 @@
+"""Features from a vLLM server that writes hidden states to a folder both sides see.
+
+    POST /v1/completions  {"prompt": ids, "max_tokens": 1}   ->   kv_transfer_params.hidden_states_path
+    that file             token_ids [n], hidden_states [n, 4, Ht]: low, middle, high, last before the final norm
+
+The server runs vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector; `server_arguments` prints
+what that needs. vLLM counts layers by how many have run. SGLang returns the last hidden state alone, from which no
+head can be trained.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fledge.data import Conversation, Progress
+from fledge.data.options import silent
+from fledge.errors import DataError
+from fledge.features.extract import FeatureSummary, check_finite, features_fingerprint, fill_store
+from fledge.features.options import FeatureOptions
+from fledge.features.shard import FeatureSample
+from fledge.target import Target
+
+_ROWS = 256  # whose logits exist at once
+
+
+def server_arguments(target: Target, folder: str) -> list[str]:
+    """Arguments of `vllm serve` for this target; `folder` is where hidden states pass through."""
+    method = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": _layer_ids(target)}},
+    }
+    transfer = {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": folder},
+    }
+    return ["--speculative-config", json.dumps(method), "--kv-transfer-config", json.dumps(transfer)]
+
+
+class ServedExtractor:
+    """A server as an extractor. The target lends its final norm and lm_head, nothing else of it runs."""
+
+    def __init__(
+        self, target: Target, url: str, model: str, *, concurrency: int = 8, timeout_s: float = 600.0
+    ) -> None:
+        """`url` as in http://host:8000; `model` is the name it serves."""
+        self.hidden_size = target.config.hidden_size
+        self._target, self._url, self._model = target, url.rstrip("/"), model
+        self._concurrency = concurrency
+        self._client = httpx2.Client(base_url=self._url, timeout=timeout_s)
+
+    def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
+        """Their samples, in order; several requests are under way at once."""
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            states = list(pool.map(self._states, conversations))
+        return [self._sample(c, found) for c, found in zip(conversations, states, strict=True)]
+
+    def _states(self, conversation: Conversation) -> Tensor:
+        """[n, 4, Ht] as the server wrote them; the file is removed."""
+        body = {"model": self._model, "prompt": conversation.token_ids, "max_tokens": 1, "temperature": 0.0}
+        try:
+            reply = self._client.post("/v1/completions", json=body)
+            reply.raise_for_status()
+            path = reply.json()["kv_transfer_params"]["hidden_states_path"]
+            found = _read(path)
+            ids, states = found["token_ids"], found["hidden_states"]
+        except httpx2.HTTPError as error:
+            raise DataError(
+                f"{self._url} doesn't answer ({error}); finished shards are kept: look at the server's log, and run "
+                "again to go on"
+            ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{self._url} returned no hidden states; start it with the arguments that "
+                "fledge.features.server_arguments(target, folder) gives"
+            ) from error
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DataError(
+                f"can't read the hidden states that {self._url} wrote ({error}); server and this process must see the "
+                "same folder"
+            ) from error
+        expected = (len(conversation.token_ids), 4, self.hidden_size)
+        if ids.tolist() != list(conversation.token_ids) or tuple(states.shape) != expected:
+            raise DataError(
+                f"{self._url} returned hidden states {tuple(states.shape)} for conversation "
+                f"{conversation.conversation_id}, expected {expected} of the same tokens; start it with the arguments "
+                "that fledge.features.server_arguments(target, folder) gives"
+            )
+        return states
+
+    def _sample(self, c: Conversation, states: Tensor) -> FeatureSample:
+        config, weights = self._target.config, self._target.weights
+        last = states[:, 3].float()
+        normed = last * (last.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
+        normed *= weights.norm.float().cpu()
+        hidden = normed.bfloat16()
+        features = states[:, :3].flatten(1).bfloat16()
+        check_finite(features, hidden)
+        mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
+        argmax = torch.full(mask.shape, -1, dtype=torch.int32)
+        lm_head = weights.lm_head
+        for rows in mask[1:].nonzero().flatten().split(_ROWS):
+            logits = normed[rows].to(lm_head.device, lm_head.dtype) @ lm_head.t()
+            argmax[rows] = logits.argmax(-1).to("cpu", torch.int32)
+        ids = torch.tensor(c.token_ids, dtype=torch.int32)
+        return FeatureSample(
+            c.conversation_id, c.category, c.split, c.temperature, ids, mask, argmax, features, hidden
+        )
+
+
+def extract_served(
+    target: Target,
+    extractor: ServedExtractor,
+    conversations_url: str,
+    options: FeatureOptions,
+    output_url: str,
+    progress: Progress = silent,
+) -> FeatureSummary:
+    """Fill a feature store as `extract_features` does, with the server's hidden states."""
+    features_fingerprint(target, conversations_url, options).claim(output_url)
+    return fill_store(extractor, conversations_url, options, output_url, progress)
+
+
+def _layer_ids(target: Target) -> list[int]:
+    """Layers as vLLM counts them: how many have run."""
+    return [layer + 1 for layer in target.config.feature_layers] + [target.config.num_layers]
+
+
+def _read(path: str) -> dict[str, Any]:
+    """The file's tensors, once the server has let go of its lock; both files are removed."""
+    lock = path + ".lock"
+    if os.path.exists(lock):
+        with open(lock) as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+    found: dict[str, Any] = safetensors.torch.load_file(path)
+    for name in (path, lock):
+        if os.path.exists(name):
+            os.remove(name)
+    return found

@@ -1,0 +1,160 @@
+"""Which choices make a better head from the same data: one training per row, compared pairwise with the first row.
+
+    ablation/250000/recipe/         head/  train/  row.json      the recipe as it is; others are compared with it
+    ablation/250000/random/         ...                          one thing changed
+    ablation/1000000/recipe/ ...
+
+All rows of a size see the same conversations, in the same order, and are judged on the same held-out answers. A killed
+table goes on where it stopped, as each training does; a row that is finished is not made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from fledge.data.options import Progress, silent
+from fledge.draft import Head
+from fledge.errors import DataError, StorageError
+from fledge.features import FeatureStore
+from fledge.storage import exists, join, make_fingerprint, read_json, write_json
+from fledge.target import Target
+from fledge.train.acceptance import Acceptance
+from fledge.train.batches import heldout_batches
+from fledge.train.compare import Difference, difference, round_counts
+from fledge.train.evaluate import compute_dtype, measure
+from fledge.train.learner import Learner
+from fledge.train.options import EvaluateOptions, TrainOptions
+from fledge.train.trainer import train
+
+BASE = "recipe"
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    BASE: {},
+    "random": {"init": "random"},
+    "hard": {"loss": {"kl": 0.5, "hard": 0.5}},
+    "lk": {"loss": {"kl": 0.5, "lk": 0.5}},
+    "tv": {"loss": {"kl": 0.5, "tv": 0.5}},
+    "even-steps": {"step_decay": 1.0},
+    "one-step": {"ttt_steps": 1},
+    "adamw": {"optimizer": "adamw"},
+    "slow-lm-head": {"lm_head_rate": 0.1},
+    "fixed-lm-head": {"lm_head_rate": 0.0},
+    "noise": {"feature_noise": 0.2},
+    "decay": {"weight_decay": 0.1},
+    "average": {"ema": 0.99},
+    "norms-3.1": {"fc_norm": True, "norm_output": True},
+}
+ROW_NAME = "row.json"
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """One finished training."""
+
+    size: int  # response tokens at most
+    name: str
+    changes: Mapping[str, Any]  # of the recipe
+    response_tokens: int  # trained on, each counted once
+    steps: int
+    seconds: float
+    tau: float  # chains of evaluate.depth on the held-out answers
+    acceptance: list[float]
+    counts: list[list[float]]  # per held-out conversation: tokens emitted, rounds
+    made_from: str  # digest of what must be equal in rows that are compared
+
+    def against(self, base: AblationRow) -> Difference:
+        """This row minus the base, on the same conversations."""
+        if self.made_from != base.made_from:
+            raise DataError(
+                f"rows {base.name} and {self.name} of {self.size:,} tokens were made from other features or judged "
+                "differently; delete the folder `ablation` and run `fledge ablate` again"
+            )
+        return difference(self.name, torch.tensor([base.counts, self.counts], dtype=torch.float64))
+
+
+def run_row(
+    target: Target,
+    features_url: str,
+    options: TrainOptions,
+    judged: EvaluateOptions,
+    size: int,
+    name: str,
+    output_url: str,
+    progress: Progress = silent,
+) -> AblationRow:
+    """Train and judge one row into a folder, or read what an earlier call left there.
+
+    Raises a DataError for an unknown name, a FingerprintError if the folder holds a row of another recipe.
+    """
+    if name not in VARIANTS:
+        raise DataError(f"no row {name!r}; the rows are {', '.join(VARIANTS)}")
+    changed = TrainOptions.model_validate(
+        options.model_dump() | dict(VARIANTS[name]) | {"response_tokens": size}
+    )
+    store = FeatureStore(features_url)
+    train_url, head_url, row_url = (join(output_url, part) for part in ("train", "head", ROW_NAME))
+    made = train(target, features_url, changed, head_url, train_url, progress)
+    made_from = make_fingerprint(
+        {
+            "features": [shard.sha256 for shard in store.manifest.shards],
+            "evaluate": judged.model_dump(mode="json"),
+            "recipe": options.model_dump(
+                mode="json", exclude={"log_every", "checkpoint_seconds", "wandb_project"}
+            ),
+        }
+    ).digest
+    if exists(row_url):
+        row = _read(row_url)
+        if row.made_from == made_from:
+            return row
+    batches = heldout_batches(store, judged.batch_tokens, judged.max_tokens)
+    if not batches:
+        raise DataError(
+            f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
+        )
+    learner = Learner(Head.load(head_url), target.weights, compute_dtype(target), target.device)
+    found = measure(learner, store, batches, judged.depth, progress)
+    acceptance = Acceptance.of((r for r, _ in found), judged.depth)
+    counts = round_counts([info for batch in batches for info in batch], found)
+    row = AblationRow(
+        size=size,
+        name=name,
+        changes=dict(VARIANTS[name]),
+        response_tokens=made.supervised_tokens,
+        steps=made.steps,
+        seconds=round(made.seconds, 1),
+        tau=acceptance.tau,
+        acceptance=acceptance.by_depth,
+        counts=counts.tolist(),
+        made_from=made_from,
+    )
+    write_json(row_url, asdict(row))
+    return row
+
+
+def finished_rows(folder: str, size: int) -> list[AblationRow]:
+    """The rows of a size that are finished, in the table's order."""
+    urls = (join(folder, str(size), name, ROW_NAME) for name in VARIANTS)
+    return [_read(url) for url in urls if exists(url)]
+
+
+def table(rows: Sequence[AblationRow]) -> list[tuple[str, str, str, str, str]]:
+    """Name, changes, tau, difference to the base with its 95 % interval, seconds; of rows of one size."""
+    base = next((row for row in rows if row.name == BASE), None)
+    lines = []
+    for row in rows:
+        found = row.against(base) if base is not None and row is not base else None
+        changes = ", ".join(f"{key}={value}" for key, value in row.changes.items()) or "as it is"
+        gain = f"{found.tau[1] - found.tau[0]:+.3f} ({found.low:+.3f} .. {found.high:+.3f})" if found else ""
+        lines.append((row.name, changes, f"{row.tau:.3f}", gain, f"{row.seconds:,.0f}"))
+    return lines
+
+
+def _read(url: str) -> AblationRow:
+    try:
+        return AblationRow(**read_json(url))
+    except TypeError as error:
+        raise StorageError(f"{url} is not a row of an ablation ({error}); delete it and run again") from error

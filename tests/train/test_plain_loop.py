@@ -1,0 +1,53 @@
+"""The trainer's loss and gradients are those of the plain loop in transformers and autograd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge.train.batches import make_batch
+from fledge.train.learner import Learner
+from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.train.plain_loop import PlainHead
+from tests.train.samples import make_sample
+
+WEIGHTS = [0.5, 0.3, 0.2]
+
+
+def test_loss_and_gradients_equal_a_plain_loop_s(tiny_target_folder: Path):
+    target = load_tiny_target(tiny_target_folder)
+    head = random_head(target, size=200)
+    plain = PlainHead(head, target)
+    samples = [make_sample([(5, 9)], seed=1), make_sample([(3, 1), (4, 6), (2, 7)], seed=2)]
+    inside = head.vocabulary.token_ids
+    samples[0] = replace(samples[0], argmax=samples[0].argmax.where(samples[0].argmax < 0, inside[3].int()))
+    loss = plain(samples, WEIGHTS)
+    loss.backward()
+    learner = Learner(head, target.weights, torch.float32, torch.device("cpu"))
+    measures = learner.learn(make_batch(samples, torch.float32), WEIGHTS, measure=True)
+    assert measures is not None
+    assert measures.loss == pytest.approx(loss.item(), rel=1e-4)
+    weights = learner.unrolled.weights
+    gradients = {name: (w.grad.t() if w.transposed else w.grad) for name, w in weights.weights.items()}
+    qkv = torch.cat([plain.q.weight.grad, plain.k.weight.grad, plain.v.weight.grad])
+    expected = {
+        "lm_head": plain.lm_head.weight.grad,
+        "fc": plain.fc.weight.grad,
+        "o": plain.o.weight.grad,
+        "down": plain.mlp.down_proj.weight.grad,
+        "gate_up": torch.cat([plain.mlp.gate_proj.weight.grad, plain.mlp.up_proj.weight.grad]),
+        "qkv_embedding": qkv.chunk(2, dim=1)[0],
+        "qkv_hidden": qkv.chunk(2, dim=1)[1],
+        "hidden_norm": plain.hidden_norm.weight.grad,
+        "input_norm": plain.input_norm.weight.grad,
+        "post_norm": plain.post_norm.weight.grad,
+        "norm": plain.norm.weight.grad,
+    }
+    assert set(expected) == set(gradients)
+    for name, wanted in expected.items():
+        assert wanted is not None
+        difference = (gradients[name] - wanted).norm() / wanted.norm()
+        assert difference < 1e-3, name
