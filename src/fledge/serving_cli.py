@@ -40,6 +40,13 @@ def serve(
         Literal["int8", "bfloat16"] | None,
         typer.Option(help="int8 or bfloat16; left out: int8 on the CPU kernels"),
     ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="work on a round's results while the next one runs; left out: on GPUs only",
+        ),
+    ] = None,
     max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
     max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
     request_timeout: Annotated[
@@ -112,6 +119,7 @@ def serve(
         kv_tokens=kv_tokens,
         lookup=lookup,
         draft_weights=draft_weights,
+        overlap=overlap,
     )
 
 

@@ -39,11 +39,19 @@ def test_options_that_do_not_exist_are_refused(plain: Engine) -> None:
         {"max_tokens": 0},
         {"temperature": -0.1},
         {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": 1e-300},
+        {"temperature": 1e300},
         {"top_p": 0.0},
+        {"top_p": 1e-300},
+        {"top_p": float("nan")},
         {"top_p": 1.5},
         {"top_k": -1},
+        {"top_k": 2**40},
         {"min_p": 2.0},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 5e-324},
+        {"repetition_penalty": float("nan")},
         {"repetition_penalty": float("inf")},
         {"presence_penalty": 2.5},
         {"frequency_penalty": float("nan")},
@@ -60,6 +68,27 @@ def test_options_that_do_not_exist_are_refused(plain: Engine) -> None:
 def test_parameters_out_of_range_are_refused_with_what_to_use(bad: dict[str, object]) -> None:
     with pytest.raises(EngineError, match=r"use|ask"):
         SamplingParams(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 1e-4},
+        {"temperature": 1e4},
+        {"temperature": 1.0, "top_p": 1e-6},
+        {"temperature": 1.0, "min_p": 1.0},
+        {"temperature": 1.0, "top_k": 2**31 - 1},
+        {"temperature": 1.0, "repetition_penalty": 0.01},
+        {"temperature": 1e-4, "repetition_penalty": 100.0},
+        {"temperature": 1e-4, "logit_bias": {7: 100.0, 8: -100.0}},
+    ],
+    ids=str,
+)
+def test_the_most_extreme_parameters_still_yield_tokens(plain: Engine, extreme: dict[str, object]) -> None:
+    answer = plain.generate([[9, 9]], max_tokens=6, seed=1, ignore_eos=True, **extreme)[0]  # type: ignore[arg-type]
+    assert all(0 <= token < 512 for token in answer.token_ids)
+    if extreme.get("temperature") == 1e-4 and len(extreme) == 1:
+        assert answer.token_ids == plain.generate([[9, 9]], max_tokens=6, ignore_eos=True)[0].token_ids
 
 
 def test_a_bias_on_a_token_the_target_does_not_have_is_refused(plain: Engine) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fledge.engine import Engine, TreeShape
+from fledge.engine import Engine, TreeShape, build
 from fledge.engine.planner import RoundPlan
 from fledge.native import unavailable_reason
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
+from tests.engine.lazy_lane import LazyLane
 from tests.engine.random_load import Job, RandomLoad, make_jobs
 from tests.engine.soak import soak, tiny
 from tests.tiny import TinyShape, save_tiny_target
@@ -36,12 +37,15 @@ def jobs_for(target: Target, count: int, seed: int) -> list[Job]:
     )
 
 
-def serve(target: Target, jobs: list[Job], seed: int, tree: TreeShape | None) -> None:
+def serve(
+    target: Target, jobs: list[Job], seed: int, tree: TreeShape | None, *, overlap: bool = False
+) -> None:
     """Serve the jobs in a pool that is too small, and compare. `tree` None: another shape in every round."""
     engine = Engine(
         target, perfect_head(target, jobs), max_batch=8, max_context=CONTEXT, kv_tokens=3 * CONTEXT // 2, tree=tree,
-        prefill_rows=96, busy_prefill_rows=48,
+        prefill_rows=96, busy_prefill_rows=48, overlap=overlap,
     )  # fmt: skip
+    engine._core._batch.poison = True
     rng = random.Random(seed)
     if tree is None:
         plans = [None, None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(3, 2, 6))]
@@ -87,10 +91,21 @@ def test_random_requests_get_plain_answers_and_hits_cost_no_acceptance(
     serve(bf16_target, jobs_for(bf16_target, 80, seed=1), 1, tree)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tree", TREES, ids=str)
-def test_a_thousand_random_requests(bf16_target: Target, tree: TreeShape | None) -> None:
-    serve(bf16_target, jobs_for(bf16_target, 1000, seed=3), 3, tree)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_random_requests_get_the_same_with_overlap(
+    bf16_target: Target, tree: TreeShape | None, lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lazy:
+        monkeypatch.setattr(build, "make_lane", lambda device, overlap: LazyLane())
+    serve(bf16_target, jobs_for(bf16_target, 80, seed=2), 2, tree, overlap=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_a_thousand_random_requests(bf16_target: Target, tree: TreeShape | None, overlap: bool) -> None:
+    serve(bf16_target, jobs_for(bf16_target, 1000, seed=3), 3, tree, overlap=overlap)
 
 
 @pytest.mark.slow

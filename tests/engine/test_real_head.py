@@ -92,9 +92,8 @@ def _serve_on(engine: Engine, steps: int) -> dict[int, list[int]]:
 
 
 def _prefill_only(engine: Engine) -> None:
-    core = engine._core
     with torch.inference_mode():
-        core._prefill(core._scheduler.schedule_prefill(), [])
+        engine._core._prefill()
 
 
 def _copy(engine: Engine) -> Carried:

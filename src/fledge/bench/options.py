@@ -71,6 +71,10 @@ class BenchOptions(BaseModel):
     bandwidth: bool = Field(
         default=True, description="measure raw read bandwidth, for the limit of plain decode"
     )
+    overlap: bool | None = Field(
+        default=None,
+        description="the host works on a round's results while the next one runs; null: on GPUs only",
+    )
     price_per_hour: float | None = Field(
         default=None, gt=0, description="of the machine, in any currency: shows the cost per million tokens"
     )

@@ -59,7 +59,7 @@ def run_bench(
 
     limits = Limits(options.max_tokens, options.repeats, options.warmup, options.max_seconds, options.samples)
     measured = _subjects(heads, tree, options)
-    engines = _engines(target, measured, workloads, max_batch=1, max_tokens=options.max_tokens)
+    engines = _engines(target, measured, workloads, max_batch=1, max_tokens=options.max_tokens, overlap=options.overlap)
     found = Measured([], [], [])
     if heads:
         found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
@@ -71,7 +71,7 @@ def run_bench(
     if options.concurrency:
         slots = max(options.concurrency)
         measured = {name: subject for name, subject in measured.items() if name in heads}
-        engines = _engines(target, measured, workloads[:1], max_batch=slots, max_tokens=options.sweep_tokens)
+        engines = _engines(target, measured, workloads[:1], max_batch=slots, max_tokens=options.sweep_tokens, overlap=options.overlap)
         levels = sweep(
             engines,
             _fitting_prompts(target, workloads[0], options.sweep_tokens),
@@ -162,7 +162,7 @@ def _bandwidth(options: BenchOptions, buffer_bytes: int) -> list[Bandwidth]:
 class _Drafting(NamedTuple):
     """What an engine drafts with."""
 
-    head: Head
+    head: Head | None
     tree: TreeShape | None
     lookup: int | None
     weights: DraftWeights | None
@@ -188,15 +188,16 @@ def _engines(
     *,
     max_batch: int,
     max_tokens: int,
+    overlap: bool | None,
 ) -> dict[str, Engine]:
     """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
     longest = max(len(ids) for fitting in prompts for ids in fitting)
     context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
     # Prompts are asked again and again: a prefix cache would hide what their prefill costs.
-    engines = {PLAIN: Engine(target, max_batch=max_batch, max_context=context, prefix_cache=False)}
-    for name, (head, tree, lookup, weights) in measured.items():
-        engines[name] = Engine(
+    plain = _Drafting(None, None, None, None)
+    return {
+        name: Engine(
             target,
             head,
             max_batch=max_batch,
@@ -205,8 +206,10 @@ def _engines(
             lookup=lookup,
             prefix_cache=False,
             draft_weights=weights,
+            overlap=overlap,
         )
-    return engines
+        for name, (head, tree, lookup, weights) in {PLAIN: plain, **measured}.items()
+    }
 
 
 def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ from fledge.draft.runner import HeadRunner
 from fledge.engine.carried import CarriedSizes, RunningBatch
 from fledge.engine.cost import CostCurve, CostModel, measure_cost
 from fledge.engine.forwards import Models
+from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import memory_for_kv
 from fledge.engine.planner import MAX_DEPTH, MAX_NODES, TOPKS, FixedPlanner, Planner, most_nodes
@@ -20,6 +21,7 @@ from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
+_OVERLAPS = ("cuda",)  # devices where that is worth it without being asked for; see docs/engine.md
 _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
 
 
@@ -32,6 +34,8 @@ class EngineParts:
     batch: RunningBatch
     scheduler: Scheduler
     planner: Planner
+    lane: Lane
+    overlap: bool
     max_context: int
 
 
@@ -47,6 +51,7 @@ def build_parts(
     prefill_rows: int,
     busy_prefill_rows: int = 256,
     prefix_cache: bool = True,
+    overlap: bool | None = None,
 ) -> EngineParts:
     """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
     if max_batch < 1:
@@ -60,6 +65,11 @@ def build_parts(
     adaptive = head is not None and tree is None
     pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
     window = max(shape.window for shape in bounds)
+    if overlap is None:
+        overlap = decoder.device.type in _OVERLAPS
+    # The host composes a round while the one before it may still commit this many tokens.
+    ahead = max(shape.reach for shape in bounds) + 1 if overlap else 0
+    reserve = window + ahead
     limit = decoder.config.max_position_embeddings
     context = limit if max_context is None else max_context
     if not 2 <= context <= limit:
@@ -68,16 +78,16 @@ def build_parts(
         )
     size = decoder.page_size
     token_bytes = decoder.kv_bytes_per_token() + (head.kv_bytes_per_token() if head else 0)
-    wanted = max_batch * (-(-(context + window) // size) * size)
+    wanted = max_batch * (-(-(context + reserve) // size) * size)
     tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes) if kv_tokens is None else kv_tokens
     pages = tokens // size + 1  # page 0 is nobody's
     pool = PagePool(pages, size)
     if max_context is None:
-        context = min(context, pool.usable_tokens - window)
-    if context < 2 or pool.usable_tokens < context + window:
+        context = min(context, pool.usable_tokens - reserve)
+    if context < 2 or pool.usable_tokens < context + reserve:
         raise EngineError(
             f"a KV pool of {pool.usable_tokens} tokens can't hold a request of {max(context, 2)} tokens and its window "
-            f"of {window}; raise kv_tokens or lower max_context"
+            f"of {reserve}; raise kv_tokens or lower max_context"
         )
     topk = max(shape.topk for shape in bounds) if head else 0
     models = Models(
@@ -93,16 +103,16 @@ def build_parts(
     )
     sizes = CarriedSizes(
         rows=max_batch,
-        pages=pool.pages_for(context + window),
+        pages=pool.pages_for(context + reserve),
         topk=topk,
         hidden=head.config.hidden_size if head else 0,
         features=3 * decoder.config.hidden_size if head else 0,
         vocabulary=decoder.config.vocab_size,
         dtype=decoder.dtype,
         pending=pending,
-        history=context + window + 1 if lookup else 0,
+        history=context + reserve + 1 if lookup else 0,
     )
-    batch = RunningBatch(sizes, decoder.page_size, decoder.device)
+    batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device, overlap)
     planner: Planner
     if adaptive:
         nodes = max(shape.nodes for shape in bounds)
@@ -118,13 +128,17 @@ def build_parts(
         scheduler=Scheduler(
             pool,
             batch,
+            lane,
             max_batch=max_batch,
             window=window,
+            ahead=ahead,
             prefill_rows=prefill_rows,
             busy_prefill_rows=min(busy_prefill_rows, prefill_rows),
             prefix=PrefixCache(pool) if prefix_cache else None,
         ),
         planner=planner,
+        lane=lane,
+        overlap=overlap,
         max_context=context,
     )
 

@@ -18,6 +18,7 @@ its KV before it is never read again. That costs acceptance, so many positions a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch import Tensor
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.rows import SelectionRows
+from fledge.errors import EngineError
 
 
 class CarriedSizes(NamedTuple):
@@ -63,8 +65,8 @@ class Carried(NamedTuple):
 class Behind(NamedTuple):
     """The M requests whose head has fallen behind, and the R positions it has to catch up on, end to end."""
 
-    rows: Tensor  # [M] int64
-    carried: Carried  # their rows
+    numbers: list[int]  # [M], their rows
+    carried: Carried  # what is carried for them
     row_start: Tensor  # [M + 1] int32, where each request's positions begin
     start: Tensor  # [M] int32, the first position of each
     positions: Tensor  # [R] int32
@@ -73,7 +75,11 @@ class Behind(NamedTuple):
 
 
 class RunningBatch:
-    """Rows of carried state, and the host's own record of what is needed to compose a round."""
+    """Rows of carried state, and a record in the host's memory of what is needed to launch a round.
+
+    It belongs to the lane: everything here runs in the order of the lane's works (see `lane.py`), behind what the
+    scheduler has decided meanwhile. So requests are looked at only for what doesn't change.
+    """
 
     def __init__(self, sizes: CarriedSizes, page_size: int, device: torch.device) -> None:
         rows = sizes.rows
@@ -100,6 +106,7 @@ class RunningBatch:
         self.pending = np.zeros(rows, dtype=np.int64)  # positions each row's head is behind, however many
         self.restarted = np.zeros(rows, dtype=bool)  # rows whose head's KV has a gap before its head_start
         self._speculates = np.zeros(rows, dtype=bool)
+        self.poison = False  # tests: see `use_first`
         self.selection = SelectionRows(rows, sizes.vocabulary, device)
         self._speculating: tuple[bool, Tensor | None] | None = None
 
@@ -110,25 +117,28 @@ class RunningBatch:
             found = self._views[self.size] = Carried(*(tensor[: self.size] for tensor in self._state))
         return found
 
-    def append(self, request: Request) -> int:
-        """A row for a request whose prompt (and first token) is done; returns its number."""
+    def append(self, request: Request, pages: Sequence[int], bonus: Tensor) -> None:
+        """A row for a request whose prefill is done; `bonus` [] int64 is the token it yielded."""
         row = self.size
         self.size += 1
-        self._state.length[row] = request.length - 1
-        self._state.bonus[row] = request.output_ids[-1]
+        self._state.length[row] = request.prefill_length
+        self._state.bonus[row] = bonus
         self._state.page_table[row] = PADDING_PAGE
         self._state.head_pages[row] = PADDING_PAGE
         self._state.head_start[row] = 0
-        self.set_pages(row, 0, request.pages)
+        self.set_pages(row, 0, pages)
         if self.sizes.history:
-            known = torch.tensor(request.context(0, request.length), dtype=torch.int32, device=self.device)
-            self._state.history[row, : len(known)] = known
+            known = request.context(0, request.prefill_length)
+            self._state.history[row, : len(known)] = torch.tensor(
+                known, dtype=torch.int32, device=self.device
+            )
+            self._state.history[row, len(known)] = bonus
         self.pending[row] = 0
         self.restarted[row] = False
         self._speculates[row] = request.speculate
-        self.selection.append(request)
+        self.selection.append(request, bonus)
         self._changed()
-        return row
+        self._use_up(row)
 
     def remove(self, row: int) -> None:
         """Take a row out; the last row moves into its place."""
@@ -149,7 +159,7 @@ class RunningBatch:
         self.selection.clear()
         self._changed()
 
-    def set_pages(self, row: int, start: int, pages: list[int]) -> None:
+    def set_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
         """Enter the request's pages from number `start` on into its page table."""
         if not pages[start:]:
             return
@@ -159,7 +169,9 @@ class RunningBatch:
         column -= self._state.head_start[row] // self._page_size
         self._state.head_pages[row, column] = entries
 
-    def set_first(self, rows: Tensor | None, token_ids: Tensor, log_probs: Tensor, hidden: Tensor) -> None:
+    def set_first(
+        self, rows: Sequence[int] | None, token_ids: Tensor, log_probs: Tensor, hidden: Tensor
+    ) -> None:
         """Carry the head's newest output for `rows` (None: all running ones), and forget what was pending for them."""
         now = self.view()
         if rows is None:
@@ -168,10 +180,33 @@ class RunningBatch:
             now.hidden.copy_(hidden)
             self.pending[: self.size] = 0
         else:
-            now.first_token_ids[rows] = token_ids
-            now.first_log_probs[rows] = log_probs
-            now.hidden[rows] = hidden.to(now.hidden.dtype)
-            self.pending[rows.numpy(force=True)] = 0
+            index = torch.tensor(rows, device=self.device)
+            now.first_token_ids[index] = token_ids
+            now.first_log_probs[index] = log_probs
+            now.hidden[index] = hidden.to(now.hidden.dtype)
+            self.pending[rows] = 0
+
+    def use_first(self) -> None:
+        """A round has drafted from what `set_first` carried: nobody may read it again before it is produced anew.
+
+        With `poison` that is enforced: what is used up is overwritten, and drafting from it raises EngineError.
+        """
+        if not self.poison:
+            return
+        scores = self.view().first_log_probs
+        mask = self.speculating()[1]
+        if torch.isnan(scores if mask is None else scores[mask]).any():
+            raise EngineError(
+                "a draft began before its first level was there; report this as a bug of the engine"
+            )
+        for row in range(self.size):
+            self._use_up(row)
+
+    def _use_up(self, row: int) -> None:
+        if self.poison and self._speculates[row]:
+            self._state.first_token_ids[row] = 0
+            self._state.first_log_probs[row] = torch.nan
+            self._state.hidden[row] = torch.nan
 
     def fall_behind(self, chosen: Tensor, features: Tensor) -> None:
         """Keep what the head needs of a plain round: the new tokens [B] and the features [B, 3 * Ht] before them."""
@@ -226,7 +261,7 @@ class RunningBatch:
         column = torch.from_numpy(position % kept).to(self.device)
         now = self.view()
         return Behind(
-            rows=rows,
+            numbers=numbers.tolist(),
             carried=Carried._make((*(tensor.index_select(0, rows) for tensor in now[:-3]), *now[-3:])),
             row_start=torch.from_numpy(begins.astype(np.int32)).to(self.device),
             start=torch.from_numpy(first.astype(np.int32)).to(self.device),

@@ -1,6 +1,8 @@
 """The serving loop: requests of token ids in, tokens out, one step at a time.
 
-step():  schedule prefill -> prefill -> schedule decode -> choose a tree shape -> one round -> emit
+step():  prefill what waits -> choose a tree shape -> one round -> what came of all but the newest work
+
+Prefill and round are launched on a lane; their results come back in order, with overlap one round late (`lane.py`).
 """
 
 from __future__ import annotations
@@ -9,51 +11,25 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from fledge.engine.build import EngineParts
+from fledge.engine.lane import FutureMap
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
-from fledge.engine.planner import PlannedShape, depth_masses
-from fledge.engine.prefill import PrefillChunk, prefill_head, prefill_target
+from fledge.engine.planner import RoundPlan, depth_masses
+from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, PrefillRun
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
-from fledge.engine.round import Outcome, catch_up, lookup_round, plain_round, speculative_round
+from fledge.engine.result import RoundResult, run_round
+from fledge.engine.stats import Counts, EngineStats
 from fledge.engine.stops import StopWatch
 from fledge.engine.trace import tree_traces
 from fledge.errors import EngineError
 
 Sink = Callable[[StepResult], None]
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What an engine has done so far."""
-
-    rounds: int
-    request_rounds: int  # rounds, counted once for every request in them
-    round_tokens: int  # emitted by rounds, over all requests
-    prompt_tokens: int  # prefilled, again after a preemption
-    preemptions: int
-    hit_tokens: int  # neither prefilled nor counted in prompt_tokens: the prefix cache had them
-    evictions: int  # pages of the prefix cache given to others
-    pages: int  # the KV pool's
-    pages_in_use: int  # by requests
-    pages_cached: int  # by no request, kept for the prefix cache
-    drafts: int  # trees proposed, one per speculating request and round
-    draft_tokens: int  # their nodes, roots left out
-    accepted_by_depth: list[int]  # [d - 1]: trees whose accepted path reached depth d
-    running: int  # requests being decoded or prefilled now
-    waiting: int  # requests the engine has queued
-    kv_usage: float  # share of the KV pool's pages in use
-    phases: PhaseSeconds
-    shapes: list[PlannedShape]  # the trees that were verified and what came of them, most used first
-
-    @property
-    def tau(self) -> float:
-        """Tokens per round and request, bonus token included."""
-        return self.round_tokens / self.request_rounds if self.request_rounds else 1.0
 
 
 class EngineCore:
@@ -62,16 +38,18 @@ class EngineCore:
     def __init__(self, parts: EngineParts, decode_text: Callable[[Sequence[int]], str]) -> None:
         self._models, self._batch = parts.models, parts.batch
         self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
+        self._lane, self._flight = parts.lane, FutureMap(parts.lane, ahead=int(parts.overlap))
         self._max_context = parts.max_context
         self._decode_text = decode_text
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._clock = PhaseClock()
+        self._hidden = 0.0  # seconds of the host's work while the lane was busy
+        self._counts = Counts()
+        self._results: list[StepResult] = []  # of the present step
+        self._broken = False  # a step failed
         self._lock = threading.RLock()  # held by a step
         self._queue_lock = threading.RLock()  # held while the queue of waiting requests changes from outside
-        self._rounds = self._request_rounds = self._round_tokens = self._prompt_tokens = 0
-        self._drafts = self._draft_tokens = 0
-        self._accepted_by_depth: list[int] = []
 
     @property
     def speculative(self) -> bool:
@@ -117,34 +95,56 @@ class EngineCore:
         """Drop a request at once and free all it holds; nothing happens if it is done already."""
         with self._lock, self._queue_lock:
             request = self._requests.pop(request_id, None)
-            if request is not None:
+            if request is not None and not self._broken:
                 self._scheduler.remove(request)
+            if self._broken and not self._requests:
+                self.reset()
 
     def reset(self) -> None:
         """Drop every request, whatever state a failed step left it in; all pages are free again."""
-        with self._lock, self._queue_lock:
+        with self._lock, self._queue_lock, torch.inference_mode():
+            self._lane.drain()
+            self._flight.clear()
             self._requests.clear()
             self._scheduler.reset()
+            self._broken = False
 
     def step(self, *, unless: Callable[[], bool] | None = None) -> list[StepResult]:
-        """One prefill forward if prompts are waiting, then one round; what each request got.
+        """Launch one prefill forward if prompts are waiting, then one round; what came in for each request.
 
         `unless` is asked once the lock is held: if it says yes, nothing is done.
         """
         with self._lock, torch.inference_mode():
             if unless is not None and unless():
                 return []
-            self._clock.start()
-            results: list[StepResult] = []
-            chunks = self._scheduler.schedule_prefill()
-            if chunks:
-                self._prefill(chunks, results)
-            if self._scheduler.schedule_decode():
-                self._decode(results)
-            if not self._scheduler.busy:
-                self._scheduler.check()
-            self._clock.lap("host")
-            return results
+            if self._broken:
+                raise EngineError(
+                    "an earlier step failed, and its requests can't go on; cancel them, or reset the engine"
+                )
+            try:
+                return self._step()
+            except BaseException:
+                self._broken = True
+                raise
+
+    def _step(self) -> list[StepResult]:
+        lane, flight = self._lane, self._flight
+        self._results = []
+        if not flight:
+            lane.rest()
+        begun, waited, exposed = time.perf_counter(), flight.waited, lane.exposed
+        launched = self._prefill()
+        launched |= self._decode()
+        flight.take(keep=flight.ahead if launched else 0)
+        if flight.ahead:
+            busy = time.perf_counter() - begun - (flight.waited - waited)
+            self._hidden += max(busy - (lane.exposed - exposed), 0.0)
+        if not self._scheduler.busy:
+            flight.clear()  # at most a round of requests that are done
+            self._scheduler.check()
+        elif not flight:
+            lane.settle()
+        return self._results
 
     def check(self) -> None:
         """Raise EngineError unless every page of the KV pool is accounted for."""
@@ -153,162 +153,174 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Counters and times since the engine started."""
+        pool, scheduler, counts = self._pool, self._scheduler, self._counts
         return EngineStats(
-            rounds=self._rounds,
-            request_rounds=self._request_rounds,
-            round_tokens=self._round_tokens,
-            prompt_tokens=self._prompt_tokens,
-            preemptions=self._scheduler.preemptions,
-            hit_tokens=self._scheduler.hit_tokens,
-            evictions=self._pool.evictions,
-            pages=self._pool.pages - 1,
-            pages_in_use=self._pool.pages - 1 - self._pool.free_pages,
-            pages_cached=self._pool.idle_pages,
-            drafts=self._drafts,
-            draft_tokens=self._draft_tokens,
-            accepted_by_depth=list(self._accepted_by_depth),
-            running=len(self._scheduler.prefilling) + len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
-            kv_usage=1 - self._pool.free_pages / (self._pool.pages - 1),
-            phases=self._clock.read(),
+            rounds=counts.rounds,
+            request_rounds=counts.request_rounds,
+            round_tokens=counts.round_tokens,
+            prompt_tokens=counts.prompt_tokens,
+            preemptions=scheduler.preemptions,
+            hit_tokens=scheduler.hit_tokens,
+            evictions=pool.evictions,
+            pages=pool.pages - 1,
+            pages_in_use=pool.pages - 1 - pool.free_pages,
+            pages_cached=pool.idle_pages,
+            drafts=counts.drafts,
+            draft_tokens=counts.draft_tokens,
+            accepted_by_depth=list(counts.accepted_by_depth),
+            running=len(scheduler.prefilling) + len(scheduler.running) + len(scheduler.leaving),
+            waiting=len(scheduler.waiting),
+            kv_usage=1 - pool.free_pages / (pool.pages - 1),
+            phases=self._phases(),
             shapes=self._planner.explain(),
         )
 
-    def _prefill(self, chunks: list[PrefillChunk], results: list[StepResult]) -> None:
-        for chunk in chunks:
-            if chunk.start == chunk.request.prefix_tokens and not chunk.request.output_ids:
-                chunk.request.phases_at_start = self._clock.read()
-        # The head sees prompts only if it will be used.
+    def _phases(self) -> PhaseSeconds:
+        return replace(self._clock.read(), host=self._lane.exposed, hidden=self._hidden)
+
+    def _prefill(self) -> bool:
+        """Launch a prefill forward, if prompts are waiting, and let those whose prompts are done join the batch."""
+        chunks = self._scheduler.schedule_prefill()
+        if not chunks:
+            return False
+        # The head sees prompts only if it will be used. Where drafting won't pay at once, it isn't shown the prompts'
+        # ends; it can catch up later.
         follow = any(chunk.request.speculate for chunk in chunks)
-        self._clock.lap("host")
-        done = prefill_target(self._models, chunks, features=follow)
-        first = done.chosen.tolist() if done.chosen is not None else []
-        self._clock.lap("prefill")
         finishing = [chunk.request for chunk in chunks if chunk.finishes]
-        told = done.logprobs.read([[token] for token in first]) if done.logprobs else {}
-        for number, (request, token) in enumerate(zip(finishing, first, strict=True)):
-            self._deliver(request, request.emit([token], [0], told.get(number)), results)
-        for chunk in chunks:
-            chunk.request.prefilled = chunk.stop
-            self._prompt_tokens += chunk.stop - chunk.start
-        self._clock.lap("host")
-        # Where drafting won't pay at once, the head isn't shown the prompts' ends; it can catch up later.
         company = len(self._scheduler.running) + len(finishing)
         behind = follow and len(finishing) == len(chunks) and not self._planner.pays(company)
-        proposed = prefill_head(self._models, chunks, done) if follow and not behind else None
+        head = follow and not behind
+        run = PrefillRun(self._models, self._batch, chunks, self._clock, follow=follow)
         for chunk in chunks:
-            if chunk.request.pages:  # a sink may have cancelled it
-                self._scheduler.offer_prefix(chunk, head=proposed is not None)
-        joining = [number for number, c in enumerate(chunks) if c.finishes and c.request.id in self._requests]
-        for number in joining:
-            self._scheduler.start_running(chunks[number].request)
-        if proposed is not None and joining:
-            rows = torch.arange(
-                self._batch.size - len(joining), self._batch.size, device=self._models.decoder.device
-            )
-            picked = torch.tensor(joining, device=rows.device)
-            self._batch.set_first(rows, *(tensor.index_select(0, picked) for tensor in proposed))
-        elif behind and done.features is not None:
-            ends = done.rows.row_start.tolist()
-            for number in joining:
-                chunk, features = chunks[number], done.features[ends[number] : ends[number + 1]]
-                following = chunk.request.context(chunk.start + 1, chunk.stop + 1)
-                self._batch.start_behind(
-                    chunk.request.row, torch.tensor(following, device=features.device), features
-                )
-        for request in finishing:
-            if request.finish_reason:
-                self._scheduler.remove(request)
-        self._clock.lap("prefill")
+            self._compose_chunk(chunk, head=head)
+        self._flight.launch(run.target, partial(self._first_tokens, finishing))
+        joining = self._joining(chunks)
+        if head or joining:
+            self._flight.launch(partial(run.join, joining, head=head), lambda nothing, seconds: None)
+        return True
 
-    def _decode(self, results: list[StepResult]) -> None:
-        running = list(self._scheduler.running)
-        speculating = self._batch.speculating()[0]
-        plan = self._planner.choose(len(running)) if speculating else None
-        self._clock.lap("host")
-        begun = time.perf_counter()
-        if plan is not None and plan.drafts:
-            catch_up(self._models, self._batch)
-            self._clock.lap("extend")
-        ready, clock = time.perf_counter(), self._clock.read()
-        outcome = None
-        if plan is not None:
-            speculate = speculative_round if plan.drafts else lookup_round
-            outcome = speculate(self._models, self._batch, plan, self._clock)
-        made = plain_round(self._models, self._batch, self._clock) if outcome is None else outcome
-        rows = made.emitted.tolist()  # the round's only value read on the host
-        told = made.logprobs.read([row[1:] for row in rows]) if made.logprobs else {}
-        traces = tree_traces(outcome, running) if outcome is not None else {}
-        if speculating:
-            self._learn(outcome, running, rows, time.perf_counter() - ready, ready - begun)
-            if self._models.decoder.device.type == "cpu":  # elsewhere the clock sees launches, not work
-                spent = self._clock.read().since(clock)
-                verified = outcome.rows if outcome else len(running)
-                shape, levels = (outcome.shape, len(outcome.levels)) if outcome else (None, 0)
-                self._planner.time(len(running), shape, levels, verified, spent.draft, spent.verify)
-        self._rounds += 1
-        self._request_rounds += len(running)
-        for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
-            if request.id not in self._requests:  # a sink cancelled it a moment ago
+    def _compose_chunk(self, chunk: PrefillChunk, *, head: bool) -> None:
+        request = chunk.request
+        if chunk.start == request.prefix_tokens and not request.output_ids:
+            request.phases_at_start = self._phases()
+        request.prefilled = chunk.stop
+        self._counts.prompt_tokens += chunk.stop - chunk.start
+        self._scheduler.offer_prefix(chunk, head=head)
+        if chunk.finishes:
+            request.head_pending = 0 if head else chunk.stop - chunk.start
+            request.take_off(1, 1)
+
+    def _joining(self, chunks: Sequence[PrefillChunk]) -> list[Joining]:
+        """Those whose prompts are done, without the ones that are done altogether; they get their rows."""
+        joining: list[Joining] = []
+        finishing = [(number, chunk.request) for number, chunk in enumerate(chunks) if chunk.finishes]
+        for place, (number, request) in enumerate(finishing):
+            if request.id not in self._requests:
                 continue
+            if request.ends_in_flight:
+                self._scheduler.retire(request)
+                continue
+            self._scheduler.start_running(request)
+            joining.append(Joining(number, place, request, tuple(request.pages)))
+        return joining
+
+    def _first_tokens(self, finishing: Sequence[Request], first: FirstTokens, seconds: float) -> None:
+        """Deliver what a prefill yielded."""
+        tokens = first.chosen.tolist() if first.chosen is not None else []
+        told = first.logprobs.read([[token] for token in tokens]) if first.logprobs else {}
+        for number, (request, token) in enumerate(zip(finishing, tokens, strict=True)):
+            request.land(1, 1)
+            if request.id in self._requests:
+                self._deliver(request, request.emit([token], [0], told.get(number)))
+
+    def _decode(self) -> bool:
+        """Launch a round of the running requests, if there are any."""
+        scheduler = self._scheduler
+        if not scheduler.schedule_decode(preempt=False):
+            # What is in flight may make room, and has to be known before anyone is preempted.
+            self._flight.take(0)
+            scheduler.schedule_decode(preempt=True)
+        for request in [one for one in scheduler.running if one.ends_in_flight]:
+            scheduler.retire(request)
+        running = list(scheduler.running)
+        if not running:
+            return False
+        speculating = any(request.speculate for request in running)
+        plan = self._planner.choose(len(running)) if speculating else None
+        most = 1 if plan is None else plan.bound.reach + 1
+        for request in running:
+            request.take_off(1, most)
+        trace = any(request.trace for request in running)
+        work = partial(run_round, self._models, self._batch, plan, self._clock, trace)
+        self._flight.launch(work, partial(self._round_done, running, plan))
+        return True
+
+    def _round_done(
+        self, running: Sequence[Request], plan: RoundPlan | None, result: RoundResult, seconds: float
+    ) -> None:
+        """Deliver what a round brought, and learn from it."""
+        rows = result.emitted.tolist()
+        told = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
+        traces = tree_traces(result, running)
+        drafted, counts = result.drafted, self._counts
+        counts.rounds += 1
+        depths = []  # of the trees of those who are still there
+        for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
+            request.land(1, 1 if plan is None else plan.bound.reach + 1)
+            if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
+                continue
+            request.head_pending = int(result.pending[number])
+            request.head_restarted = bool(result.restarted[number])
+            speculated = drafted is not None and request.speculate
+            if speculated:
+                depths.append(count - 1)
             emitted = request.emit(tokens[:count], _ORIGINS[count], told.get(number))
-            request.count_round(emitted.origins, drafted=outcome is not None and request.speculate)
-            self._round_tokens += len(emitted.token_ids)
-            self._deliver(request, emitted, results, traces.get(request.id))
-            if request.finish_reason:
-                self._scheduler.remove(request)
+            request.count_round(emitted.origins, drafted=speculated)
+            counts.request_rounds += 1
+            counts.round_tokens += len(emitted.token_ids)
+            self._deliver(request, emitted, traces.get(request.id))
+        if drafted is not None:
+            most = len(depths) * (drafted.shape.nodes - 1)
+            counts.count_drafts(drafted.shape, depths, min(drafted.rows - len(running), most))
+        if any(request.speculate for request in running):
+            accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
+            self._learn(result, rows, accepted, seconds)
 
     def _learn(
-        self,
-        outcome: Outcome | None,
-        running: list[Request],
-        rows: list[list[int]],
-        seconds: float,
-        before: float,
+        self, result: RoundResult, rows: Sequence[Sequence[int]], accepted: Sequence[int], seconds: float
     ) -> None:
-        """Tell the planner what a round of `seconds` brought; `before` it the head had to catch up."""
-        if outcome is None:
-            self._planner.observe(None, len(running), seconds, [])
-            return
-        tree, speculates = outcome.tree, self._batch.speculating()[1]
-        depths, log_probs, levels = tree.depths, tree.log_probs, outcome.levels
-        if speculates is not None:
-            depths, log_probs = depths[speculates], log_probs[speculates]
-            levels = [level[speculates] for level in levels]
-        accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
-        masses = depth_masses(depths, log_probs, outcome.shape.reach).tolist()
-        self._planner.observe(
-            outcome.shape, len(running), seconds, accepted, masses, levels, catch_up=before, rows=outcome.rows
-        )
-        if outcome.proposal is not None:
-            self._planner.observe_lookup(outcome.proposal, rows)
-        self._count_drafts(outcome, accepted)
+        """Tell the planner what a round brought; before it the head may have had to catch up."""
+        drafted, planner, late, requests = result.drafted, self._planner, result.catch_up, len(rows)
+        if drafted is None:
+            planner.observe(None, requests, seconds, [])
+        else:
+            shape, levels = drafted.shape, [level.cpu() for level in drafted.levels]
+            masses = depth_masses(drafted.depths, drafted.log_probs, shape.reach).tolist()
+            planner.observe(
+                shape, requests, seconds - late, accepted, masses, levels, catch_up=late, rows=drafted.rows
+            )
+            if drafted.proposal is not None:
+                planner.observe_lookup(drafted.proposal, rows)
+        if self._models.decoder.device.type == "cpu":  # elsewhere the clock sees launches, not work
+            verified = drafted.rows if drafted else requests
+            shape, count = (drafted.shape, len(drafted.levels)) if drafted else (None, 0)
+            planner.time(requests, shape, count, verified, result.draft, result.verify)
 
-    def _count_drafts(self, outcome: Outcome, depths: list[int]) -> None:
-        """Record a round's trees; `depths` are the accepted depths of the requests that speculated."""
-        shape = outcome.shape
-        self._drafts += len(depths)
-        self._draft_tokens += min(outcome.rows - self._batch.size, len(depths) * (shape.nodes - 1))
-        self._accepted_by_depth += [0] * (shape.reach - len(self._accepted_by_depth))
-        for depth in depths:
-            for index in range(depth):
-                self._accepted_by_depth[index] += 1
-
-    def _deliver(
-        self, request: Request, emitted: Emitted, results: list[StepResult], tree: TreeTrace | None = None
-    ) -> None:
+    def _deliver(self, request: Request, emitted: Emitted, tree: TreeTrace | None = None) -> None:
         completion = None
         if request.finish_reason:
             self._requests.pop(request.id, None)
             watch = request.watch
             text = self._decode_text(request.text_ids) if watch is None else watch.text
-            completion = request.complete(text, self._clock.read())
+            completion = request.complete(text, self._phases())
         result = StepResult(
             request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text, tree
         )
-        results.append(result)
+        self._results.append(result)
         if request.sink is not None:
             request.sink(result)
+        if request.finish_reason:
+            self._scheduler.remove(request)
 
     def _refuse_impossible(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         if not prompt_ids:

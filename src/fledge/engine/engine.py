@@ -13,12 +13,13 @@ from typing import Unpack
 from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
 from fledge.engine.build import build_parts
-from fledge.engine.core import EngineCore, EngineStats, Sink
+from fledge.engine.core import EngineCore, Sink
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.request import Completion, StepResult
+from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopWatch
 from fledge.errors import EngineError
 from fledge.target.target import Target
@@ -50,6 +51,7 @@ class Engine:
     who wait for it.
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
     draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
+    overlap: the host works on a round's results while the next round runs; left out, on GPUs only.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Engine:
         busy_prefill_rows: int = 256,
         prefix_cache: bool = True,
         draft_weights: DraftWeights | None = None,
+        overlap: bool | None = None,
     ) -> None:
         self.target = target
         if draft_weights is not None and not isinstance(head, Head):
@@ -81,8 +84,10 @@ class Engine:
             prefill_rows=prefill_rows,
             busy_prefill_rows=busy_prefill_rows,
             prefix_cache=prefix_cache,
+            overlap=overlap,
         )
         self.max_batch = max_batch
+        self.overlap = parts.overlap
         self.max_context = parts.max_context
         self._core = EngineCore(parts, partial(decode, target.tokenizer))
 

@@ -90,9 +90,10 @@ class MatchRates:
 
     def log_rates(self, device: torch.device) -> Tensor:
         """[LONGEST + 1] float32, natural logarithms by length; entry 0, no match, is -inf."""
-        if self._log is None:
-            self._log = torch.tensor([0.0, *self.rates], device=device).log_()
-        return self._log
+        log = self._log
+        if log is None:  # the host may be learning meanwhile: read once
+            log = self._log = torch.tensor([0.0, *self.rates], device=device).log_()
+        return log
 
     def _count(self, index: int, hit: bool) -> None:
         self._seen[index] = min(self._seen[index] + 1, _MOST_SEEN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -10,6 +9,11 @@ from typing import TypedDict
 from fledge.errors import EngineError
 
 MAX_LOGPROBS = 20  # most likely tokens reported beside the chosen one
+# Beyond these, float32 logits overflow or probabilities vanish; the server's own limits lie within them.
+_TEMPERATURES = (1e-4, 1e4)
+_LEAST_TOP_P = 1e-6
+_REPETITIONS = (0.01, 100.0)
+_MAX_TOP_K = 2**31 - 1
 _MAX_PENALTY = 2.0
 _MAX_BIAS = 100.0
 
@@ -85,19 +89,23 @@ class SamplingParams:
     def _check_filters(self) -> None:
         if self.max_tokens < 1:
             raise EngineError(f"max_tokens is {self.max_tokens}; ask for at least one token")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise EngineError(f"temperature is {self.temperature}; use 0 (greedy) or a positive number")
-        if not 0 < self.top_p <= 1:
-            raise EngineError(f"top_p is {self.top_p}; use a number above 0 and at most 1")
-        if self.top_k < 0:
-            raise EngineError(f"top_k is {self.top_k}; use 0 (all tokens) or a positive number")
+        low, high = _TEMPERATURES
+        if self.temperature != 0 and not low <= self.temperature <= high:
+            raise EngineError(
+                f"temperature is {self.temperature}; use 0 (greedy) or a number from {low:g} to {high:g}"
+            )
+        if not _LEAST_TOP_P <= self.top_p <= 1:
+            raise EngineError(f"top_p is {self.top_p}; use a number from {_LEAST_TOP_P:g} to 1")
+        if not 0 <= self.top_k <= _MAX_TOP_K:
+            raise EngineError(f"top_k is {self.top_k}; use 0 (all tokens) or a positive 32-bit number")
         if not 0 <= self.min_p <= 1:
             raise EngineError(f"min_p is {self.min_p}; use a number from 0 to 1")
 
     def _check_penalties(self) -> None:
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+        low, high = _REPETITIONS
+        if not low <= self.repetition_penalty <= high:
             raise EngineError(
-                f"repetition_penalty is {self.repetition_penalty}; use a number above 0, 1 is off"
+                f"repetition_penalty is {self.repetition_penalty}; use a number from {low:g} to {high:g}, 1 is off"
             )
         for name in ("presence_penalty", "frequency_penalty"):
             if not abs(getattr(self, name)) <= _MAX_PENALTY:

@@ -6,12 +6,16 @@ import time
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-Phase = Literal["prefill", "draft", "verify", "accept", "extend", "host"]
+Phase = Literal["prefill", "draft", "verify", "accept", "extend"]
 
 
 @dataclass(frozen=True)
 class PhaseSeconds:
-    """Seconds per phase. `host` is everything outside the others: scheduling, results, bookkeeping."""
+    """Seconds per phase: the first six make up the time steps take.
+
+    `host` is what the host adds to a step: scheduling, results, bookkeeping, while no forward runs (in
+    "speed-up = tau * t_plain / (...)" it is t_host_exposed). `hidden` is what it does while one runs (see `lane.py`).
+    """
 
     prefill: float = 0.0
     draft: float = 0.0
@@ -19,6 +23,7 @@ class PhaseSeconds:
     accept: float = 0.0
     extend: float = 0.0
     host: float = 0.0
+    hidden: float = 0.0
 
     def since(self, earlier: PhaseSeconds) -> PhaseSeconds:
         """What was added after `earlier` was read."""
@@ -26,14 +31,14 @@ class PhaseSeconds:
 
 
 class PhaseClock:
-    """Adds the time since the last lap to a phase; time between steps belongs to nobody."""
+    """Adds the time since the last lap to a phase. It belongs to the lane: only works use it."""
 
     def __init__(self) -> None:
         self._seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
         self._mark = time.perf_counter()
 
     def start(self) -> None:
-        """Begin a step."""
+        """Begin a work."""
         self._mark = time.perf_counter()
 
     def lap(self, phase: Phase) -> None:

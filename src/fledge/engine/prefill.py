@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fledge.draft.runner import DraftOutput
+from fledge.engine.carried import RunningBatch
 from fledge.engine.forwards import Models, choose_tokens
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
+from fledge.engine.phases import PhaseClock
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.rows import request_selection
@@ -25,11 +27,19 @@ class PrefillChunk(NamedTuple):
     request: Request
     start: int
     stop: int
+    pages: tuple[int, ...]  # the request's when the chunk was scheduled
 
     @property
     def finishes(self) -> bool:
         """True if the request's next token comes out of this chunk."""
         return self.stop == self.request.prefill_length
+
+
+class FirstTokens(NamedTuple):
+    """What a prefill sends to the host: the tokens of those F requests whose prompts are done."""
+
+    chosen: Tensor | None  # [F] int64; None: nobody's is
+    logprobs: PathLogprobs | None
 
 
 class Prefilled(NamedTuple):
@@ -70,22 +80,35 @@ def prefill_head(models: Models, chunks: Sequence[PrefillChunk], done: Prefilled
         raise EngineError(
             "prefilling a draft head needs a head and the target's features; give the engine a head"
         )
-    following = [token for c in chunks for token in c.request.context(c.start + 1, c.stop + 1)]
     last = done.rows.row_start[1:] - 1
-    rows = done.rows._replace(
-        token_ids=torch.tensor(following, dtype=torch.int32, device=models.decoder.device), logit_rows=last
-    )
+    following = following_tokens(chunks, done).to(torch.int32)
+    rows = done.rows._replace(token_ids=following, logit_rows=last)
     out = models.head.forward(rows, models.head_kv, features=done.features, hidden=None, k=models.topk)
     return out._replace(hidden=out.hidden.index_select(0, last))
+
+
+def following_tokens(chunks: Sequence[PrefillChunk], done: Prefilled) -> Tensor:
+    """[R] int64, the token behind each row; behind a prompt's last row it is the one just chosen."""
+    tokens: list[int] = []
+    chosen: list[int] = []  # the rows behind which the F first tokens stand
+    for chunk in chunks:
+        tokens += chunk.request.context(chunk.start + 1, chunk.stop + (not chunk.finishes))
+        if chunk.finishes:
+            chosen.append(len(tokens))
+            tokens.append(0)
+    following = torch.tensor(tokens, device=done.rows.token_ids.device)
+    if done.chosen is not None:
+        following[torch.tensor(chosen, device=following.device)] = done.chosen
+    return following
 
 
 def _rows(models: Models, chunks: Sequence[PrefillChunk]) -> ForwardBatch:
     device = models.decoder.device
     lengths = [chunk.stop - chunk.start for chunk in chunks]
     tokens = [token for chunk in chunks for token in chunk.request.context(chunk.start, chunk.stop)]
-    pages = np.full((len(chunks), max(len(chunk.request.pages) for chunk in chunks)), PADDING_PAGE, np.int32)
+    pages = np.full((len(chunks), max(len(chunk.pages) for chunk in chunks)), PADDING_PAGE, np.int32)
     for number, chunk in enumerate(chunks):
-        pages[number, : len(chunk.request.pages)] = chunk.request.pages
+        pages[number, : len(chunk.pages)] = chunk.pages
     positions = np.concatenate([np.arange(chunk.start, chunk.stop, dtype=np.int32) for chunk in chunks])
     return ForwardBatch(
         token_ids=torch.tensor(tokens, dtype=torch.int32, device=device),
@@ -95,3 +118,67 @@ def _rows(models: Models, chunks: Sequence[PrefillChunk]) -> ForwardBatch:
         window_offset=torch.zeros(len(chunks), dtype=torch.int32, device=device),
         page_table=torch.from_numpy(pages).to(device),
     )
+
+
+class Joining(NamedTuple):
+    """A request whose prompt is done and that takes part in the next round."""
+
+    chunk: int  # its number among the prefill's chunks
+    place: int  # and among those that finish
+    request: Request
+    pages: tuple[int, ...]  # the request's now
+
+
+class PrefillRun:
+    """One prefill on the lane: the target over the chunks, then the head, then rows for those whose prompts are done.
+
+    They are two works, so that the host has the first tokens before the head has run.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        batch: RunningBatch,
+        chunks: Sequence[PrefillChunk],
+        clock: PhaseClock,
+        *,
+        follow: bool,
+    ) -> None:
+        """`follow`: the features are needed."""
+        self._models, self._batch, self._chunks, self._clock = models, batch, chunks, clock
+        self._follow = follow
+        self._done: Prefilled | None = None
+
+    def target(self) -> FirstTokens:
+        """The target over all chunks."""
+        self._clock.start()
+        self._done = done = prefill_target(self._models, self._chunks, features=self._follow)
+        self._clock.lap("prefill")
+        return FirstTokens(done.chosen, done.logprobs)
+
+    def join(self, joining: Sequence[Joining], *, head: bool) -> None:
+        """The head over all chunks (without `head`, it is left behind), and the requests' rows in the batch."""
+        self._clock.start()
+        done, batch, first = self._done, self._batch, self._batch.size
+        if done is None:
+            raise EngineError(
+                "a prompt's end was prefilled before its beginning; report this as a bug of the engine"
+            )
+        self._done = None
+        for one in joining:
+            if done.chosen is not None:
+                batch.append(one.request, one.pages, done.chosen[one.place])
+        if head:
+            proposed = prefill_head(self._models, self._chunks, done)
+            if joining:
+                picked = torch.tensor([one.chunk for one in joining], device=self._models.decoder.device)
+                batch.set_first(
+                    list(range(first, batch.size)), *(tensor.index_select(0, picked) for tensor in proposed)
+                )
+        elif done.features is not None:
+            following = following_tokens(self._chunks, done)
+            ends = np.cumsum([0] + [chunk.stop - chunk.start for chunk in self._chunks])
+            for row, one in enumerate(joining, start=first):
+                rows = slice(ends[one.chunk], ends[one.chunk + 1])
+                batch.start_behind(row, following[rows], done.features[rows])
+        self._clock.lap("prefill")

@@ -107,6 +107,10 @@ class Request:
     shared_pages: int = 0  # of `pages`, the first ones, that others may use too
     head_written: int = 0  # positions from the first on that the head's KV holds without a gap
     head_follows: bool = False  # the running batch has all the head needs to go on from there
+    head_pending: int = 0  # positions the head was behind after the last round the host knows of
+    head_restarted: bool = False  # by then its KV had a gap
+    flying_least: int = 0  # tokens that works in flight will emit at least,
+    flying_most: int = 0  # and at most
     prefix_tokens: int = 0  # where prefill started: all before it was in the prefix cache
     cached_tokens: int = 0  # the same for the prompt, when it was first prefilled
     prefilled: int = 0  # tokens of `context` whose KV is written
@@ -141,13 +145,29 @@ class Request:
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
+    def ends_in_flight(self) -> bool:
+        """True if works in flight will bring the last token in any case."""
+        return self.length + self.flying_least >= self.longest
+
+    def take_off(self, least: int, most: int) -> None:
+        """A work that will emit so many of its tokens is in flight; see `land`."""
+        self.flying_least += least
+        self.flying_most += most
+
+    def land(self, least: int, most: int) -> None:
+        """That work's result is there."""
+        self.flying_least -= least
+        self.flying_most -= most
+
+    @property
     def longest(self) -> int:
         """Tokens of prompt and answer together if the answer uses all of max_tokens."""
         return len(self.prompt_ids) + self.params.max_tokens
 
     def restart(self) -> None:
         """Forget the KV (the pages are gone already); prompt and answer so far are prefilled again."""
-        self.prefilled = self.prefix_tokens = self.shared_pages = self.head_written = 0
+        self.prefilled = self.prefix_tokens = self.shared_pages = self.head_written = self.head_pending = 0
+        self.head_restarted = False
         self.prefill_length = self.length
         self.preemptions += 1
 

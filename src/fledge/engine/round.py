@@ -100,6 +100,9 @@ def _finish(
 ) -> Outcome:
     """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
     tree, shape, levels, proposal, counts = drafted
+    if follow:  # the first level is carried: extend is going to write the next round's in its place
+        levels = [levels[0].clone(), *levels[1:]]
+        batch.use_first()
     layout = models.layouts.tree(batch.size, shape)
     rows, picked = layout.node_rows, None
     if counts is not None:
@@ -287,7 +290,7 @@ def catch_up(models: Models, batch: RunningBatch) -> None:
     last = behind.row_start[1:] - 1
     out = run_head_rows(models, behind, last)
     batch.set_first(
-        behind.rows, out.token_ids, out.log_probs, out.hidden.index_select(0, last.to(torch.int64))
+        behind.numbers, out.token_ids, out.log_probs, out.hidden.index_select(0, last.to(torch.int64))
     )
 
 

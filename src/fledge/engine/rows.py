@@ -37,14 +37,15 @@ class SelectionRows:
         self._penalized: Tensor | None = None  # [m] int64, requests with penalties, until the batch changes
         self._selections: dict[int, Selection | None] = {}  # by rows per request, until the batch changes
 
-    def append(self, request: Request) -> None:
-        """A row for a request; its answer so far is counted."""
+    def append(self, request: Request, bonus: Tensor) -> None:
+        """A row for a request; its answer up to and with `bonus` [] int64 is counted."""
         row = len(self._requests)
         self._requests.append(request)
         if request.params.penalizes:
             if self._counts is None:
                 self._counts = _no_counts(self._capacity, self._vocabulary, self._device)
             _count(self._counts, row, request)
+            self._counts.generated[row, bonus] += 1
         self._changed()
 
     def remove(self, row: int) -> None:
@@ -109,8 +110,10 @@ def _no_counts(rows: int, vocabulary: int, device: torch.device) -> TokenCounts:
 
 
 def _count(counts: TokenCounts, row: int, request: Request) -> None:
+    """Count what a request's prefill held; what came of it isn't looked at: it may be there already, or not yet."""
     vocabulary, device = counts.generated.shape[1], counts.generated.device
-    generated = np.bincount(np.array(request.output_ids, dtype=np.int64), minlength=vocabulary)
+    prefilled = request.context(len(request.prompt_ids), request.prefill_length)
+    generated = np.bincount(np.array(prefilled, dtype=np.int64), minlength=vocabulary)
     counts.generated[row] = torch.from_numpy(generated.astype(np.int32)).to(device)
     counts.in_prompt[row] = False
     counts.in_prompt[row, torch.tensor(request.prompt_ids, device=device)] = True

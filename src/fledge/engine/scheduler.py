@@ -1,17 +1,20 @@
 """Which request does what in the next step: first come, first served; prefill, then decode.
 
-    submit -> waiting -> prefilling -> running -> done
+    submit -> waiting -> prefilling -> running -> (leaving) -> done
                  ^------- preempted ------'
 
-`running` is in the order of the rows of `RunningBatch`: row b of every carried tensor belongs to `running[b]`.
+`running` is in the order of the rows of `RunningBatch`: row b of every carried tensor belongs to `running[b]`, once the
+lane has come so far (see `lane.py`): what is decided here reaches the batch in order, before the next round.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import takewhile
 
 from fledge.engine.carried import RunningBatch
+from fledge.engine.lane import Lane
 from fledge.engine.pool import PagePool
 from fledge.engine.prefill import PrefillChunk
 from fledge.engine.prefix import PrefixCache
@@ -30,23 +33,28 @@ class Scheduler:
         self,
         pool: PagePool,
         batch: RunningBatch,
+        lane: Lane,
         *,
         max_batch: int,
         window: int,
+        ahead: int,
         prefill_rows: int,
         busy_prefill_rows: int,
         prefix: PrefixCache | None,
     ) -> None:
         self.pool = pool
         self.batch = batch
+        self.lane = lane
         self.prefix = prefix
         self.max_batch = max_batch
         self.window = window  # KV indices a round may write beyond the committed length
+        self.ahead = ahead  # tokens by which that may be ahead of what the host knows
         self.prefill_rows = prefill_rows
         self.busy_prefill_rows = busy_prefill_rows  # the same while other requests decode
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
+        self.leaving: list[Request] = []  # their last tokens are in flight
         self.preemptions = 0
         self.hit_tokens = 0  # tokens that needn't be prefilled because the prefix cache had them
         self._held = 0  # rounds newcomers have been waiting for company
@@ -54,7 +62,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """True while some request isn't done."""
-        return bool(self.waiting or self.prefilling or self.running)
+        return bool(self.waiting or self.prefilling or self.running or self.leaving)
 
     def schedule_prefill(self) -> list[PrefillChunk]:
         """Admit what fits, then fill one forward's row budget with the oldest admitted prompts."""
@@ -66,23 +74,35 @@ class Scheduler:
         for request in self.prefilling:
             stop = min(request.prefill_length, request.prefilled + budget)
             if stop > request.prefilled:
-                chunks.append(PrefillChunk(request, request.prefilled, stop))
+                chunks.append(PrefillChunk(request, request.prefilled, stop, tuple(request.pages)))
                 budget -= stop - request.prefilled
         return chunks
 
-    def schedule_decode(self) -> list[Request]:
-        """The running requests, each with room for one window; if the pool is full, the youngest make room."""
-        short = [r for r in self.running if len(r.pages) * self.pool.page_size < r.length - 1 + self.window]
-        for request in short:
+    def schedule_decode(self, *, preempt: bool) -> bool:
+        """Give each running request room for one window; if the pool is full, the youngest make room.
+
+        Without `preempt` nobody has to: the answer is False then. Preempting takes that nothing is in flight.
+        """
+        for request in [r for r in self.running if len(r.pages) * self.pool.page_size < self._needs(r)]:
             while request.row >= 0 and not self._reserve(request):
+                if not preempt:
+                    return False
                 self._preempt(max(self.prefilling + self.running, key=lambda other: other.id))
-        return self.running
+        return True
 
     def start_running(self, request: Request) -> None:
-        """Move a request whose prompt is done to the running ones."""
+        """Move a request whose prompt is done to the running ones; its row is appended on the lane."""
         self.prefilling.remove(request)
-        request.row = self.batch.append(request)
+        request.row = len(self.running)
         self.running.append(request)
+
+    def retire(self, request: Request) -> None:
+        """Take a request whose last token is in flight out of the batch; it keeps its pages until `remove`."""
+        if request.row >= 0:
+            self._leave_batch(request)
+        else:
+            self.prefilling.remove(request)
+        self.leaving.append(request)
 
     def offer_prefix(self, chunk: PrefillChunk, *, head: bool) -> None:
         """Let others begin with what a prefilling request has written; `head`: the head has run over it, too."""
@@ -94,22 +114,22 @@ class Scheduler:
             self.prefix.insert(request, chunk.stop)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is, and free all it holds; the prefix cache keeps what is worth keeping."""
+        """Take a request out, wherever it is, and free all it holds; the prefix cache keeps what is worth keeping.
+
+        A round in flight may still write the request's window, but no one else's (see `lane.py`).
+        """
+        joined = request.row >= 0 or request in self.leaving
         if request.row >= 0:
-            if request.head_follows and not self.batch.restarted[request.row]:
-                request.head_written = request.length - 1 - int(self.batch.pending[request.row])
-            moved = self.running.pop()
-            self.batch.remove(request.row)
-            if moved is not request:
-                self.running[request.row] = moved
-                moved.row = request.row
-            request.row = -1
+            self._leave_batch(request)
+        for queue in (self.leaving, self.prefilling, self.waiting):
+            if request in queue:
+                queue.remove(request)
+        if request.prefilled == request.prefill_length:
+            written = max(request.prefilled, request.length - 1)
+            if joined and request.head_follows and not request.head_restarted:
+                request.head_written = written - request.head_pending
             if self.prefix is not None:
-                self.prefix.insert(request, request.length - 1)
-        elif request in self.prefilling:
-            self.prefilling.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
+                self.prefix.insert(request, written)
         self.pool.release(request.pages)
 
     def reset(self) -> None:
@@ -117,6 +137,7 @@ class Scheduler:
         self.waiting.clear()
         self.prefilling.clear()
         self.running.clear()
+        self.leaving.clear()
         self.batch.clear()
         self.pool.reset()
         if self.prefix is not None:
@@ -124,7 +145,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise EngineError unless every page is accounted for."""
-        self.pool.check(request.pages for request in (*self.prefilling, *self.running))
+        self.pool.check(request.pages for request in (*self.prefilling, *self.running, *self.leaving))
         if self.prefix is not None:
             self.prefix.check()
 
@@ -163,9 +184,9 @@ class Scheduler:
 
         Pages the prefix cache has of it are shared instead; prefill starts behind them.
         """
-        pool, tokens = self.pool, request.prefill_length + self.window
+        pool, tokens = self.pool, request.prefill_length + self.window + self.ahead
         found = self.prefix.match(request) if self.prefix is not None else []
-        spare = pool.pages_for(self.window) * (len(self.running) + len(self.prefilling))
+        spare = pool.pages_for(self.window + self.ahead) * (len(self.running) + len(self.prefilling))
         if pool.pages_for(tokens) - len(found) + spare > pool.free_pages - pool.idle(found):
             return False
         pool.share(request.pages, found)
@@ -188,12 +209,25 @@ class Scheduler:
         missing = self.prefix.keys(request)[len(self.prefix.match(request)) :]
         return sum(1 for _ in takewhile(filling.__contains__, missing))
 
+    def _needs(self, request: Request) -> int:
+        """KV indices the next round may use, whatever the works in flight bring."""
+        return request.length - 1 + request.flying_most + self.window
+
     def _reserve(self, request: Request) -> bool:
         held = len(request.pages)
-        if not self.pool.reserve(request.pages, request.length - 1 + self.window):
+        if not self.pool.reserve(request.pages, self._needs(request)):
             return False
-        self.batch.set_pages(request.row, held, request.pages)
+        self.lane.defer(partial(self.batch.set_pages, request.row, held, tuple(request.pages)))
         return True
+
+    def _leave_batch(self, request: Request) -> None:
+        """Out of the batch; the last row takes its place, here and on the lane."""
+        self.lane.defer(partial(self.batch.remove, request.row))
+        moved = self.running.pop()
+        if moved is not request:
+            self.running[request.row] = moved
+            moved.row = request.row
+        request.row = -1
 
     def _preempt(self, request: Request) -> None:
         """Send a request back to the front of the queue; its tokens stay, its KV is computed again later."""

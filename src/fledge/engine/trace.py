@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fledge.engine.request import Request, TreeTrace
-from fledge.engine.round import Outcome
+from fledge.engine.result import RoundResult
 
 
-def tree_traces(outcome: Outcome, running: Sequence[Request]) -> dict[int, TreeTrace]:
-    """By request id, the trees of those that asked for them. Reads the device, but only for these."""
-    tree, found = outcome.tree, {}
+def tree_traces(result: RoundResult, running: Sequence[Request]) -> dict[int, TreeTrace]:
+    """By request id, the trees of those that asked for them."""
+    tree, path, found = result.tree, result.path, {}
+    if tree is None or path is None:
+        return {}
     for row, request in enumerate(running):
         if request.trace and request.speculate:
             found[request.id] = TreeTrace(
                 token_ids=tree.token_ids[row].tolist(),
                 parents=tree.parents.expand_as(tree.token_ids)[row].tolist(),
                 log_probs=tree.log_probs[row].tolist(),
-                path=outcome.path[row, : int(outcome.emitted[row, 0])].tolist(),
+                path=path[row, : int(result.emitted[row, 0])].tolist(),
             )
     return found

@@ -40,6 +40,7 @@ def serve(
     kv_tokens: int | None = None,
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
+    overlap: bool | None = None,
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode."""
     with bind(options) as listener:  # before loading, which may take minutes
@@ -53,6 +54,7 @@ def serve(
             kv_tokens=kv_tokens,
             lookup=lookup,
             draft_weights=draft_weights,
+            overlap=overlap,
         )
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
         sys.setswitchinterval(SWITCH_S)
@@ -85,6 +87,7 @@ def load_engine(
     kv_tokens: int | None,
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
+    overlap: bool | None = None,
 ) -> Engine:
     """The engine, after checks that tell what wouldn't work before it fails half-way."""
     loaded = Target.load(target, dtype=dtype, device=device)
@@ -102,6 +105,7 @@ def load_engine(
         kv_tokens=kv_tokens,
         draft_weights=draft_weights,
         lookup=lookup,
+        overlap=overlap,
     )
 
 

@@ -1,0 +1,247 @@
+"""The future map: device work that runs beside the host, in order, and its results on their way back.
+
+What a round needs of the one before lives on the device, by row (`carried.py`). So the host composes round t + 1
+without knowing what round t brings, and reads round t's result, one round late, while round t + 1 runs:
+
+    host   compose t+1 | wait | t's result: stops, text, queues | compose t+2 | wait | t+1's result ...
+    lane   ....... round t ...| round t+1 ...................................... | round t+2 ...........
+
+A lane runs what is put on it one after the other. That order alone keeps works apart: a row or a page that the host
+takes from a request may still be written by the round in flight, but whoever gets it next writes and reads later.
+
+    InlineLane    at once, in the caller's thread           nothing overlaps
+    ThreadLane    in a thread of its own                    CPU: kernels run without the interpreter's lock
+    StreamLane    launched at once on a stream of its own   CUDA: results come by pinned memory; an event says when
+
+A request that ends in round t is part of round t + 1 already. That one extra round is discarded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fledge.errors import EngineError
+
+T = TypeVar("T")
+
+
+class Ran(NamedTuple, Generic[T]):
+    """What came of a work."""
+
+    value: T
+    seconds: float  # that it took on the lane
+
+
+class Entry(Generic[T]):
+    """A result on its way to the host: produced once, taken once."""
+
+    def __init__(self, future: Future[Ran[T]], arrive: Callable[[Ran[T]], Ran[T]] = lambda ran: ran) -> None:
+        self._future: Future[Ran[T]] | None = future
+        self._arrive = arrive
+
+    def take(self) -> Ran[T]:
+        """Wait until the work is done; its value, or its exception."""
+        if self._future is None:
+            raise EngineError("a round's result was taken twice; report this as a bug of the engine")
+        future, self._future = self._future, None
+        return self._arrive(future.result())
+
+
+class Lane:
+    """Runs works in the order they are put. After a failure the ones behind it are refused, until `drain`."""
+
+    def __init__(self) -> None:
+        self.exposed = 0.0  # seconds the lane had nothing to do because the host was busy
+        self._mark = time.perf_counter()  # when the lane last had something to do
+        self._deferred: list[Callable[[], object]] = []
+        self._failure: BaseException | None = None
+
+    def defer(self, operation: Callable[[], object]) -> None:
+        """Run a short operation without a result before the next work."""
+        self._deferred.append(operation)
+
+    def put(self, work: Callable[[], T]) -> Entry[T]:
+        """Run `work` behind everything that was put before."""
+        operations, self._deferred = self._deferred, []
+
+        def guarded() -> Ran[T]:
+            if self._failure is not None:
+                raise EngineError(
+                    "an earlier part of this step failed; see its error, then reset the engine"
+                ) from self._failure
+            try:
+                return self._timed(operations, work)
+            except BaseException as failure:
+                self._failure = failure
+                raise
+
+        return self._start(guarded)
+
+    def drain(self) -> None:
+        """Wait for the work that is running, refuse those behind it, and start over."""
+        self._failure = self._failure or EngineError("the engine was reset")
+        self._deferred.clear()
+        self._finish()
+        self._failure = None
+
+    def rest(self) -> None:
+        """The host had nothing for the lane: the time up to now is nobody's fault."""
+        self._mark = time.perf_counter()
+
+    def settle(self) -> None:
+        """Nothing is in flight: the time up to now is the host's."""
+        now = time.perf_counter()
+        self.exposed += max(now - self._mark, 0.0)
+        self._mark = now
+
+    def _timed(self, operations: list[Callable[[], object]], work: Callable[[], T]) -> Ran[T]:
+        for operation in operations:
+            operation()
+        begin = time.perf_counter()
+        self.exposed += max(begin - self._mark, 0.0)
+        value = work()
+        self._mark = time.perf_counter()
+        return Ran(value, self._mark - begin)
+
+    def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Return when nothing runs any more."""
+
+
+class InlineLane(Lane):
+    """Runs each work at once, in the caller's thread."""
+
+    def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
+        return Entry(_done(run))
+
+
+class ThreadLane(Lane):
+    """Runs works in a thread of its own. It ends with the lane."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fledge-lane")
+
+    def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
+        return Entry(self._thread.submit(_inferring, run))
+
+    def _finish(self) -> None:
+        self._thread.submit(bool).result()
+
+
+class StreamLane(Lane):
+    """Launches works on a CUDA stream of its own; what they return is copied to pinned memory behind them."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # models and pools were made there
+        self._last: torch.cuda.Event | None = None  # the end of the work before
+
+    def rest(self) -> None:
+        """As `Lane.rest`."""
+        super().rest()
+        self._last = None
+
+    def settle(self) -> None:
+        """As `Lane.settle`; the device's own clock shows what the host cost, so there is nothing to add."""
+        self.rest()
+
+    def _timed(self, operations: list[Callable[[], object]], work: Callable[[], T]) -> Ran[T]:
+        for operation in operations:
+            operation()
+        return Ran(work(), 0.0)
+
+    def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
+        before, begin, end = self._last, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self._stream):
+            begin.record()
+            future = _done(lambda: to_host(run()))
+            end.record()
+        self._last = end
+
+        def arrive(ran: Ran[T]) -> Ran[T]:
+            end.synchronize()
+            if before is not None:
+                self.exposed += before.elapsed_time(begin) / 1e3
+            return Ran(ran.value, begin.elapsed_time(end) / 1e3)
+
+        return Entry(future, arrive)
+
+    def _finish(self) -> None:
+        self._stream.synchronize()
+
+
+def make_lane(device: torch.device, overlap: bool) -> Lane:
+    """The lane of a device; without `overlap` the caller waits for each work."""
+    if not overlap:
+        return InlineLane()
+    return StreamLane(device) if device.type == "cuda" else ThreadLane()
+
+
+class FutureMap:
+    """What is in flight, oldest first, each with what the host does once it is there."""
+
+    def __init__(self, lane: Lane, ahead: int) -> None:
+        """`ahead`: works that may stay in flight when a step ends; 0: results are taken at once."""
+        self.ahead = ahead
+        self.waited = 0.0  # seconds the host has waited for results
+        self._lane = lane
+        self._flying: deque[tuple[Entry[Any], Callable[[Any, float], None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._flying)
+
+    def launch(self, work: Callable[[], T], receive: Callable[[T, float], None]) -> None:
+        """Put `work` on the lane; `receive` gets its value, and the seconds it took, when it is taken."""
+        self._flying.append((self._lane.put(work), receive))
+        if not self.ahead:
+            self.take(0)
+
+    def take(self, keep: int) -> None:
+        """Receive all but the newest `keep` results, in order, waiting for them."""
+        while len(self._flying) > keep:
+            entry, receive = self._flying.popleft()
+            begin = time.perf_counter()
+            value, seconds = entry.take()
+            self.waited += time.perf_counter() - begin
+            receive(value, seconds)
+
+    def clear(self) -> None:
+        """Nobody wants what is in flight."""
+        self._flying.clear()
+
+
+def to_host(value: Any) -> Any:
+    """A nest of tuples and lists with its device tensors copied to pinned memory, without waiting for the copies."""
+    if isinstance(value, Tensor) and value.device.type == "cuda":
+        return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+    if isinstance(value, tuple | list):
+        copies = [to_host(part) for part in value]
+        if isinstance(value, list):
+            return copies
+        return value._make(copies) if hasattr(value, "_make") else tuple(copies)
+    return value
+
+
+def _done(run: Callable[[], Ran[T]]) -> Future[Ran[T]]:
+    future: Future[Ran[T]] = Future()
+    try:
+        future.set_result(run())
+    except Exception as failure:
+        future.set_exception(failure)
+    return future
+
+
+def _inferring(run: Callable[[], Ran[T]]) -> Ran[T]:
+    with torch.inference_mode():  # holds for one thread only
+        return run()

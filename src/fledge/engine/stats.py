@@ -1,0 +1,57 @@
+"""What an engine has done so far, counted and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fledge.engine.layout import TreeShape
+from fledge.engine.phases import PhaseSeconds
+from fledge.engine.planner import PlannedShape
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done so far."""
+
+    rounds: int
+    request_rounds: int  # rounds, counted once for every request in them
+    round_tokens: int  # emitted by rounds, over all requests
+    prompt_tokens: int  # prefilled, again after a preemption
+    preemptions: int
+    hit_tokens: int  # neither prefilled nor counted in prompt_tokens: the prefix cache had them
+    evictions: int  # pages of the prefix cache given to others
+    pages: int  # the KV pool's
+    pages_in_use: int  # by requests
+    pages_cached: int  # by no request, kept for the prefix cache
+    drafts: int  # trees proposed, one per speculating request and round
+    draft_tokens: int  # their nodes, roots left out
+    accepted_by_depth: list[int]  # [d - 1]: trees whose accepted path reached depth d
+    running: int  # requests being decoded or prefilled now
+    waiting: int  # requests the engine has queued
+    kv_usage: float  # share of the KV pool's pages in use
+    phases: PhaseSeconds  # `host` and `hidden` over `rounds`: exposed and hidden host time per round
+    shapes: list[PlannedShape]  # the trees that were verified and what came of them, most used first
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round and request, bonus token included."""
+        return self.round_tokens / self.request_rounds if self.request_rounds else 1.0
+
+
+class Counts:
+    """Counters of rounds and their draft trees."""
+
+    def __init__(self) -> None:
+        self.rounds = self.request_rounds = self.round_tokens = self.prompt_tokens = 0
+        self.drafts = self.draft_tokens = 0
+        self.accepted_by_depth: list[int] = []
+
+    def count_drafts(self, shape: TreeShape, depths: Sequence[int], nodes: int) -> None:
+        """Record a round's trees, `nodes` in all; `depths` are the accepted ones of the requests that speculated."""
+        self.drafts += len(depths)
+        self.draft_tokens += nodes
+        self.accepted_by_depth += [0] * (shape.reach - len(self.accepted_by_depth))
+        for depth in depths:
+            for index in range(depth):
+                self.accepted_by_depth[index] += 1

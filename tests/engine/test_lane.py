@@ -1,0 +1,146 @@
+"""Works run in order, one at a time; results come once; a failure stops what is behind it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, ThreadLane, to_host
+from fledge.errors import EngineError
+from tests.engine.lazy_lane import LazyLane
+
+LANES = [InlineLane, ThreadLane, LazyLane]
+
+
+@pytest.mark.parametrize("make", LANES)
+def test_works_and_deferred_operations_run_in_the_order_they_were_given(make: Callable[[], Lane]) -> None:
+    lane, seen = make(), list[int]()
+    entries = []
+    for number in range(0, 60, 3):
+        lane.defer(lambda number=number: seen.append(number))
+        lane.defer(lambda number=number: seen.append(number + 1))
+        entries.append(lane.put(lambda number=number: seen.append(number + 2)))
+    for entry in entries:
+        entry.take()
+    assert seen == list(range(60))
+
+
+def test_a_thread_lane_works_while_the_host_does_something_else() -> None:
+    lane, go = ThreadLane(), threading.Event()
+    entry = lane.put(lambda: go.wait(10))
+    go.set()  # an inline lane would have waited in vain
+    assert entry.take().value is True
+
+
+def test_an_inline_lane_is_done_at_once() -> None:
+    seen: list[int] = []
+    InlineLane().put(lambda: seen.append(1))
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("make", LANES)
+def test_a_result_is_taken_once(make: Callable[[], Lane]) -> None:
+    entry = make().put(lambda: 5)
+    assert entry.take().value == 5
+    with pytest.raises(EngineError, match="twice"):
+        entry.take()
+
+
+@pytest.mark.parametrize("make", LANES)
+def test_nothing_runs_behind_a_failure_until_the_lane_is_drained(make: Callable[[], Lane]) -> None:
+    lane, seen = make(), list[int]()
+
+    def fail() -> None:
+        raise RuntimeError("device lost")
+
+    first, second = lane.put(fail), lane.put(lambda: seen.append(1))
+    with pytest.raises(RuntimeError, match="device lost"):
+        first.take()
+    with pytest.raises(EngineError, match="reset the engine") as caught:
+        second.take()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    lane.defer(lambda: seen.append(2))
+    lane.drain()
+    lane.put(lambda: seen.append(3)).take()
+    assert seen == [3]
+
+
+def test_draining_a_thread_lane_skips_what_waits_and_ends_after_what_runs() -> None:
+    lane, go, begun, seen = ThreadLane(), threading.Event(), threading.Event(), list[int]()
+
+    def long() -> None:
+        begun.set()
+        go.wait(10)
+        seen.append(1)
+
+    lane.put(long)
+    begun.wait(10)
+    lane.put(lambda: seen.append(2))
+    threading.Timer(0.05, go.set).start()
+    lane.drain()
+    assert seen == [1]
+
+
+def test_a_lanes_thread_ends_with_it() -> None:
+    lane = ThreadLane()
+    lane.put(lambda: None).take()
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("fledge-lane")]
+    assert names
+    del lane
+    gc.collect()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(thread.name in names for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert not any(thread.name in names for thread in threading.enumerate())
+
+
+def test_the_map_keeps_the_newest_in_flight_and_hands_out_the_others_in_order() -> None:
+    lane, seen = LazyLane(), list[int]()
+    flight = FutureMap(lane, ahead=1)
+    for number in range(5):
+        flight.launch(lambda number=number: number, lambda value, seconds: seen.append(value))
+        flight.take(keep=1)
+        assert seen == list(range(number))
+    assert (len(flight), lane.most) == (1, 2)
+    flight.clear()
+    assert not len(flight)
+
+
+def test_time_between_works_is_exposed_unless_the_host_had_nothing_to_do() -> None:
+    lane = InlineLane()
+    lane.rest()
+    lane.put(lambda: time.sleep(0.02)).take()
+    before = lane.exposed
+    time.sleep(0.03)
+    lane.put(lambda: None)
+    assert lane.exposed - before >= 0.03
+    before = lane.exposed
+    time.sleep(0.03)
+    lane.rest()
+    lane.put(lambda: None)
+    assert lane.exposed - before < 0.03
+
+
+def test_results_on_the_host_stay_what_they_are() -> None:
+    tensor = torch.arange(3)
+    assert to_host((1, [tensor], None))[1][0] is tensor
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_stream_lane_brings_results_to_pinned_memory_and_times_them() -> None:
+    lane = StreamLane(torch.device("cuda"))
+    with torch.inference_mode():
+        values = torch.arange(1000, device="cuda")
+        entries = [lane.put(lambda n=n: (values + n, [values * n], "kept")) for n in range(5)]
+        for number, entry in enumerate(entries):
+            (added, (times,), kept), seconds = entry.take()
+            assert added.is_pinned()
+            assert torch.equal(added, torch.arange(1000) + number)
+            assert torch.equal(times, torch.arange(1000) * number)
+            assert kept == "kept"
+            assert seconds > 0

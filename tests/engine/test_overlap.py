@@ -1,0 +1,254 @@
+"""With overlap, rounds are composed before the ones before them are known; nothing but that changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fledge.engine import Completion, Engine, SamplingParams, StepResult, TreeShape, build
+from fledge.engine.lane import InlineLane
+from fledge.engine.planner import RoundPlan
+from fledge.errors import EngineError
+from fledge.target.target import Target
+from tests.engine.conftest import SHAPES, scripted_head
+from tests.engine.lazy_lane import LazyLane
+
+SHAPE = TreeShape(4, 2, 9)
+
+
+@pytest.fixture(params=["thread", "lazy"])
+def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Engines with overlap use a worker thread, or run nothing before the host waits for it."""
+    if request.param == "lazy":
+        monkeypatch.setattr(
+            build, "make_lane", lambda device, overlap: LazyLane() if overlap else InlineLane()
+        )
+    return str(request.param)
+
+
+def overlapping(target: Target, head: object = None, **options: object) -> Engine:
+    """An engine with overlap that spoils carried state once it is used up."""
+    engine = Engine(target, head, overlap=True, **options)  # type: ignore[arg-type]
+    engine._core._batch.poison = True
+    return engine
+
+
+def answers(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:
+    """One after the other comes in while others run; a third doesn't speculate."""
+    done: dict[int, Completion] = {}
+    numbers: dict[int, int] = {}
+    left = list(enumerate(zip(prompts, params, strict=True)))[::-1]
+    while left or engine.busy:
+        for _ in range(2):
+            if left:
+                number, (prompt, one) = left.pop()
+                numbers[engine.submit(prompt, one, speculate=number % 3 > 0)] = number
+        for result in engine.step():
+            if result.completion is not None:
+                assert result.request_id in numbers
+                done[numbers.pop(result.request_id)] = result.completion
+    return [done[number] for number in range(len(prompts))]
+
+
+def steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        engine.step()
+
+
+def essence(answer: Completion) -> tuple[object, ...]:
+    logprobs = answer.logprobs and [
+        (one.token_id, round(one.logprob, 3), [token for token, _ in one.top]) for one in answer.logprobs
+    ]
+    return answer.token_ids, answer.text, answer.finish_reason, answer.stop_reason, logprobs
+
+
+def every_option(plain: Engine, prompts: list[list[int]]) -> list[SamplingParams]:
+    whole = plain.generate(prompts, max_tokens=24, ignore_eos=True)
+    options: list[dict[str, object]] = [
+        {},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"repetition_penalty": 1.5, "frequency_penalty": 0.5},
+        {"temperature": 1.0, "presence_penalty": 1.0, "min_p": 0.02},
+        {"logprobs": 3},
+        {"logit_bias": {9: 4.0}, "temperature": 0.7, "top_k": 20, "logprobs": 0},
+        {"max_tokens": 1},
+        {"max_tokens": 2},
+    ]
+    made = []
+    for number, answer in enumerate(whole):
+        chosen = {"max_tokens": 24, "ignore_eos": True, "seed": number, **options[number % len(options)]}
+        if number % 5 == 0:
+            chosen["stop"] = answer.text[6:9]
+        if number % 5 == 1:
+            chosen["stop_token_ids"] = [answer.token_ids[7]]
+        made.append(SamplingParams(**chosen))  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("shape", [None, SHAPES[1], SHAPES[3]], ids=str)
+def test_every_option_gives_what_it_gives_without_overlap(
+    target: Target, plain: Engine, prompts: list[list[int]], lane: str, shape: TreeShape | None
+) -> None:
+    """In a pool that is too small, so that requests are preempted; shape None: trees and plain rounds in turn."""
+    params = every_option(plain, prompts)
+    expected = [essence(one) for one in answers(plain, prompts, params)]
+    head = scripted_head(target, plain.generate(prompts, max_tokens=24, ignore_eos=True), 0.8)
+    head.strict = False  # requests that don't speculate
+    engine = overlapping(
+        target, head, tree=shape, max_batch=6, max_context=100, kv_tokens=260, prefill_rows=48,
+        busy_prefill_rows=32,
+    )  # fmt: skip
+    if shape is None:
+        rng, plans = random.Random(3), [None, RoundPlan(TreeShape(3, 2, 7)), RoundPlan(TreeShape(2, 4, 8))]
+        engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
+    assert [essence(one) for one in answers(engine, prompts, params)] == expected
+    stats = engine.stats()
+    assert stats.pages_in_use == 0
+    assert stats.preemptions > 0
+    assert stats.tau > 1.1
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_cancelling_at_any_moment_frees_everything(
+    target: Target, plain: Engine, prompts: list[list[int]], lane: str, speculative: bool
+) -> None:
+    """While they wait, in the middle of their prompts, with a round in flight, in their last one."""
+    expected = plain.generate(prompts[:6], max_tokens=12, ignore_eos=True)
+    head = scripted_head(target, expected, 0.7) if speculative else None
+    engine = overlapping(
+        target, head, tree=SHAPE if speculative else None, max_batch=4, prefill_rows=13, busy_prefill_rows=7
+    )
+    params, seen = SamplingParams(max_tokens=12, ignore_eos=True), set()
+    for count in range(24):
+        requests = [engine.submit(prompt, params) for prompt in prompts[:6]]
+        steps(engine, count)
+        scheduler = engine._core._scheduler
+        seen.add(
+            (
+                len(scheduler.waiting),
+                len(scheduler.prefilling),
+                len(scheduler.running),
+                len(scheduler.leaving),
+            )
+        )
+        for request in requests[::-1] if count % 2 else requests:
+            engine.cancel(request)
+            engine.check()
+        assert not engine.busy
+        assert engine.stats().pages_in_use == 0
+    for state in zip(*seen, strict=True):
+        if speculative or any(state):
+            assert min(state) == 0
+    got = engine.generate(prompts[:6], max_tokens=12, ignore_eos=True)
+    assert [answer.token_ids for answer in got] == [answer.token_ids for answer in expected]
+
+
+def test_the_extra_round_of_a_finished_request_is_discarded(
+    target: Target, plain: Engine, prompts: list[list[int]], lane: str
+) -> None:
+    """All end in the same round, by a stop token in the middle of an accepted run; one more round is in flight then."""
+    whole = plain.generate(prompts[:1], max_tokens=20, ignore_eos=True)[0]
+    stop = whole.token_ids[7]
+    end = whole.token_ids.index(stop) + 1
+    engine = overlapping(target, scripted_head(target, [whole], 1.0, best_first=True), tree=SHAPE)
+    params = SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=[stop])
+    requests = [engine.submit(prompts[0], params) for _ in range(4)]
+    results: list[StepResult] = []
+    while engine.busy:
+        results += engine.step()
+    for request in requests:
+        own = [result for result in results if result.request_id == request]
+        assert [token for result in own for token in result.token_ids] == whole.token_ids[:end]
+        assert [result.completion is not None for result in own] == [False] * (len(own) - 1) + [True]
+    stats = engine.stats()
+    assert stats.request_rounds == 4 * own[-1].completion.stats.rounds  # type: ignore[union-attr]
+    assert stats.pages_in_use == 0
+
+
+def test_what_ends_for_certain_in_flight_takes_no_extra_round(
+    target: Target, prompts: list[list[int]], lane: str
+) -> None:
+    engine = overlapping(target)
+    for count in (1, 2, 7):
+        before = engine.stats().rounds
+        engine.generate(prompts[:3], max_tokens=count, ignore_eos=True)
+        assert engine.stats().rounds - before == count - 1
+
+
+def test_a_round_is_composed_before_the_one_before_it_has_run(
+    target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = LazyLane()
+    monkeypatch.setattr(build, "make_lane", lambda device, overlap: made)
+    engine = overlapping(target)
+    engine.generate(prompts[:2], max_tokens=6, ignore_eos=True)
+    assert made.most == 3  # a round, and in the beginning the prefill's two works
+
+
+def test_without_overlap_results_come_with_their_step(target: Target, prompts: list[list[int]]) -> None:
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    counts = {}
+    for overlap in (False, True):
+        engine = Engine(target, overlap=overlap)
+        engine.submit(prompts[0], params)
+        counts[overlap] = [len(engine.step()) for _ in range(3)]
+    assert counts == {False: [2, 1, 1], True: [1, 1, 1]}
+
+
+def test_overlap_is_off_on_a_cpu_unless_asked_for(target: Target) -> None:
+    assert not Engine(target).overlap
+    assert Engine(target, overlap=True).overlap
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_a_failed_step_nothing_goes_on_until_a_reset(
+    target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    engine = Engine(target, max_batch=2, overlap=overlap)
+    expected = engine.generate(prompts[:3], max_tokens=12, ignore_eos=True)
+    requests = [engine.submit(prompt, SamplingParams(max_tokens=12)) for prompt in prompts[:4]]
+    engine.step()
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.decoder, "forward", broken)
+        with pytest.raises(RuntimeError, match="device lost"):
+            steps(engine, 3)
+    with pytest.raises(EngineError, match="reset"):
+        engine.step()
+    for request in requests:  # nobody is left who could be served wrongly
+        engine.cancel(request)
+    again = engine.generate(prompts[:3], max_tokens=12, ignore_eos=True)
+    assert [answer.token_ids for answer in again] == [answer.token_ids for answer in expected]
+    assert engine.stats().pages_in_use == 0
+
+
+def test_a_sink_that_fails_fails_the_step(target: Target, prompts: list[list[int]]) -> None:
+    """Its neighbours' tokens of that round would be lost otherwise."""
+    engine = Engine(target, overlap=True)
+
+    def sink(result: StepResult) -> None:
+        raise ValueError("no")
+
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    engine.submit(prompts[0], params, sink=sink)
+    other = engine.submit(prompts[1], params)
+    with pytest.raises(ValueError, match="no"):
+        steps(engine, 3)
+    with pytest.raises(EngineError, match="cancel them"):
+        engine.step()
+    engine.reset()
+    engine.cancel(other)
+    assert engine.generate(prompts[:1], max_tokens=3)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_host_time_is_exposed_or_hidden(target: Target, prompts: list[list[int]], overlap: bool) -> None:
+    engine = Engine(target, overlap=overlap)
+    engine.generate(prompts[:4], max_tokens=20, ignore_eos=True)
+    phases = engine.stats().phases
+    assert phases.host > 0
+    assert (phases.hidden > 0) == overlap
