@@ -133,7 +133,7 @@ def test_counts_follow_rounds_and_moving_rows() -> None:
         if len(running) < 5 and rng.random() < 0.4:
             options = rng.choice(OPTIONS)
             running.append(make_request([rng.randrange(V)], [rng.randrange(V)], **options))
-            rows.append(running[-1])
+            rows.append(running[-1], torch.tensor(running[-1].output_ids[-1]))
         elif running and rng.random() < 0.3:
             row = rng.randrange(len(running))
             last = running.pop()
@@ -156,6 +156,6 @@ def test_counts_follow_rounds_and_moving_rows() -> None:
 
 def test_rows_that_just_take_the_most_likely_token_need_no_logits() -> None:
     rows = SelectionRows(2, V, CPU)
-    rows.append(make_request([1], [2]))
-    rows.append(make_request([1], [2], top_p=0.5))
+    rows.append(make_request([1], [2]), torch.tensor(2))
+    rows.append(make_request([1], [2], top_p=0.5), torch.tensor(2))
     assert rows.selection(4) is None

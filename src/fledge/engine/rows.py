@@ -44,7 +44,9 @@ class SelectionRows:
         if request.params.penalizes:
             if self._counts is None:
                 self._counts = _no_counts(self._capacity, self._vocabulary, self._device)
-            _count(self._counts, row, request)
+            # What came after its prefill isn't looked at: the host may have it already, or not yet.
+            prefilled = request.context(len(request.prompt_ids), request.prefill_length)
+            _count(self._counts, row, request, prefilled)
             self._counts.generated[row, bonus] += 1
         self._changed()
 
@@ -98,7 +100,7 @@ def request_selection(requests: Sequence[Request], vocabulary: int, device: torc
         counts = _no_counts(len(requests), vocabulary, device)
         for row, request in enumerate(requests):
             if request.params.penalizes:
-                _count(counts, row, request)
+                _count(counts, row, request, request.output_ids)
     return _selection(requests, 1, counts, device)
 
 
@@ -109,11 +111,9 @@ def _no_counts(rows: int, vocabulary: int, device: torch.device) -> TokenCounts:
     )
 
 
-def _count(counts: TokenCounts, row: int, request: Request) -> None:
-    """Count what a request's prefill held; what came of it isn't looked at: it may be there already, or not yet."""
+def _count(counts: TokenCounts, row: int, request: Request, answered: Sequence[int]) -> None:
     vocabulary, device = counts.generated.shape[1], counts.generated.device
-    prefilled = request.context(len(request.prompt_ids), request.prefill_length)
-    generated = np.bincount(np.array(prefilled, dtype=np.int64), minlength=vocabulary)
+    generated = np.bincount(np.array(answered, dtype=np.int64), minlength=vocabulary)
     counts.generated[row] = torch.from_numpy(generated.astype(np.int32)).to(device)
     counts.in_prompt[row] = False
     counts.in_prompt[row, torch.tensor(request.prompt_ids, device=device)] = True
