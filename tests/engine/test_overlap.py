@@ -114,7 +114,8 @@ def test_requests_are_preempted_once_all_is_known_of_them(
     """Twelve pages are enough to begin four answers of up to six pages each, but not to end them together."""
     asked = [prompt[:17] for prompt in prompts[:8]]
     params = [
-        SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.8, seed=n) for n in range(len(asked))
+        SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.8, seed=20 + n)
+        for n in range(len(asked))
     ]
     expected = answers(plain, asked, params)
     head = scripted_head(target, expected, 0.7)

@@ -15,7 +15,7 @@ from fledge.bench.results import LevelRow
 from fledge.engine import PLAIN, Completion, Engine, SamplingParams, TreeShape
 
 PLAIN_NAME = "plain decode"
-_SHAPE = re.compile(r"depth (\d+), top (\d+), (\d+) nodes")
+_SHAPE = re.compile(r"depth (\d+), top (\d+), (\d+) nodes(?:, lookup (\d+))?")
 
 
 def sweep(
@@ -72,14 +72,17 @@ def shape_rounds(engine: Engine) -> dict[str, int]:
 
 
 def shape_name(shape: TreeShape) -> str:
-    """`depth 4, top 4, 16 nodes`, as it is shown; plain decode has its own name."""
-    return f"depth {shape.depth}, top {shape.topk}, {shape.nodes} nodes" if shape.depth else PLAIN_NAME
+    """`depth 4, top 4, 16 nodes, lookup 7`, as it is shown; plain decode has its own name."""
+    if shape.nodes == 1:
+        return PLAIN_NAME
+    lookup = f", lookup {shape.lookup}" if shape.lookup else ""
+    return f"depth {shape.depth}, top {shape.topk}, {shape.nodes} nodes{lookup}"
 
 
 def read_shape_name(name: str) -> TreeShape:
     """The shape that `shape_name` wrote; plain decode is what isn't a tree."""
     match = _SHAPE.fullmatch(name)
-    return TreeShape(*(int(number) for number in match.groups())) if match else PLAIN
+    return TreeShape(*(int(number or 0) for number in match.groups())) if match else PLAIN
 
 
 def level_row(name: str, concurrency: int, answers: Sequence[Completion], seconds: float) -> LevelRow:

@@ -59,7 +59,9 @@ def run_bench(
 
     limits = Limits(options.max_tokens, options.repeats, options.warmup, options.max_seconds, options.samples)
     measured = _subjects(heads, tree, options)
-    engines = _engines(target, measured, workloads, max_batch=1, max_tokens=options.max_tokens, overlap=options.overlap)
+    engines = _engines(
+        target, measured, workloads, max_batch=1, max_tokens=options.max_tokens, overlap=options.overlap
+    )
     found = Measured([], [], [])
     if heads:
         found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
@@ -71,7 +73,14 @@ def run_bench(
     if options.concurrency:
         slots = max(options.concurrency)
         measured = {name: subject for name, subject in measured.items() if name in heads}
-        engines = _engines(target, measured, workloads[:1], max_batch=slots, max_tokens=options.sweep_tokens, overlap=options.overlap)
+        engines = _engines(
+            target,
+            measured,
+            workloads[:1],
+            max_batch=slots,
+            max_tokens=options.sweep_tokens,
+            overlap=options.overlap,
+        )
         levels = sweep(
             engines,
             _fitting_prompts(target, workloads[0], options.sweep_tokens),

@@ -303,8 +303,8 @@ class EngineCore:
                 planner.observe_lookup(drafted.proposal, rows)
         if self._models.decoder.device.type == "cpu":  # elsewhere the clock sees launches, not work
             verified = drafted.rows if drafted else requests
-            shape, count = (drafted.shape, len(drafted.levels)) if drafted else (None, 0)
-            planner.time(requests, shape, count, verified, result.draft, result.verify)
+            what = (drafted.shape, len(drafted.levels)) if drafted else (None, 0)
+            planner.time(requests, what[0], what[1], verified, result.draft, result.verify)
 
     def _deliver(self, request: Request, emitted: Emitted, tree: TreeTrace | None = None) -> None:
         completion = None

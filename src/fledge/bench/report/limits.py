@@ -112,15 +112,18 @@ def shape_views(bench: BenchResult | None, naming: Naming) -> list[ShapeView]:
 def _by_depth(shapes: Mapping[str, int]) -> list[Bar]:
     """Rounds by depth of their tree: a planner that decides every round uses dozens of shapes."""
     total = sum(shapes.values())
-    rounds: dict[int, int] = {}
-    nodes: dict[int, int] = {}
+    rounds: dict[tuple[int, bool], int] = {}
+    nodes: dict[tuple[int, bool], int] = {}
     for name, count in shapes.items():
         shape = read_shape_name(name)
-        rounds[shape.depth] = rounds.get(shape.depth, 0) + count
-        nodes[shape.depth] = nodes.get(shape.depth, 0) + count * shape.nodes
+        kind = shape.depth, shape.nodes > 1
+        rounds[kind] = rounds.get(kind, 0) + count
+        nodes[kind] = nodes.get(kind, 0) + count * shape.nodes
     bars = []
-    for depth in sorted(depth for depth, count in rounds.items() if count):
-        label = f"{depth} deep, {nodes[depth] / rounds[depth]:.1f} nodes" if depth else "plain decode"
-        share = rounds[depth] / total
+    for kind in sorted(kind for kind, count in rounds.items() if count):
+        depth, drafts = kind
+        label = f"{depth} deep" if depth else "lookup alone"
+        label = f"{label}, {nodes[kind] / rounds[kind]:.1f} nodes" if drafts else "plain decode"
+        share = rounds[kind] / total
         bars.append(Bar(label, "s-stage", percent(share), 100 * share))
     return bars
