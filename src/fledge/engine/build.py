@@ -113,6 +113,7 @@ def build_parts(
         history=context + reserve + 1 if lookup else 0,
     )
     batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device, overlap)
+    lane.own_kernels = decoder.backend == "native"
     planner: Planner
     if adaptive:
         nodes = max(shape.nodes for shape in bounds)

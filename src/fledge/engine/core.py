@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from fledge.engine.build import EngineParts
-from fledge.engine.lane import FutureMap
+from fledge.engine.lane import FutureMap, torch_alone
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
 from fledge.engine.planner import RoundPlan, depth_masses
@@ -114,7 +114,7 @@ class EngineCore:
 
         `unless` is asked once the lock is held: if it says yes, nothing is done.
         """
-        with self._lock, torch.inference_mode():
+        with self._lock, torch.inference_mode(), torch_alone(self._lane.own_kernels):
             if unless is not None and unless():
                 return []
             if self._broken:

@@ -42,6 +42,7 @@ class TreeGrowth:
         self._layout = layout
         self._level = 0
         self._slots: Slots | None = None
+        self._found: tuple[Tensor, Tensor] | None = None
         self._follower = None if proposal is None else Follower(proposal)
         if self._follower is not None:
             log_probs = self._follower.raised(1, token_ids, log_probs, None, 1)
@@ -91,11 +92,12 @@ class TreeGrowth:
         count = sum(level.shape[1] for level in self.levels)
         depths = self._layout.candidate_depth[1 : 1 + count]
         if self._follower is None:
-            return torch.cat(self.levels, 1), depths
-        self._slots = self._follower.slots(self._layout.lookup_number, count)
-        return torch.cat((*self.levels, self._slots.log_probs), 1), torch.cat(
-            (depths, self._layout.lookup_depth)
-        )
+            self._found = torch.cat(self.levels, 1), depths
+        else:
+            self._slots = self._follower.slots(self._layout.lookup_number, count)
+            scores = torch.cat((*self.levels, self._slots.log_probs), 1)
+            self._found = scores, torch.cat((depths, self._layout.lookup_depth))
+        return self._found
 
     def select(self, nodes: int, counts: Tensor | None = None) -> DraftTree:
         """The trees of the N - 1 best candidates each, root first, parents before children.
@@ -103,7 +105,7 @@ class TreeGrowth:
         `counts` [B]: how many of them each request really gets; the nodes left over are empty and come last.
         """
         layout, topk = self._layout, self._shape.topk
-        scores, depths = self.candidates()
+        scores, depths = self._found or self.candidates()
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
         empty = None
         if counts is not None:

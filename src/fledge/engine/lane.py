@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -58,6 +59,7 @@ class Lane:
     """Runs works in the order they are put. After a failure the ones behind it are refused, until `drain`."""
 
     def __init__(self) -> None:
+        self.own_kernels = False  # the works' kernels have threads of their own: see `torch_alone`
         self.exposed = 0.0  # seconds the lane had nothing to do because the host was busy
         self._mark = time.perf_counter()  # when the lane last had something to do
         self._deferred: list[Callable[[], object]] = []
@@ -102,12 +104,13 @@ class Lane:
         self._mark = now
 
     def _timed(self, operations: list[Callable[[], object]], work: Callable[[], T]) -> Ran[T]:
-        for operation in operations:
-            operation()
-        begin = time.perf_counter()
-        self.exposed += max(begin - self._mark, 0.0)
-        value = work()
-        self._mark = time.perf_counter()
+        with torch_alone(self.own_kernels):
+            for operation in operations:
+                operation()
+            begin = time.perf_counter()
+            self.exposed += max(begin - self._mark, 0.0)
+            value = work()
+            self._mark = time.perf_counter()
         return Ran(value, self._mark - begin)
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
@@ -231,6 +234,24 @@ def to_host(value: Any) -> Any:
             return copies
         return value._make(copies) if hasattr(value, "_make") else tuple(copies)
     return value
+
+
+@contextmanager
+def torch_alone(wanted: bool) -> Iterator[None]:
+    """Keep torch's small operations in this thread.
+
+    A thread that has helped torch goes on spinning for a while. On its core our own kernels' thread would be late for
+    every matrix: a round of 8 requests took 17 ms instead of 9 on two cores.
+    """
+    before = torch.get_num_threads()
+    if not wanted or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _done(run: Callable[[], Ran[T]]) -> Future[Ran[T]]:

@@ -115,13 +115,27 @@ class TreeLayout(NamedTuple):
     no_scores: Tensor  # [B, 1] float32 zeros, the root's log probability
 
 
+class VerifyLayout(NamedTuple):
+    """Those of a `TreeLayout`'s constants that verify, accept and extend need."""
+
+    node_rows: RowLayout
+    path_rows: RowLayout
+    node_bit: Tensor
+    nodes: Tensor
+    no_path: Tensor
+    path_depths: Tensor
+
+
 class Layouts:
     """Index tensors by (B, W) and by (B, shape)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._rows: dict[tuple[int, int], RowLayout] = {}
+        one = torch.ones(MASK_BITS, dtype=torch.int64)
+        self._bits = torch.bitwise_left_shift(one, torch.arange(MASK_BITS)).to(device)
         self._trees: dict[tuple[int, TreeShape], TreeLayout] = {}
+        self._verifies: dict[tuple[int, int, int], VerifyLayout] = {}
 
     def rows(self, requests: int, width: int) -> RowLayout:
         """The layout of `requests` with `width` rows each."""
@@ -145,12 +159,25 @@ class Layouts:
             found = self._trees[requests, shape] = self._build_tree(requests, shape)
         return found
 
+    def verify(self, requests: int, nodes: int, reach: int) -> VerifyLayout:
+        """What is left of that once the trees are drafted: it only depends on the nodes and the deepest level."""
+        found = self._verifies.get((requests, nodes, reach))
+        if found is None:
+            numbers = torch.arange(max(nodes, reach + 2), device=self.device).repeat(requests, 1)
+            found = self._verifies[requests, nodes, reach] = VerifyLayout(
+                node_rows=self.rows(requests, nodes),
+                path_rows=self.rows(requests, reach + 1),
+                node_bit=self._bits,
+                nodes=numbers[:, :nodes],
+                no_path=numbers[:, : reach + 2],
+                path_depths=numbers[:, 1 : reach + 1],
+            )
+        return found
+
     def _build_tree(self, requests: int, shape: TreeShape) -> TreeLayout:
         depth, topk, nodes = shape.depth, shape.topk, shape.nodes
         device = self.device
-        bits = torch.bitwise_left_shift(torch.ones(MASK_BITS, dtype=torch.int64), torch.arange(MASK_BITS)).to(
-            device
-        )
+        bits = self._bits
         level = [0] + [1] * topk + [d for d in range(2, depth + 1) for _ in range(topk * topk)]
         numbers = torch.arange(MASK_BITS + 2, device=device).repeat(requests, 1)  # [B, 66]
         levels = range(max(depth - 1, 0))

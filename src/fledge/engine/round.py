@@ -25,7 +25,7 @@ from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
-from fledge.engine.layout import RowLayout, TreeLayout, TreeShape
+from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
 from fledge.engine.phases import PhaseClock
@@ -40,7 +40,7 @@ class Round(NamedTuple):
     batch: RunningBatch
     now: Carried
     shape: TreeShape
-    layout: TreeLayout
+    layout: VerifyLayout
     rows: RowLayout  # of the R rows that are verified
     picked: Tensor | None  # [R] int64, which of the B * N nodes they are; None: all
 
@@ -89,7 +89,7 @@ def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: Ph
     if nodes == 1:
         return None
     shape = TreeShape(0, 1, nodes, nodes - 1)
-    layout = models.layouts.tree(batch.size, shape)
+    layout = models.layouts.verify(batch.size, nodes, nodes - 1)
     size = counts if counts is not None else torch.full((batch.size,), nodes - 1, device=now.length.device)
     tree = chain(proposal, now.bonus[:, None], layout.node_bit, size)
     return _finish(models, batch, Drafted(tree, shape, [], proposal, counts), clock, follow=False)
@@ -103,7 +103,7 @@ def _finish(
     if follow:  # the first level is carried: extend is going to write the next round's in its place
         levels = [levels[0].clone(), *levels[1:]]
         batch.use_first()
-    layout = models.layouts.tree(batch.size, shape)
+    layout = models.layouts.verify(batch.size, shape.nodes, shape.reach)
     rows, picked = layout.node_rows, None
     if counts is not None:
         rows, picked = _some_rows(rows, counts + 1)
@@ -218,7 +218,9 @@ def verify(this: Round, tree: DraftTree) -> TargetRows:
     return rows._replace(chosen=chosen.view(-1, shape.nodes))
 
 
-def accept(tree: DraftTree, chosen: Tensor, layout: TreeLayout, speculates: Tensor | None = None) -> Accepted:
+def accept(
+    tree: DraftTree, chosen: Tensor, layout: TreeLayout | VerifyLayout, speculates: Tensor | None = None
+) -> Accepted:
     """The path of nodes that are what their parents chose. `speculates` [B]: which requests take drafts; None: all.
 
     A node is on the path if every bit of its ancestor mask belongs to a node that matched. Siblings differ, so at
