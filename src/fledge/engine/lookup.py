@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
+from fledge.native import unavailable_reason
+from fledge.native.ops import find_repeats
 
 LONGEST = 24  # matches are told apart up to this length; loops are longer
 # By length: what 120 greedy answers of SmolLM2-135M to mt_bench, gsm8k and humaneval prompts showed, rounded.
@@ -96,6 +98,16 @@ def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Pro
 
     A repetition that runs into the end of the context goes on in circles.
     """
+    if history.device.type == "cpu" and not unavailable_reason():
+        matched, token_ids = find_repeats(history, length, LONGEST, tokens)
+        steps = torch.arange(tokens)
+        reached = torch.where(matched[:, None] > 0, (matched[:, None] + steps).clamp(max=LONGEST), 0)
+        return Proposal(token_ids, log_rates[reached], matched)
+    return find_plainly(history, length, tokens, log_rates)
+
+
+def find_plainly(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Proposal:
+    """`find` in torch alone, for any device."""
     if history.device.type == "cpu":
         history = history[:, : int(length.max()) + 1]
     known, last = history.shape[1], length.to(torch.int64)[:, None]  # [B, 1]

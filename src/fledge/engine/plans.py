@@ -13,6 +13,8 @@ from fledge.engine.cost import CostModel
 from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import MatchRates
 
+_COPY_MARGIN = 1.25  # a round with drafts also costs the host more than a plain one
+
 
 class Prices(Protocol):
     """What a plan asks the planner."""
@@ -63,6 +65,8 @@ class ConfidentPlan(RoundPlan):
         self._planner, self._requests = planner, requests
         self._rate = planner.rate(requests) if self.drafts else planner.headless_speed(requests)
         self._scale = planner.scale(requests, drafts=self.drafts)
+        if not self.drafts:
+            self._scale *= _COPY_MARGIN
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
         beliefs = self._planner.beliefs

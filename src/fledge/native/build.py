@@ -24,6 +24,7 @@ SOURCES = (
     "attention.h",
     "layer.h",
     "sampler.h",
+    "repeats.h",
     "decoder.cpp",
 )
 FLAGS = (
