@@ -28,7 +28,12 @@ def measured_table(summary: Summary) -> str:
     name = next(iter(summary.workloads), None)
     heads: dict[str, WorkloadSummary] = {}
     own = HeadSummary(workloads=summary.workloads, categories={})
-    for label, part in (("head trained in the demo", own), ("shipped head", summary.released)):
+    parts = {
+        "head trained in the demo": own,
+        "the same without prompt lookup": summary.without_lookup,
+        "shipped head": summary.released,
+    }
+    for label, part in parts.items():
         if part is not None and name in part.workloads:
             heads[label] = part.workloads[name]
     if not heads:
