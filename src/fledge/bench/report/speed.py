@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fledge.bench.load import LoadResult
 from fledge.bench.report.formats import number, plural, times
-from fledge.bench.results import PLAIN, RELEASED, TRAINED, BenchResult, LevelRow
+from fledge.bench.results import PLAIN, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
 
@@ -105,7 +105,8 @@ def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
 
 def headline(heroes: Sequence[Hero]) -> str:
     """The report in one line."""
-    speedups = [hero.figures.speedup for hero in heroes if hero.figures.speedup is not None]
+    shown = [hero for hero in heroes if not hero.label.endswith(WITHOUT_LOOKUP)]  # which is there to compare
+    speedups = [hero.figures.speedup for hero in shown if hero.figures.speedup is not None]
     if not speedups:
         return "Plain decode, measured without a draft head"
     same = "but outputs differ" if any(hero.different for hero in heroes) else "same output"
