@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,6 +51,21 @@ def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
         drained.join()
 
 
+def terminate_under_load(
+    process: subprocess.Popen[str], url: str, ask: Callable[[], None], *, once: str, patience: float
+) -> None:
+    """Ask in 12 threads, send SIGTERM once some request is `once`: running or waiting, and expect a clean end."""
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    while re.search(rf"vllm:num_requests_{once}\{{[^}}]*\}} 0\.0", HTTP.get(f"{url}/metrics").text):
+        pass
+    process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(patience)
+    assert process.wait(60) == 0
+
+
 @pytest.mark.slow
 def test_sigterm_under_load_finishes_every_answer(tiny_target_folder: Path) -> None:
     body = {"prompt": [40, 50, 60], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
@@ -66,15 +81,7 @@ def test_sigterm_under_load_finishes_every_answer(tiny_target_folder: Path) -> N
             whole = response.status_code == 200
             answers.append(response.json()["choices"][0]["text"] if whole else response.status_code)
 
-        threads = [threading.Thread(target=ask) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        while re.search(r"vllm:num_requests_running\{[^}]*\} 0\.0", HTTP.get(f"{url}/metrics").text):
-            pass
-        process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join(120)
-        assert process.wait(60) == 0
+        terminate_under_load(process, url, ask, once="running", patience=120)
     assert len(answers) == 12
     assert set(answers) <= {expected, 503}  # those that came too late were told so
     assert expected in answers
@@ -91,15 +98,7 @@ def test_sigterm_ends_streams_that_take_too_long_with_an_error(tiny_target_folde
             with HTTP.stream("POST", f"{url}/v1/completions", json=body) as response:
                 ends.append(response.read().decode())
 
-        threads = [threading.Thread(target=ask) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        while re.search(r"vllm:num_requests_waiting\{[^}]*\} 0\.0", HTTP.get(f"{url}/metrics").text):
-            pass
-        process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join(60)
-        assert process.wait(60) == 0
+        terminate_under_load(process, url, ask, once="waiting", patience=60)
     assert len(ends) == 12
     finished = [end for end in ends if '"finish_reason":"length"' in end and end.endswith("data: [DONE]\n\n")]
     told = [end for end in ends if '"code":"shutting_down"' in end]

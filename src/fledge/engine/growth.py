@@ -107,13 +107,11 @@ class TreeGrowth:
         layout, topk = self._layout, self._shape.topk
         scores, depths = self._found or self.candidates()
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
-        empty = None
         if counts is not None:
             order = order.masked_fill(torch.arange(nodes - 1, device=order.device) >= counts[:, None], _EMPTY)
-        chosen = torch.cat((layout.root, (order + 1).sort(1).values), 1)  # [B, N] candidate numbers
-        if counts is not None:
-            empty = chosen > _EMPTY
-            numbers, chosen = chosen, chosen.masked_fill(empty, 0)
+        numbers = torch.cat((layout.root, (order + 1).sort(1).values), 1)  # [B, N] candidate numbers
+        empty = None if counts is None else numbers > _EMPTY
+        chosen = numbers if empty is None else numbers.masked_fill(empty, 0)
         expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
         family = (chosen - 1).div_(topk, rounding_mode="floor").clamp_(0, expanded.shape[1] - 1)
         parent_candidate = expanded.gather(1, family)
@@ -123,9 +121,7 @@ class TreeGrowth:
             own = self._slots.parents.gather(1, slot.clamp(min=0))
             parent_candidate = torch.where(slot >= 0, own, parent_candidate)
             tokens = torch.cat((tokens, self._slots.token_ids), 1)
-        parents = torch.searchsorted(
-            chosen if empty is None else numbers, parent_candidate
-        )  # [B, N]; the root's own is 0
+        parents = torch.searchsorted(numbers, parent_candidate)  # [B, N]; the root's own is 0
         mask, ancestor = layout.node_bit[:nodes].expand_as(parents), parents
         for _ in range(self._shape.reach.bit_length()):  # a mask covers 1, 2, 4, ... generations
             mask = mask | mask.gather(1, ancestor)

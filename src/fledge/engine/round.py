@@ -80,12 +80,8 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
 
 def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome | None:
     """A round whose drafts are all copied; the head falls behind. None, and nothing done, if none is worth it."""
-    now, speculates = batch.view(), batch.speculating()[1]
-    proposal = find(now.history, now.length, plan.bound.lookup, plan.match_rates.log_rates(now.length.device))
-    scores = proposal.log_probs.cumsum(1)
-    if speculates is not None:
-        scores = scores.masked_fill(~speculates[:, None], -torch.inf)
-    nodes, counts = plan.nodes(scores, None, apart=batch.selection.selection(1) is None)
+    now, proposal = batch.view(), _look_up(batch, plan)
+    nodes, counts = _sizes(batch, plan, proposal.log_probs.cumsum(1), None)
     if nodes == 1:
         return None
     shape = TreeShape(0, 1, nodes, nodes - 1)
@@ -164,11 +160,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     """Grow a tree per request, from the carried first level and its own tokens' repetitions down."""
     now, bound = batch.view(), plan.bound
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
-    proposal = None
-    if bound.lookup:
-        proposal = find(
-            now.history, now.length, bound.lookup, plan.match_rates.log_rates(models.decoder.device)
-        )
+    proposal = _look_up(batch, plan) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
     growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
     hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])  # [B * K, H]
@@ -182,14 +174,26 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
         parent = growth.expand(out.token_ids, out.log_probs)
         if parent is not None:
             hidden = out.hidden.index_select(0, (parent + layout.draft_rows.first_row_column).view(-1))
-    # Where logits are edited or sampled from, every request has the same number of rows.
-    scores, depths = growth.candidates()
+    nodes, counts = _sizes(batch, plan, *growth.candidates())
+    shape = bound.cut(len(growth.levels), nodes)
+    return Drafted(growth.select(nodes, counts), shape, growth.levels, proposal, counts)
+
+
+def _look_up(batch: RunningBatch, plan: RoundPlan) -> Proposal:
+    """What the requests' own tokens propose."""
+    now = batch.view()
+    return find(now.history, now.length, plan.bound.lookup, plan.match_rates.log_rates(now.length.device))
+
+
+def _sizes(
+    batch: RunningBatch, plan: RoundPlan, scores: Tensor, depths: Tensor | None
+) -> tuple[int, Tensor | None]:
+    """The plan's answer to these candidates; those of requests that don't speculate are worth nothing."""
     speculates = batch.speculating()[1]
     if speculates is not None:
         scores = scores.masked_fill(~speculates[:, None], -torch.inf)
-    nodes, counts = plan.nodes(scores, depths, apart=batch.selection.selection(1) is None)
-    shape = bound.cut(len(growth.levels), nodes)
-    return Drafted(growth.select(nodes, counts), shape, growth.levels, proposal, counts)
+    # Where logits are edited or sampled from, every request has the same number of rows.
+    return plan.nodes(scores, depths, apart=batch.selection.selection(1) is None)
 
 
 def verify(this: Round, tree: DraftTree) -> TargetRows:
