@@ -1,7 +1,7 @@
 """Keeps README's measured numbers equal to committed results.
 
 <!-- measured: results/demo.json -->
-(a table made from that summary.json; of a peers.jsonl: the table of peers)
+(a table made from that summary.json; of a peers.jsonl: the table of peers; of a ratios.json: its lines)
 <!-- /measured -->
 
 python docs/readme_numbers.py            write the tables
@@ -16,6 +16,8 @@ from pathlib import Path
 
 from fledge.bench import Summary
 from fledge.bench.peers.table import peers_table, read_peers
+from fledge.bench.ratios import COLUMNS as RATIO_COLUMNS
+from fledge.bench.ratios import Ratios
 from fledge.bench.report.exports import table
 from fledge.bench.summary import HeadSummary, WorkloadSummary
 
@@ -67,6 +69,9 @@ def filled(text: str, root: Path = ROOT) -> str:
         if place.endswith(".jsonl"):
             peers = peers_table(read_peers(place))
             return match[1] + table(peers.columns, peers.rows) + "\n" + match[3]
+        if place.endswith("ratios.json"):
+            ratios = Ratios.model_validate_json(Path(place).read_text("utf-8"))
+            return match[1] + table(RATIO_COLUMNS, [line.cells for line in ratios.lines]) + "\n" + match[3]
         return match[1] + measured_table(Summary.load(place)) + match[3]
 
     return _BLOCK.sub(block, text)

@@ -31,7 +31,7 @@ COMMANDS = {
     "compare",
     "ablate",
 }
-GROUPS = {"bench": {"engine", "server", "peers"}, "deploy": {"vertex"}}
+GROUPS = {"bench": {"engine", "server", "peers", "ratios"}, "deploy": {"vertex"}}
 COMMANDS |= {"export", "import", "doctor", "template", "card"}
 
 

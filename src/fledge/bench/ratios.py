@@ -1,0 +1,300 @@
+"""What speculation costs and brings beside plain decode on this machine: every figure a ratio within one run.
+
+    fledge bench ratios                        all of it
+    fledge bench ratios --only levels,ttft     some of it
+
+    levels      throughput with 1, 2, 4, ... requests at once: the head, and a head of random weights
+    ttft        time to the first token of long prompts
+    sampled     time per output token at temperature 1, one request at a time
+    context     a verify of many rows after short and long contexts
+    neighbour   time per output token beside a process that keeps a core busy
+    overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
+
+Configurations are measured in alternation, ratios are taken within a block; intervals: `statistics.py`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from statistics import median
+
+from pydantic import BaseModel
+
+from fledge.bench.concurrency import run_level
+from fledge.bench.costs import measure_costs
+from fledge.bench.machine import machine_facts, versions
+from fledge.bench.results import LevelRow, Machine
+from fledge.bench.statistics import Interval, alternation, compare_paired, interleaved
+from fledge.bench.workloads import own_workload
+from fledge.draft import Head, head_runner
+from fledge.engine import Engine
+from fledge.engine.request import CompletionStats
+from fledge.errors import DataError
+from fledge.storage import write_json
+from fledge.target import Target
+from fledge.train.random_head import random_head
+
+COLUMNS = ("", "base", "other", "ratio", "")
+PLAIN, HEAD, BAD = "plain", "head", "random head"
+_BUSY = "while True: pass"
+_ROOM = 16  # tokens beyond prompt and answer
+
+
+class Ratio(BaseModel):
+    """One line of the table: `other` over `base`, medians in `unit`, and their ratio with its 95 % interval."""
+
+    what: str
+    base: float
+    other: float
+    unit: str
+    ratio: Interval | None = None  # None: shares that stand for themselves
+    note: str = ""
+
+    @property
+    def cells(self) -> list[str]:
+        """The line as it is shown."""
+        found = ""
+        if self.ratio is not None:
+            found = f"{self.ratio.value:.3f}"
+            if self.ratio.count > 1:
+                found += f" ({self.ratio.low:.3f} to {self.ratio.high:.3f})"
+        figures = [f"{value:.4g} {self.unit}" for value in (self.base, self.other)]
+        return [self.what, *figures, found, self.note]
+
+
+class Ratios(BaseModel):
+    """All lines, and what they were measured on."""
+
+    target: str
+    date: str
+    machine: Machine
+    versions: dict[str, str]
+    lines: list[Ratio]
+
+    def save(self, url: str) -> None:
+        """Write it as JSON."""
+        write_json(url, self.model_dump())
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much to measure."""
+
+    levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    repeats: int = 6
+    tokens: int = 64
+    prompts: int = 12
+    long_prompt: int = 1000
+    contexts: tuple[int, ...] = (256, 4096)
+    rows: tuple[int, ...] = (2, 4, 8, 16, 32)
+
+
+class Bench:
+    """The target, its head, and the prompts all parts use."""
+
+    def __init__(self, target: Target, head: Head, sizes: Sizes) -> None:
+        self.target, self.head, self.sizes = target, head, sizes
+        chat = target.chat
+        self.prompts = [
+            chat.prompt_ids(prompt.messages) for prompt in own_workload().limited(sizes.prompts).prompts
+        ]
+
+    def engines(self, *names: str, max_batch: int, longest: int = 0) -> dict[str, Engine]:
+        """Warm engines by name; no prefix cache, so that every repeat does the same work."""
+        longest = max(longest, *map(len, self.prompts))
+        heads = {PLAIN: None, HEAD: self.head, BAD: None}
+        if BAD in names:
+            heads[BAD] = random_head(self.target, self.head.vocabulary)
+        options = {"max_batch": max_batch, "max_context": longest + self.sizes.tokens + _ROOM}
+        made = {
+            name: Engine(self.target, heads[name], prefix_cache=False, **options)  # type: ignore[arg-type]
+            for name in names
+        }
+        for engine in made.values():
+            engine.generate(self.prompts[:2], max_tokens=8, ignore_eos=True)
+        return made
+
+    def levels(self) -> Iterator[Ratio]:
+        """Throughput at every level: the head and the random head over plain decode."""
+        engines = self.engines(PLAIN, HEAD, BAD, max_batch=max(self.sizes.levels))
+        rows: dict[tuple[int, str], list[LevelRow]] = {}
+        for turn in interleaved(self.sizes.levels, list(engines), self.sizes.repeats):
+            requests = list(islice(chain.from_iterable([self.prompts] * 99), max(4, 2 * turn.level)))
+            row = run_level(engines[turn.name], turn.name, requests, turn.level, self.sizes.tokens)
+            rows.setdefault((turn.level, turn.name), []).append(row)
+        for level in self.sizes.levels:
+            base = [row.output_throughput for row in rows[level, PLAIN]]
+            for name in (HEAD, BAD):
+                found = rows[level, name]
+                tau = f"tau {median(row.tau for row in found):.2f}"
+                what = f"throughput, {level} at once: {name} over plain"
+                yield _paired(what, base, [row.output_throughput for row in found], "tokens/s", tau)
+
+    def ttft(self) -> Iterator[Ratio]:
+        """Time to the first token of long prompts, one and eight requests at once."""
+        words = list(chain.from_iterable(self.prompts))
+        size = self.sizes.long_prompt
+        stream = words * (2 + size // len(words))
+        longs = [stream[37 * n : 37 * n + size] for n in range(min(16, len(words) // 37))]
+        engines = self.engines(PLAIN, HEAD, max_batch=8, longest=size)
+        for level in (1, 8):
+            found: dict[str, list[float]] = {PLAIN: [], HEAD: []}
+            for names in alternation([PLAIN, HEAD], self.sizes.repeats):
+                for name in names:
+                    requests = longs[: max(2, level)]
+                    found[name].append(run_level(engines[name], name, requests, level, 8).median_ttft_ms)
+            what = f"time to first token, {size} tokens, {level} at once: head over plain"
+            yield _paired(what, found[PLAIN], found[HEAD], "ms")
+
+    def sampled(self) -> Iterator[Ratio]:
+        """Plain decode's time per token over the head's, at temperature 1, prompt by prompt."""
+        engines = self.engines(PLAIN, HEAD, max_batch=1)
+        times: dict[str, list[float]] = {PLAIN: [], HEAD: []}
+        taus = []
+        for number, (prompt, names) in enumerate(
+            zip(self.prompts, alternation([PLAIN, HEAD], len(self.prompts)), strict=True)
+        ):
+            for name in names:
+                stats = self._answer(engines[name], prompt, temperature=1.0, seed=number)
+                times[name].append(stats.tpot_ms)
+                if name == HEAD:
+                    taus.append(stats.tau)
+        note = f"tau {sum(taus) / len(taus):.2f}"
+        yield _paired(
+            "time per token at temperature 1: plain over head", times[HEAD], times[PLAIN], "ms", note
+        )
+
+    def context(self) -> Iterator[Ratio]:
+        """A verify of n rows over a plain step, after short and long contexts."""
+        runner = head_runner(self.target, self.head)
+        for context in self.sizes.contexts:
+            costs = measure_costs(
+                self.target, runner, rows=self.sizes.rows, draft_rows=4, context=context,
+                repeats=max(5, self.sizes.repeats),
+            )  # fmt: skip
+            for rows, cost in costs.verify.items():
+                what = f"verify of {rows} rows over a plain step, context {context}"
+                yield _single(what, costs.plain_step_ms, costs.verify_ms[rows], cost)
+            if costs.draft_step is not None and costs.draft_step_ms is not None:
+                what = f"draft step over a plain step, context {context}"
+                yield _single(what, costs.plain_step_ms, costs.draft_step_ms, costs.draft_step)
+
+    def neighbour(self) -> Iterator[Ratio]:
+        """Time per token beside a busy process over that on the quiet machine."""
+        for name, engine in self.engines(PLAIN, HEAD, max_batch=1).items():
+            times: dict[str, list[float]] = {"quiet": [], "busy": []}
+            for prompt, states in zip(
+                self.prompts, alternation(["quiet", "busy"], len(self.prompts)), strict=True
+            ):
+                for state in states:
+                    with _busy_process(state == "busy"):
+                        times[state].append(self._answer(engine, prompt).tpot_ms)
+            yield _paired(
+                f"time per token, {name}: busy neighbour over none", times["quiet"], times["busy"], "ms"
+            )
+
+    def overlap(self) -> Iterator[Ratio]:
+        """Throughput at eight requests with the overlap scheduler over that without, and the host's exposed share."""
+        longest = max(map(len, self.prompts)) + self.sizes.tokens + _ROOM
+        engines = {
+            name: Engine(
+                self.target, self.head, max_batch=8, max_context=longest, prefix_cache=False, overlap=on
+            )
+            for name, on in (("off", False), ("on", True))
+        }
+        requests = list(islice(chain.from_iterable([self.prompts] * 2), 16))
+        for engine in engines.values():
+            run_level(engine, "warm", requests[:8], 8, 16)
+        speeds: dict[str, list[float]] = {name: [] for name in engines}
+        shares: dict[str, list[float]] = {name: [] for name in engines}
+        for names in alternation(list(engines), self.sizes.repeats):
+            for name in names:
+                before = engines[name].stats().phases
+                row = run_level(engines[name], name, requests, 8, self.sizes.tokens)
+                spent = engines[name].stats().phases.since(before)
+                rounds = spent.draft + spent.verify + spent.accept + spent.extend + spent.host
+                speeds[name].append(row.output_throughput)
+                shares[name].append(100 * spent.host / rounds)
+        yield _paired("throughput, 8 at once: overlap on over off", speeds["off"], speeds["on"], "tokens/s")
+        what = "host time exposed, share of the rounds, 8 at once: overlap off, on"
+        yield Ratio(what=what, base=median(shares["off"]), other=median(shares["on"]), unit="%")
+
+    def _answer(
+        self, engine: Engine, prompt: list[int], *, temperature: float = 0.0, seed: int | None = None
+    ) -> CompletionStats:
+        tokens = self.sizes.tokens
+        return engine.generate(
+            [prompt], max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=seed
+        )[0].stats
+
+
+PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
+    "levels": Bench.levels,
+    "ttft": Bench.ttft,
+    "sampled": Bench.sampled,
+    "context": Bench.context,
+    "neighbour": Bench.neighbour,
+    "overlap": Bench.overlap,
+}
+
+
+def measure_ratios(
+    target: Target, head: Head, sizes: Sizes, parts: Sequence[str], show: Callable[[Ratio], None]
+) -> Ratios:
+    """Measure these parts; `show` gets each line when it is found.
+
+    Raises DataError for a part that doesn't exist.
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise DataError(f"there is no part {part!r}; choose from {', '.join(PARTS)}")
+    bench, lines = Bench(target, head, sizes), []
+    for part in parts:
+        for line in PARTS[part](bench):
+            lines.append(line)
+            show(line)
+    return Ratios(
+        target=target.name,
+        date=time.strftime("%Y-%m-%d"),
+        machine=machine_facts(),
+        versions=versions(),
+        lines=lines,
+    )
+
+
+def _paired(what: str, base: Sequence[float], other: Sequence[float], unit: str, note: str = "") -> Ratio:
+    return Ratio(
+        what=what,
+        base=median(base),
+        other=median(other),
+        unit=unit,
+        ratio=compare_paired(base, other).ratio,
+        note=note,
+    )
+
+
+def _single(what: str, base_ms: float, other_ms: float, ratio: float) -> Ratio:
+    """Of medians of forwards that were timed in turn: without an interval."""
+    alone = Interval(ratio, ratio, ratio, 1)
+    return Ratio(what=what, base=base_ms, other=other_ms, unit="ms", ratio=alone)
+
+
+@contextmanager
+def _busy_process(wanted: bool) -> Iterator[None]:
+    """Another process that keeps one core busy, if `wanted`."""
+    if not wanted:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", _BUSY])
+    try:
+        time.sleep(0.2)  # until it runs
+        yield
+    finally:
+        process.kill()
+        process.wait()

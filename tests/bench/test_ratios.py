@@ -1,0 +1,77 @@
+"""The ratios' parts on the tiny target: what is compared, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fledge.bench.ratios import COLUMNS, PARTS, Ratio, Ratios, Sizes, measure_ratios
+from fledge.bench.statistics import Interval
+from fledge.draft import Head
+from fledge.errors import DataError
+from fledge.target import Target
+
+TINY = Sizes(levels=(1, 2), repeats=2, tokens=6, prompts=4, long_prompt=40, contexts=(16,), rows=(2, 4))
+
+
+def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
+    shown: list[Ratio] = []
+    found = measure_ratios(target, head, TINY, parts, shown.append)
+    assert found.lines == shown
+    assert found.target == target.name
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("part", "lines"),
+    [("levels", 4), ("ttft", 2), ("sampled", 1), ("context", 3), ("neighbour", 2), ("overlap", 2)],
+)
+def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines: int) -> None:
+    found = measured(target, head, part)
+    assert len(found) == lines
+    for line in found:
+        assert len(line.cells) == len(COLUMNS)
+        assert line.base >= 0
+        assert line.ratio is None or (math.isfinite(line.ratio.value) and line.ratio.value > 0)
+
+
+def test_levels_compare_the_head_and_a_random_one_with_plain_decode(target: Target, head: Head) -> None:
+    assert [line.what for line in measured(target, head, "levels")] == [
+        f"throughput, {level} at once: {name} over plain"
+        for level in (1, 2)
+        for name in ("head", "random head")
+    ]
+
+
+def test_the_busy_neighbour_is_gone_afterwards(target: Target, head: Head) -> None:
+    measured(target, head, "neighbour")
+    assert not [child for child in psutil.Process().children() if "while True" in " ".join(child.cmdline())]
+
+
+def test_an_unknown_part_is_named_before_anything_runs(target: Target, head: Head) -> None:
+    with pytest.raises(DataError, match=r"there is no part 'tfft'; choose from levels, ttft"):
+        measured(target, head, "levels", "tfft")
+    assert next(iter(PARTS)) == "levels"
+
+
+def test_a_saved_result_becomes_the_table_of_a_page(target: Target, head: Head, tmp_path: Path) -> None:
+    found = measure_ratios(target, head, TINY, ["overlap"], lambda _: None)
+    line = Ratio(
+        what="first", base=2.0, other=3.0, unit="ms", ratio=Interval(1.5, 1.4, 1.61, 6), note="tau 2.00"
+    )
+    found = found.model_copy(update={"lines": [line, *found.lines]})
+    found.save(str(tmp_path / "ratios.json"))
+    assert Ratios.model_validate_json((tmp_path / "ratios.json").read_text("utf-8")) == found
+    spec = importlib.util.spec_from_file_location(
+        "readme_numbers", Path(__file__).parents[2] / "docs" / "readme_numbers.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    numbers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(numbers)
+    page = numbers.filled("<!-- measured: ratios.json -->\n<!-- /measured -->\n", tmp_path)
+    assert "| first | 2 ms | 3 ms | 1.500 (1.400 to 1.610) | tau 2.00 |" in page
