@@ -124,10 +124,11 @@ class Bench:
         """Throughput at every level: the head and the random head over plain decode."""
         engines = self.engines(PLAIN, HEAD, BAD, max_batch=max(self.sizes.levels))
         rows: dict[tuple[int, str], list[LevelRow]] = {}
-        for turn in interleaved(self.sizes.levels, list(engines), self.sizes.repeats):
+        for turn in interleaved(self.sizes.levels, list(engines), self.sizes.repeats + 1):
             requests = list(islice(chain.from_iterable([self.prompts] * 99), max(4, 2 * turn.level)))
             row = run_level(engines[turn.name], turn.name, requests, turn.level, self.sizes.tokens)
-            rows.setdefault((turn.level, turn.name), []).append(row)
+            if turn.repeat:  # the first teaches the planner what this batch size costs
+                rows.setdefault((turn.level, turn.name), []).append(row)
         for level in self.sizes.levels:
             base = [row.output_throughput for row in rows[level, PLAIN]]
             for name in (HEAD, BAD):
