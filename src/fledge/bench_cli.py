@@ -69,6 +69,10 @@ def bench_server(
     slo: Annotated[
         str | None, typer.Option(help="objective in ms for goodput, such as ttft:500,tpot:50")
     ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(help="of a server's machine for an hour: shows the cost of a million tokens"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="of the Poisson arrivals")] = 0,
     token_counts: Annotated[
         bool, typer.Option("--token-counts", help="ask for the tokens of each chunk (vLLM), for true ITLs")
@@ -93,6 +97,7 @@ def bench_server(
         warmup=warmup,
         seed=seed,
         slo=Objective.parse(slo) if slo else None,
+        price_per_hour=price,
         token_counts=token_counts,
     )
     with StageProgress("load") as progress:

@@ -24,6 +24,7 @@ from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import Reading, between, parse_metrics
 from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import compare_level
+from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload
 from fledge.errors import DataError, ServerError
 
@@ -134,6 +135,8 @@ def test_traffic_is_replayed_in_the_order_it_came(tmp_path: Path) -> None:
     log.write_text('{"turns": ["b"]}\n')
     with pytest.raises(DataError, match="line 1: `timestamp`"):
         read_traffic(str(log))
+    with pytest.raises(DataError, match="--speed is 0"):
+        read_traffic(str(log), speed=0)
 
 
 def test_counters_of_vllm_and_sglang_are_read() -> None:
@@ -153,6 +156,23 @@ def test_counters_of_vllm_and_sglang_are_read() -> None:
     assert found.figures()["spec_decode_acceptance_rate"] == pytest.approx(37.5)
     assert between(Reading(), parse_metrics("sglang:spec_accept_length 2.75\n")).tau == 2.75  # type: ignore[union-attr]
     assert between(Reading(), parse_metrics("# HELP nothing\nup 1\n")) is None
+
+
+def test_a_server_of_ours_tells_where_its_rounds_time_goes() -> None:
+    page = (
+        'fledge:rounds_total{{model_name="m"}} {}\nsglang:spec_accept_length 2.0\n'
+        'fledge:phase_seconds_total{{phase="draft"}} {}\nfledge:phase_seconds_total{{phase="verify"}} {}\n'
+    )
+    found = between(parse_metrics(page.format(10, 1.0, 2.0)), parse_metrics(page.format(110, 1.5, 4.0)))
+    assert found is not None
+    assert found.figures()["phase_ms_per_round"] == pytest.approx({"draft": 5.0, "verify": 20.0})
+
+
+def test_a_price_makes_tokens_cost_something() -> None:
+    setting = LevelSetting("s", "w", 1, None, 0, 16)
+    row = level_figures(setting, [record([0.1, 0.3], 10)], 2.0, None, None, 3.6)
+    assert row["cost_per_million_output_tokens"] == pytest.approx(200.0)  # 5 tokens a second, 18,000 an hour
+    assert "cost_per_million_output_tokens" not in figures([record([0.1, 0.3], 10)])
 
 
 def row(server: str, repeat: int, tpot: float, **changes: object) -> dict:
@@ -204,7 +224,9 @@ def test_servers_are_named_started_or_refused() -> None:
 
 
 def test_a_load_test_starts_servers_compares_them_and_comes_back_from_disk(tmp_path: Path) -> None:
-    options = LoadOptions(concurrency=(1, 3), requests=4, repeats=2, warmup=1, max_tokens=7)
+    options = LoadOptions(
+        concurrency=(1, 3), requests=4, repeats=2, warmup=1, max_tokens=7, price_per_hour=1.0
+    )
     notes: list[str] = []
     result = run_load(
         [fake("plain"), fake("eagle3", "--per-chunk", "3")],
@@ -228,6 +250,10 @@ def test_a_load_test_starts_servers_compares_them_and_comes_back_from_disk(tmp_p
     assert len(notes) == 8
     result.save(str(tmp_path))
     assert LoadResult.load(str(tmp_path)) == result
+    view = served_view(result)
+    assert view is not None
+    assert view.columns[-1] == "cost per million"
+    assert {len(line) for line in view.rows} == {len(view.columns)}
     assert len((tmp_path / "load.jsonl").read_text().splitlines()) == 8
 
 
@@ -259,7 +285,9 @@ def test_a_server_without_usage_is_told_in_the_notes() -> None:
 
 
 def test_unusable_options_are_refused() -> None:
-    for options in ({"concurrency": (0,)}, {"repeats": 0}, {"rates": (0.0,)}, {"concurrency": ()}):
+    wrong = [{"concurrency": (0,)}, {"repeats": 0}, {"rates": (0.0,)}, {"concurrency": ()}, {"requests": -1}]
+    wrong += [{"rates": (float("nan"),)}, {"warmup": -1}, {"temperature": -1.0}, {"price_per_hour": 0.0}]
+    for options in wrong:
         with pytest.raises(DataError):
             LoadOptions(**options)  # type: ignore[arg-type]
     assert LoadOptions().requests_at(16) == 32

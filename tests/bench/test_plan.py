@@ -87,7 +87,15 @@ def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:
 
 
 def test_unusable_assumptions_are_refused() -> None:
-    for changes in ({"tflops": 0.0}, {"tree": (4, 4)}, {"acceptance": (0.5, 0.6)}, {"acceptance": ()}):
+    for changes in (
+        {"tflops": 0.0},
+        {"tree": (4, 4)},
+        {"acceptance": (0.5, 0.6)},
+        {"acceptance": ()},
+        {"concurrency": (0,)},
+        {"tree": (0, 4, 4)},
+        {"conversations": 0},
+    ):
         with pytest.raises(DataError):
             PlanOptions(**({"bandwidth_gb_s": 1.0, "tflops": 1.0} | changes))  # type: ignore[arg-type]
 

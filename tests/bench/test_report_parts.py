@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.compare import compare_runs, render_comparison
 from fledge.bench.report.exports import standalone, write_exports
 from fledge.bench.report.limits import better_tau, limit_views
-from fledge.bench.report.money import cost_per_million
 from fledge.bench.report.page import make_page
 from fledge.bench.report.speed import name_engines
+from fledge.bench.report.timeline import mean_round, timeline
 from fledge.bench.results import BenchResult
 from fledge.errors import DataError
 from tests.bench.synthetic import bench_result, load_result, report_facts
@@ -121,3 +123,21 @@ def test_runs_without_common_prompts_are_refused() -> None:
         compare_runs(first, first.model_copy(update={"answers": []}), ("a", "b"))
     with pytest.raises(DataError, match="measured no head"):
         compare_runs(first, first.model_copy(update={"heads": []}), ("a", "b"))
+
+
+def test_the_timeline_draws_the_same_tokens_for_every_engine() -> None:
+    result = bench_result(("trained",))
+    plain, head = timeline(result, name_engines(["trained"], {}))
+    mean = mean_round(result, "trained")
+    assert mean is not None
+    assert result.plain is not None
+    assert len(plain.segments) == 24
+    rounds = math.ceil(24 / mean.tau)
+    assert len(head.segments) == rounds * sum(ms > 0 for ms in mean.phases.values())
+    ratio = sum(bar.share for bar in plain.segments) / sum(bar.share for bar in head.segments)
+    assert ratio == pytest.approx(24 * result.plain.ms_per_token / (rounds * mean.ms))
+    assert max(sum(bar.share for bar in lane.segments) for lane in (plain, head)) == pytest.approx(100)
+    page = render_report(report_facts(result))
+    outline(page)
+    assert "The same tokens in time" in page
+    assert timeline(result.model_copy(update={"answers": []}), name_engines(["trained"], {})) == []

@@ -85,6 +85,8 @@ def test_limit_takes_evenly_from_all_categories_in_the_files_order() -> None:
     assert places == sorted(places)
     one_category = Workload("w", tuple(Prompt(str(n), "math", ("x",)) for n in range(9))).limited(4)
     assert [prompt.question_id for prompt in one_category.prompts] == ["0", "1", "2", "3"]
+    with pytest.raises(DataError, match="nothing to measure"):
+        own_workload().limited(0)
 
 
 def test_workloads_of_the_same_name_stay_apart(tmp_path: Path) -> None:

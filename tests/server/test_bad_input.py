@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 from collections.abc import Callable
 
@@ -156,8 +157,45 @@ def test_values_that_ask_for_nothing_are_fine(live: Running) -> None:
         "min_tokens": 0,
         "skip_special_tokens": True,
         "x": None,
+        "top_logprobs": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
     }
     assert live.post("/v1/chat/completions", {**GOOD, **idle}).status_code == 200
+    assert live.post("/v1/chat/completions", {**GOOD, "n": 2, "best_of": 2}).status_code == 200
+    assert live.post("/v1/chat/completions", {**GOOD, "n": 2, "best_of": 3}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param", "told"),
+    [
+        ("completions", {"prompt": []}, "prompt", "at least 1 item"),
+        ("completions", {"prompt": [[]]}, "prompt.0", "at least 1 item"),
+        ("completions", {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ("completions", {"prompt": ["a", [5]]}, "prompt", "a text, a list of texts, a list of token ids"),
+        ("completions", {"prompt": None}, "prompt", "a text, a list of texts, a list of token ids"),
+        ("completions", {"prompt": "a", "stop": [""]}, "stop.0", "at least 1 character"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": None}]},
+            "messages.0.content",
+            "a text",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0",
+            "",
+        ),
+    ],
+)
+def test_a_field_of_several_forms_is_told_in_the_clients_terms(
+    live: Running, path: str, change: dict[str, object], param: str, told: str
+) -> None:
+    error = live.post(f"/v1/{path}", change).json()["error"]
+    assert error["param"].startswith(param)
+    assert told in error["message"]
+    assert not re.search(r"constrained|list\[|\.str\b", error["message"] + error["param"])
 
 
 def test_an_error_never_repeats_the_prompt(live: Running) -> None:

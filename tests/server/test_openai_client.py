@@ -235,6 +235,27 @@ def test_content_parts_and_the_developer_role(live: Running) -> None:
     assert a.choices[0].message.content == b.choices[0].message.content
 
 
+def test_answers_of_other_servers_can_stand_in_a_conversation(live: Running) -> None:
+    """Clients send back an assistant's message with all the fields they got, and names of those who speak."""
+    plain = [*messages("Hi"), {"role": "assistant", "content": "Yes?"}, *messages("Why is the sky blue?")]
+    dumped = {
+        "role": "assistant", "content": "Yes?", "refusal": None, "annotations": [], "tool_calls": [], "audio": None,
+        "function_call": None, "name": "fledge",
+    }  # fmt: skip
+    client = live.client()
+    answers = [
+        client.chat.completions.create(
+            model=MODEL,
+            messages=conversation,  # type: ignore[arg-type]
+            safety_identifier="someone",
+            prompt_cache_key="a key",
+            **GREEDY,
+        )
+        for conversation in (plain, [plain[0], dumped, plain[2]])
+    ]
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+
+
 def test_errors_are_the_clients_own_classes(live: Running) -> None:
     client = live.client()
     with pytest.raises(openai.NotFoundError, match="no such model"):

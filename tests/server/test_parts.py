@@ -79,8 +79,22 @@ def test_predictions_are_answers_to_instances(make_engine, options) -> None:  # 
         chat, text = answer.json()["predictions"]
         assert chat["choices"][0]["message"]["content"]
         assert text["object"] == "text_completion"
-        wrong = server.post("/predict", {"instances": [{"prompt": "a", "stream": True}]})
-        assert wrong.status_code == 400
+        for wrong in ({"instances": [{"prompt": "a", "stream": True}]}, {"instances": []}, {"x": 1}, []):
+            response = server.post("/predict", wrong)
+            assert response.status_code == 400
+            assert response.json()["error"]["message"]
+
+
+def test_raw_predictions_are_completions_even_where_vertex_uses_the_same_route(make_engine, options) -> None:  # type: ignore[no-untyped-def]
+    route = "/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
+    with running(make_engine(), options(predict_route=route)) as server:
+        raw = server.post(route, body).json()
+        content = raw["choices"][0]["message"]["content"]
+        wrapped = server.post(route, {"instances": [body]}).json()["predictions"][0]
+        assert wrapped["choices"][0]["message"]["content"] == content
+        assert server.post(route, {**body, "stream": True}).text.endswith("data: [DONE]\n\n")
+        assert server.client().models.list().data
 
 
 def test_keys_come_from_environment_and_file(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ class Workload:
 
     def limited(self, limit: int | None) -> Workload:
         """At most `limit` prompts, spread evenly over the categories, in the file's order."""
+        if limit is not None and limit < 1:
+            raise DataError(f"{limit} prompts of {self.name} are nothing to measure; give at least 1")
         if limit is None or limit >= len(self.prompts):
             return self
         seen: dict[str, int] = {}

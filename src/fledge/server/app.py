@@ -85,6 +85,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
     app.state.server = server
+    _add_vertex(app, server)  # first: its route may be one of the others'
     _add_openai(app, server)
     _add_tools(app, server)
     _add_operations(app, server)
@@ -159,24 +160,39 @@ def _add_tools(app: FastAPI, server: Server) -> None:
             body.completion(), request, lambda openai: NativeRenderer.make(body, openai)
         )
 
-    if server.options.predict_route:
 
-        @app.post(server.options.predict_route, tags=["Vertex AI"])
-        async def predict(body: PredictRequest, request: Request) -> Json:
-            """Instances are bodies of chat or text completions; each prediction is the answer to one."""
-            requests = [_instance({**(body.parameters or {}), **instance}) for instance in body.instances]
-            return {"predictions": [await server.generator.answer(each, request) for each in requests]}
+def _add_vertex(app: FastAPI, server: Server) -> None:
+    if not server.options.predict_route:
+        return
+
+    @app.post(server.options.predict_route, tags=["Vertex AI"], response_model=None)
+    async def predict(body: Json, request: Request) -> Response | Json:
+        """Vertex AI's predict: {"instances": [...], "parameters": {...}}, instances being chat or text completions.
+
+        Its rawPredict and streamRawPredict hand over a chat or text completion as it is, which is answered as such.
+        """
+        if "instances" not in body:
+            return await server.generator.respond(_completion(body), request)
+        try:
+            given = PredictRequest.model_validate(body)
+        except ValidationError as error:
+            raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+        requests = [_instance({**(given.parameters or {}), **instance}) for instance in given.instances]
+        return {"predictions": [await server.generator.answer(each, request) for each in requests]}
 
 
 def _instance(fields: Json) -> ChatRequest | CompletionRequest:
-    fields = {key: value for key, value in fields.items() if key != "@requestFormat"}
-    try:
-        body = (ChatRequest if "messages" in fields else CompletionRequest).model_validate(fields)
-    except ValidationError as error:
-        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+    body = _completion({key: value for key, value in fields.items() if key != "@requestFormat"})
     if body.stream:
         raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
     return body
+
+
+def _completion(fields: Json) -> ChatRequest | CompletionRequest:
+    try:
+        return (ChatRequest if "messages" in fields else CompletionRequest).model_validate(fields)
+    except ValidationError as error:
+        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
 
 
 def _add_operations(app: FastAPI, server: Server) -> None:

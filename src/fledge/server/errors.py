@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+# What pydantic calls the alternatives of a field that may have several forms; no field has such a name.
+_ALTERNATIVE = re.compile(r"(constrained-)?(str|int|float|bool|dict|list\[.*\])")
+# What such fields may be: an error about one alternative alone would mislead.
+_FORMS = {
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "input_ids": "a list of token ids, or a list of such lists",
+    "text": "a text, or a list of texts",
+    "stop": "a text, or a list of texts and token ids",
+    "content": "a text, or a list of parts of type text",
+}
 
 
 class ApiError(Exception):
@@ -89,8 +100,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first thing pydantic found wrong, without the input that was wrong."""
     if not errors:
         return invalid("the request is wrong")
-    first = errors[0]
-    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    first = _most_telling(errors)
+    place = _place(first)
     kind, name = first.get("type"), ".".join(place)
     if kind == "json_invalid":
         return invalid("the body is no valid JSON; send one JSON object", code="invalid_json")
@@ -101,4 +112,29 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "missing":
         return invalid(f"{name or 'the body'} is missing", name or None, "missing_required_parameter")
     message = str(first.get("msg", "is wrong")).removeprefix("Value error, ")
+    field = next((part for part in reversed(place) if not part.isdigit()), "")
+    if field in _FORMS and len(_place(first)) < len(_parts(first)):
+        message += f"; it must be {_FORMS[field]}"
     return invalid(f"{name or 'the body'}: {message}", name or None)
+
+
+def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first error; where its field may have several forms, of the form that the input came closest to.
+
+    Wrong types come last, as every form that wasn't meant has one; then those count that were found deepest inside.
+    """
+    first = _parts(errors[0])
+    at = next((n for n, part in enumerate(first) if _ALTERNATIVE.fullmatch(part)), None)
+    if at is None:
+        return errors[0]
+    same = [error for error in errors if _parts(error)[:at] == first[:at]]
+    return max(same, key=lambda error: (not str(error.get("type")).endswith("_type"), len(_parts(error))))
+
+
+def _parts(error: Mapping[str, Any]) -> list[str]:
+    return [str(part) for part in error.get("loc", ()) if part != "body"]
+
+
+def _place(error: Mapping[str, Any]) -> list[str]:
+    """Where the error is, in the client's own terms."""
+    return [part for part in _parts(error) if not _ALTERNATIVE.fullmatch(part)]

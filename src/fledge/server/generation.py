@@ -96,8 +96,8 @@ class Generator:
                 f"prompts times n is more than the {self.most_answers} this server allows", "n"
             )
         visit = request.state.visit
-        if body.user is not None:
-            visit.notes["user"] = body.user
+        if (user := body.safety_identifier or body.user) is not None:
+            visit.notes["user"] = user
         jobs = [
             Job(
                 prompt,

@@ -20,14 +20,15 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Fields we don't have, and the values of theirs that ask for nothing: clients fill them in by themselves.
 _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (None, True),
+    "annotations": (None, []),  # of an assistant's message, as OpenAI's own answers have it
     "audio": (None,),
-    "best_of": (None, 1),
     "chat_template_kwargs": (None, {}),
     "continue_final_message": (None, False),
     "detokenize": (None, True),
     "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "include_obfuscation": (None, False),
     "include_stop_str_in_output": (None, False),
     "length_penalty": (None, 1, 1.0),
     "logprob_start_len": (None, -1),
@@ -48,6 +49,7 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (None, True),
     "store": (None, False),
     "suffix": (None, ""),
+    "tool_calls": (None, []),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
     "use_beam_search": (None, False),
@@ -64,11 +66,11 @@ class StrictBody(BaseModel):
     def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        idle = {**_NOTHING_ASKED, "best_of": (None, 1, data.get("n"))}  # the best n of n are all of them
         return {
             key: value
             for key, value in data.items()
-            if key in cls.model_fields
-            or not any(_same(value, idle) for idle in _NOTHING_ASKED.get(key, (None,)))
+            if key in cls.model_fields or not any(_same(value, nothing) for nothing in idle.get(key, (None,)))
         }
 
 
@@ -111,6 +113,10 @@ class Generation(StrictBody):
     return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
     speculate: bool | None = Field(None, description="false: plain decode for this request")
     user: str | None = Field(None, max_length=512, description="written to the log with the request's line")
+    safety_identifier: str | None = Field(None, max_length=512, description="the newer name of user")
+    prompt_cache_key: str | None = Field(
+        None, max_length=512, description="nothing to choose: all requests share one prefix cache"
+    )
 
     @field_validator("temperature")
     @classmethod
@@ -151,6 +157,7 @@ class ChatMessage(StrictBody):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    name: str | None = Field(None, max_length=64, description="handed to the chat template; few show it")
 
     @property
     def plain(self) -> dict[str, str]:
@@ -158,7 +165,8 @@ class ChatMessage(StrictBody):
         text = (
             self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         )
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": "system" if self.role == "developer" else self.role, "content": text, **named}
 
 
 class ChatRequest(Generation):
@@ -173,7 +181,7 @@ class ChatRequest(Generation):
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ def poisson(prompts: Sequence[Prompt], count: int, rate: float, seed: int) -> li
 
 def read_traffic(url: str, speed: float = 1.0) -> list[Arrival]:
     """A traffic log: JSON lines of `turns` with a `timestamp` in seconds, replayed `speed` times as fast."""
+    if not 0 < speed < math.inf:
+        raise DataError(f"--speed is {speed}; give a number above 0: 2 is twice as fast as it came")
     if not exists(url):
         raise DataError(f"no traffic log {url}; check the path given with --replay")
     text = read_bytes(url).decode("utf-8", errors="replace")

@@ -1,7 +1,8 @@
 """What a server counts about speculation, read from its Prometheus page before and after a level.
 
 vLLM counts drafts and tokens (`vllm:spec_decode_*_total`), so a level's own acceptance is a difference of two readings.
-SGLang only shows a recent mean (`sglang:spec_accept_length`). fledge's server has both names.
+SGLang only shows a recent mean (`sglang:spec_accept_length`). fledge's server has both names, and tells besides where
+the time of its rounds went (`fledge:phase_seconds_total`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})?\s+([-+.\deEinfINFnaN]+)")
 _POSITION = re.compile(r'position="(\d+)"')
+_PHASE = re.compile(r'phase="(\w+)"')
 _DRAFTS = ("spec_decode_num_drafts_total", "spec_decode_num_drafts")
 _TOKENS = ("spec_decode_num_draft_tokens_total", "spec_decode_num_draft_tokens")
 _ACCEPTED = ("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens")
@@ -31,6 +33,8 @@ class Reading:
     accepted: float | None = None
     by_position: Mapping[int, float] | None = None
     accept_length: float | None = None  # SGLang's gauge
+    rounds: float | None = None  # fledge's
+    phases: Mapping[str, float] = field(default_factory=dict)  # fledge's: seconds by phase of a round
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Speculation:
     draft_tokens: int | None = None
     accepted: int | None = None
     by_position: tuple[float, ...] = ()  # [d - 1]: share of drafts whose accepted path reached depth d
+    phase_ms: Mapping[str, float] = field(default_factory=dict)  # mean per round, where the server tells
 
     def figures(self) -> dict[str, Any]:
         """The fields of a result row."""
@@ -56,7 +61,7 @@ class Speculation:
                 / self.draft_tokens,  # percent, as vLLM has it
                 "spec_decode_per_position_acceptance_rates": list(self.by_position),
             }
-        return row
+        return row | ({"phase_ms_per_round": dict(self.phase_ms)} if self.phase_ms else {})
 
 
 def parse_metrics(text: str) -> Reading:
@@ -64,6 +69,7 @@ def parse_metrics(text: str) -> Reading:
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
     gauges: list[float] = []
+    phases: dict[str, float] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
         if match is None:
@@ -72,6 +78,8 @@ def parse_metrics(text: str) -> Reading:
         name = full.rpartition(":")[2]
         if name in _BY_POSITION and (position := _POSITION.search(labels)):
             positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
+        elif full == "fledge:phase_seconds_total" and (phase := _PHASE.search(labels)):
+            phases[phase[1]] = phases.get(phase[1], 0.0) + value
         elif name == "spec_accept_length":
             gauges.append(value)
         else:
@@ -82,6 +90,8 @@ def parse_metrics(text: str) -> Reading:
         accepted=_first(sums, _ACCEPTED),
         by_position=positions or None,
         accept_length=sum(gauges) / len(gauges) if gauges else None,
+        rounds=sums.get("rounds_total"),
+        phases=phases,
     )
 
 
@@ -100,10 +110,20 @@ def between(before: Reading, after: Reading) -> Speculation | None:
             draft_tokens=round(tokens) if tokens is not None else None,
             accepted=round(accepted),
             by_position=tuple(by_position[place] / drafts for place in sorted(by_position)),
+            phase_ms=_phase_ms(before, after),
         )
     if after.accept_length:
-        return Speculation(tau=after.accept_length)
+        return Speculation(tau=after.accept_length, phase_ms=_phase_ms(before, after))
     return None
+
+
+def _phase_ms(before: Reading, after: Reading) -> dict[str, float]:
+    rounds = _grown(before.rounds, after.rounds)
+    if not rounds:
+        return {}
+    return {
+        name: 1e3 * (value - before.phases.get(name, 0.0)) / rounds for name, value in after.phases.items()
+    }
 
 
 async def read_counters(session: aiohttp.ClientSession, url: str) -> Reading:

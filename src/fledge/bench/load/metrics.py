@@ -4,6 +4,7 @@
     request_throughput, input_throughput, output_throughput, total_throughput     per second
     accept_length                                                     SGLang's name of tau
     spec_decode_*, request_goodput, total_token_throughput            vLLM's names
+    phase_ms_per_round, cost_per_million_output_tokens                ours
 
 Percentiles interpolate between neighbours, as numpy does by default.
 """
@@ -74,12 +75,18 @@ def meets(record: RequestRecord, slo: Objective) -> bool:
     return all(limit is None or 1e3 * seconds <= limit for limit, seconds in limits)
 
 
+def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
+    """What a million tokens cost, in the currency of the price."""
+    return price_per_hour / (tokens_per_second * 3600) * 1e6
+
+
 def level_figures(
     setting: LevelSetting,
     records: Sequence[RequestRecord],
     seconds: float,
     speculation: Speculation | None,
     slo: Objective | None,
+    price_per_hour: float | None = None,
 ) -> dict[str, Any]:
     """One line of `load.jsonl`."""
     done = [record for record in records if record.ok]
@@ -111,6 +118,8 @@ def level_figures(
         row |= distribution(found[kind], kind)
     if slo is not None:
         row["request_goodput"] = sum(meets(record, slo) for record in records) / seconds
+    if price_per_hour is not None and output:
+        row["cost_per_million_output_tokens"] = cost_per_million(price_per_hour, output / seconds)
     if speculation is not None:
         row |= speculation.figures()
     errors = sorted({record.error for record in records if record.error})

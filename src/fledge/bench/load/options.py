@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fledge.errors import DataError
@@ -48,6 +49,7 @@ class LoadOptions:
     seed: int = 0  # of the Poisson arrivals
     timeout_s: float = 600.0  # of one request
     slo: Objective | None = None
+    price_per_hour: float | None = None  # of one server's machine, for the cost of a million output tokens
     token_counts: bool = (
         False  # ask for the number of tokens with every chunk (vLLM's continuous_usage_stats)
     )
@@ -58,8 +60,14 @@ class LoadOptions:
         for name, value in numbers.items():
             if value < 1:
                 raise DataError(f"{name} is {value}; give at least 1")
-        if any(rate <= 0 for rate in self.rates):
+        zero = {"requests": self.requests, "warmup": self.warmup, "temperature": self.temperature}
+        for name, value in zero.items():
+            if not 0 <= value < math.inf:
+                raise DataError(f"{name} is {value}; give at least 0")
+        if not all(rate > 0 for rate in self.rates):  # NaN isn't, either
             raise DataError("a request rate must be above 0; leave it out for a closed loop")
+        if self.price_per_hour is not None and not 0 < self.price_per_hour < math.inf:
+            raise DataError(f"the price of an hour is {self.price_per_hour}; give a number above 0")
         if not self.concurrency and not self.rates:
             raise DataError("there is no level to measure; give --concurrency or --rate")
 

@@ -163,7 +163,14 @@ class _Test:
         setting = LevelSetting(
             name, self._workload, level.concurrency, level.rate, repeat, self._options.max_tokens
         )
-        row = level_figures(setting, driven.records, driven.seconds, speculation, self._options.slo)
+        row = level_figures(
+            setting,
+            driven.records,
+            driven.seconds,
+            speculation,
+            self._options.slo,
+            self._options.price_per_hour,
+        )
         self._rows.append(row)
         self._compare_answers(driven, name, level, repeat)
         return row

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.plan.forward import Device, forward_seconds, round_seconds, tree_tau
 from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
-from fledge.bench.report.money import cost_per_million
 from fledge.engine import PLAIN, TreeShape
 from fledge.errors import DataError
 
@@ -59,6 +59,10 @@ class PlanOptions:
             )
         if not self.acceptance or not self.concurrency:
             raise DataError("--acceptance and --concurrency need at least one number")
+        if min(self.concurrency) < 1 or min(self.conversations, self.tokens_each) < 1:
+            raise DataError("--concurrency, --conversations and --tokens-each must be at least 1")
+        if self.tree[0] < 1 or self.tree[1] < 1 or self.tree[2] < 2:
+            raise DataError("--tree needs a depth and width of at least 1 and 2 nodes, such as 4,4,16")
 
     @property
     def device(self) -> Device:

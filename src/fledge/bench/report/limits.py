@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fledge.bench.concurrency import read_shape_name
 from fledge.bench.report.formats import percent, times
 from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.report.timeline import mean_round
 from fledge.bench.results import BenchResult
 from fledge.bench.summary import acceptance_by_depth
 
@@ -44,17 +45,11 @@ def limit_views(bench: BenchResult | None, naming: Naming) -> list[LimitView]:
 
 
 def _limit_view(bench: BenchResult, head: str, step: float, naming: Naming) -> LimitView | None:
+    mean = mean_round(bench, head)
+    if mean is None:
+        return None
     rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
-    rounds = sum(row.rounds for row in rows)
-    if not rounds:
-        return None
-    ms = {
-        name: sum(row.phases_ms.get(name, 0.0) for row in rows) / rounds
-        for name in ("draft", "verify", "accept", "extend", "host")
-    }
-    tau, whole = sum(row.round_tokens for row in rows) / rounds, sum(ms.values())
-    if whole <= 0:
-        return None
+    ms, tau, whole = mean.phases, mean.tau, mean.ms
     drafting = ms["draft"] + ms["extend"]
     ideal = {
         "drafting for nothing": (tau, whole - drafting),

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report.formats import times
 from fledge.bench.report.speed import Bar, BarGroup, Naming
 from fledge.bench.results import PLAIN, BenchResult, LevelRow
-
-
-def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
-    """In the currency of the price."""
-    return price_per_hour / (tokens_per_second * 3600) * 1e6
 
 
 def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:

@@ -8,6 +8,7 @@ from fledge.bench.report import figures, money, speed, story
 from fledge.bench.report.facts import ReportFacts
 from fledge.bench.report.limits import LimitView, ShapeView, limit_views, shape_views
 from fledge.bench.report.served import ServedView, served_view
+from fledge.bench.report.timeline import Lane, timeline
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, LevelRow
 from fledge.bench.summary import acceptance_by_depth, head_summary
 
@@ -34,6 +35,7 @@ class Page:
     levels: list[LevelRow]
     depth_chart: str
     rounds: list[story.RoundView]
+    timeline: list[Lane]
     limits: list[LimitView]
     shapes: list[ShapeView]
     costs: list[speed.BarGroup]
@@ -82,6 +84,7 @@ def make_page(facts: ReportFacts) -> Page:
         levels=levels,
         depth_chart=figures.depth_chart(by_depth, naming.labels, naming.styles),
         rounds=story.round_views(bench, naming),
+        timeline=timeline(bench, naming),
         limits=limit_views(bench, naming),
         shapes=shape_views(bench, naming),
         costs=money.cost_groups(bench, naming),

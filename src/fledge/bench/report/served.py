@@ -18,6 +18,10 @@ _CHARTS = {
     "output_throughput": ("Output throughput", "tokens/s; higher is better", "tokens/s"),
     "median_ttft_ms": ("Time to first token", "median, ms; lower is better", "ms to the first token"),
 }
+_COLUMNS = {  # of fields that only some tests have
+    "request_goodput": "goodput/s",
+    "cost_per_million_output_tokens": "cost per million",
+}
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,32 @@ def served_view(load: LoadResult | None) -> ServedView | None:
             "τ",
             "same answers",
             "noise",
+            *(_COLUMNS[field] for field in _extra_fields(load)),
         ],
         rows=_table(load),
         verdicts=[f"{_level(c)}, {c.server}: rejected, {c.rejected}" for c in load.comparisons if c.rejected],
-        notes=load.notes,
+        notes=[*load.notes, *_rounds(load)],
     )
+
+
+def _extra_fields(load: LoadResult) -> list[str]:
+    """Fields that only some tests ask for."""
+    return [field for field in _COLUMNS if any(field in row for row in load.rows)]
+
+
+def _rounds(load: LoadResult) -> list[str]:
+    """Where the time of a round goes, for servers that tell it."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for row in load.rows:
+        if phases := row.get("phase_ms_per_round"):
+            found.setdefault(row["backend"], []).append(phases)
+    lines = []
+    for server, rows in found.items():
+        means = {name: median(row.get(name, 0.0) for row in rows) for name in rows[-1]}
+        shown = ", ".join(f"{name} {number(value, 2)}" for name, value in means.items() if value)
+        if shown:
+            lines.append(f"A round of {server}, mean ms (median over levels and repeats): {shown}.")
+    return lines
 
 
 def _charts(load: LoadResult, styles: dict[str, str]) -> list[Chart]:
@@ -109,12 +134,16 @@ def _table(load: LoadResult) -> list[list[str]]:
         for server in load.servers:
             rows = [row for row in load.rows if row["backend"] == server and level_key(row) == level]
             if rows:
-                out.append(_line(server, level, rows, found.get((server, *level))))
+                out.append(_line(server, level, rows, found.get((server, *level)), _extra_fields(load)))
     return out
 
 
 def _line(
-    server: str, level: tuple[int | None, float | None], rows: Sequence[dict[str, Any]], c: Comparison | None
+    server: str,
+    level: tuple[int | None, float | None],
+    rows: Sequence[dict[str, Any]],
+    c: Comparison | None,
+    extra: Sequence[str],
 ) -> list[str]:
     def middle(field: str) -> float | None:
         values = [row[field] for row in rows if row.get(field) is not None]
@@ -135,7 +164,7 @@ def _line(
         noise = percent(c.noise, 1)
     figures = [number(middle("median_tpot_ms"), 2), number(middle("median_ttft_ms"), 0)]
     figures += [number(middle("output_throughput")), speedup, number(middle("accept_length"), 2), same, noise]
-    return [load, server, *figures]
+    return [load, server, *figures, *(number(middle(field), 2) for field in extra)]
 
 
 def _level(c: Comparison) -> str:

@@ -9,9 +9,8 @@ from fledge.bench.report import figures
 from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, percent, times
 from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.report.timeline import mean_round
 from fledge.bench.results import RELEASED, TRAINED, BenchResult, Sample
-
-PHASES = ("draft", "verify", "accept", "extend", "host")
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,8 @@ def round_views(bench: BenchResult | None, naming: Naming) -> list[RoundView]:
     if bench is None or bench.plain is None:
         return []
     step = bench.plain.ms_per_token
-    found = []
-    for head in bench.heads:
-        rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
-        rounds = sum(row.rounds for row in rows)
-        if rounds:
-            phases = {name: sum(row.phases_ms.get(name, 0.0) for row in rows) / rounds for name in PHASES}
-            found.append((naming.labels[head], phases, sum(row.round_tokens for row in rows) / rounds))
+    means = {naming.labels[head]: mean_round(bench, head) for head in bench.heads}
+    found = [(label, mean.phases, mean.tau) for label, mean in means.items() if mean is not None]
     if not found:
         return []
     longest = max([step, *(sum(phases.values()) for _, phases, _ in found)])

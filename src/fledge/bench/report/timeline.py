@@ -1,0 +1,77 @@
+"""The same tokens by plain decode and by each head, to scale: what happens when, from the mean round.
+
+plain decode   |----|----|----|----|----|----|----|----|      a step per token
+with a head    |d|verify|ae|d|verify|ae|d|verify|ae|          rounds of draft, verify, accept, extend and host
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fledge.bench.report.formats import number
+from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.results import BenchResult
+
+PHASES = ("draft", "verify", "accept", "extend", "host")
+TOKENS = 24  # drawn
+
+
+@dataclass(frozen=True)
+class MeanRound:
+    """One head's rounds on average over all its answers."""
+
+    phases: Mapping[str, float]  # milliseconds
+    tau: float
+
+    @property
+    def ms(self) -> float:
+        """Of the whole round."""
+        return sum(self.phases.values())
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One engine's stretch of time; shares are of the longest lane, in percent."""
+
+    label: str
+    note: str
+    segments: list[Bar]
+
+
+def mean_round(bench: BenchResult, head: str) -> MeanRound | None:
+    """None for a head without timed rounds."""
+    rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
+    rounds = sum(row.rounds for row in rows)
+    if not rounds:
+        return None
+    phases = {name: sum(row.phases_ms.get(name, 0.0) for row in rows) / rounds for name in PHASES}
+    found = MeanRound(phases, sum(row.round_tokens for row in rows) / rounds)
+    return found if found.ms > 0 else None
+
+
+def timeline(bench: BenchResult | None, naming: Naming) -> list[Lane]:
+    """Plain decode first; nothing if no head has timed rounds."""
+    if bench is None or bench.plain is None:
+        return []
+    found = {head: mean for head in bench.heads if (mean := mean_round(bench, head)) is not None}
+    if not found:
+        return []
+    step = bench.plain.ms_per_token
+    counts = {head: math.ceil(TOKENS / mean.tau) for head, mean in found.items()}
+    longest = max([TOKENS * step, *(counts[head] * mean.ms for head, mean in found.items())])
+    boxes = [
+        Bar("step", "p-plain", f"token {n + 1}: {step:.1f} ms", 100 * step / longest) for n in range(TOKENS)
+    ]
+    lanes = [Lane("plain decode", f"{TOKENS} steps, {number(TOKENS * step, 0)} ms", boxes)]
+    for head, mean in found.items():
+        boxes = [
+            Bar(name, f"p-{name}", f"round {n + 1}, {name}: {ms:.2f} ms", 100 * ms / longest)
+            for n in range(counts[head])
+            for name, ms in mean.phases.items()
+            if ms > 0
+        ]
+        note = f"{counts[head]} rounds of {mean.tau:.2f} tokens, {number(counts[head] * mean.ms, 0)} ms"
+        lanes.append(Lane(naming.labels[head], note, boxes))
+    return lanes
