@@ -4,6 +4,10 @@
 (a table made from that summary.json; of a peers.jsonl: the table of peers; of a ratios.json: its lines)
 <!-- /measured -->
 
+<!-- measured in full: results/demo.json -->
+(every workload and kind of prompt, requests at once, forwards, machine)
+<!-- /measured -->
+
 python docs/readme_numbers.py            write the tables
 python docs/readme_numbers.py --check    fail if they differ, as CI does
 """
@@ -19,24 +23,19 @@ from fledge.bench.peers.table import peers_table, read_peers
 from fledge.bench.ratios import COLUMNS as RATIO_COLUMNS
 from fledge.bench.ratios import Ratios
 from fledge.bench.report.exports import table
+from fledge.bench.results import PLAIN, RELEASED, TRAINED
 from fledge.bench.summary import HeadSummary, WorkloadSummary
 
 ROOT = Path(__file__).parent.parent
-_BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- measured( in full)?: (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
 
 def measured_table(summary: Summary) -> str:
     """What README shows of a result: each head on the first workload, and plain decode."""
     name = next(iter(summary.workloads), None)
     heads: dict[str, WorkloadSummary] = {}
-    own = HeadSummary(workloads=summary.workloads, categories={})
-    parts = {
-        "head trained in the demo": own,
-        "the same without prompt lookup": summary.without_lookup,
-        "shipped head": summary.released,
-    }
-    for label, part in parts.items():
-        if part is not None and name in part.workloads:
+    for label, part in _parts(summary).items():
+        if name in part.workloads:
             heads[label] = part.workloads[name]
     if not heads:
         raise SystemExit("the result holds no workload; measure with `fledge bench`")
@@ -61,18 +60,99 @@ def measured_table(summary: Summary) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def full_tables(summary: Summary) -> str:
+    """All of a result: by workload and kind of prompt, by requests at once, forwards, and where it was measured."""
+    parts = _parts(summary)
+    rows = [
+        _row(name, label, found)
+        for kind in ("workloads", "categories")
+        for name in dict.fromkeys(name for part in parts.values() for name in getattr(part, kind))
+        for label, part in parts.items()
+        if (found := getattr(part, kind).get(name)) is not None
+    ]
+    columns = [
+        "prompts",
+        "head",
+        "number",
+        "tau",
+        "plain ms",
+        "ms per token",
+        "speed-up",
+        "95 %",
+        "identical",
+    ]
+    blocks = [table(columns, rows)]
+    if summary.concurrency:
+        plain = {
+            level.concurrency: level.output_throughput
+            for level in summary.concurrency
+            if level.engine == PLAIN
+        }
+        lines = [
+            [
+                str(level.concurrency),
+                {TRAINED: "trained", RELEASED: "shipped"}.get(level.engine, level.engine),
+                _number(level.median_tpot_ms, 1),
+                _number(level.output_throughput, 0),
+                f"{_number(level.output_throughput / plain[level.concurrency])}x",
+            ]
+            for level in summary.concurrency
+            if plain.get(level.concurrency)
+        ]
+        blocks.append(table(["in flight", "engine", "ms per token", "tokens/s", "over plain"], lines))
+    if summary.verify_cost:
+        costs = [[f"verify of {rows} rows", _number(ratio)] for rows, ratio in summary.verify_cost.items()]
+        costs += [["draft step", _number(summary.draft_step_cost)]] if summary.draft_step_cost else []
+        blocks.append(table([f"forward, context {summary.cost_context}", "plain steps"], costs))
+    machine, bandwidth = summary.machine, summary.bandwidth
+    blocks.append(
+        f"{machine.cpu}, {machine.cores} cores ({', '.join(machine.flags)}), {machine.memory_gib:.0f} GiB"
+        + (f", reading {bandwidth.best_gb_s:.0f} GB/s at best" if bandwidth else "")
+        + f"; {', '.join(f'{name} {version}' for name, version in summary.versions.items())}."
+    )
+    return "\n\n".join(block.strip("\n") for block in blocks) + "\n"
+
+
+def _parts(summary: Summary) -> dict[str, HeadSummary]:
+    """By what the tables call them. A result of the shipped head alone has no other."""
+    own = HeadSummary(workloads=summary.workloads, categories=summary.categories)
+    shipped_only = summary.head == RELEASED
+    parts: dict[str, HeadSummary | None] = {
+        "shipped head" if shipped_only else "head trained in the demo": own,
+        "the same without prompt lookup": summary.without_lookup,
+    }
+    if not shipped_only:
+        parts["shipped head"] = summary.released
+    return {label: part for label, part in parts.items() if part is not None}
+
+
+def _row(name: str, label: str, found: WorkloadSummary) -> list[str]:
+    return [
+        name.replace("_", " "),
+        label,
+        str(found.prompts),
+        _number(found.tau),
+        _number(found.tpot_plain_ms, 1),
+        _number(found.tpot_ms, 1),
+        f"{_number(found.speedup)}x",
+        f"{_number(found.speedup_low)} to {_number(found.speedup_high)}",
+        f"{found.identical} of {found.prompts}",
+    ]
+
+
 def filled(text: str, root: Path = ROOT) -> str:
     """The page with every block made anew."""
 
     def block(match: re.Match[str]) -> str:
-        place = str(root / match[2])
+        place = str(root / match[3])
         if place.endswith(".jsonl"):
             peers = peers_table(read_peers(place))
-            return match[1] + table(peers.columns, peers.rows) + "\n" + match[3]
+            return match[1] + table(peers.columns, peers.rows) + "\n" + match[4]
         if place.endswith("ratios.json"):
             ratios = Ratios.model_validate_json(Path(place).read_text("utf-8"))
-            return match[1] + table(RATIO_COLUMNS, [line.cells for line in ratios.lines]) + "\n" + match[3]
-        return match[1] + measured_table(Summary.load(place)) + match[3]
+            return match[1] + table(RATIO_COLUMNS, [line.cells for line in ratios.lines]) + "\n" + match[4]
+        made = full_tables if match[2] else measured_table
+        return match[1] + made(Summary.load(place)) + match[4]
 
     return _BLOCK.sub(block, text)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from fledge.bench import Summary, summarise
+from fledge.bench.peers.table import read_peers
+from fledge.bench.ratios import Ratios
 from tests.bench.synthetic import bench_result
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +37,70 @@ def test_published_numbers_equal_the_committed_results() -> None:
 
 def test_committed_results_parse() -> None:
     for path in (ROOT / "results").glob("*.json"):
-        Summary.load(str(path))
+        if path.name.endswith("ratios.json"):
+            Ratios.model_validate_json(path.read_text("utf-8"))
+        else:
+            Summary.load(str(path))
+    for path in (ROOT / "results").glob("*.jsonl"):
+        assert read_peers(str(path))
+
+
+def shown(text: str, pattern: str) -> list[tuple[str, ...]]:
+    """The groups of every match; a space in the pattern is any white space."""
+    return [match.groups() for match in re.finditer(pattern.replace(" ", r"\s+"), text)]
+
+
+def spoken(text: str, demo: Summary, files: Summary) -> Iterator[tuple[str, float]]:
+    """Figures within README's sentences, as they are written, each with the committed result."""
+    assert files.without_lookup is not None
+    for name, *figures in shown(
+        text, r"(MT-Bench|GSM8K|HumanEval) tau ([\d.]+) and ([\d.]+)x \(without lookup ([\d.]+) and ([\d.]+)x"
+    ):
+        key = name.lower().replace("-", "_")
+        for found, pair in ((files.workloads, figures[:2]), (files.without_lookup.workloads, figures[2:])):
+            yield pair[0], found[key].tau or 0.0
+            yield pair[1], found[key].speedup or 0.0
+    for rows, cost in shown(text, r"of (\d+) nodes (?:cost )?(\d\.\d+)"):
+        yield cost, demo.verify_cost[int(rows)]
+    for (cost,) in shown(text, r"a draft step (\d\.\d+)"):
+        yield cost, demo.draft_step_cost or 0.0
+    assert demo.plain is not None
+    assert demo.bandwidth is not None
+    for took, share, read in shown(
+        text,
+        r"Plain decode took ([\d.]+) ms per token in the demo's run, ([\d.]+) of what .{20,60} at the (\d+) GB/s",
+    ):
+        yield took, demo.plain.ms_per_token
+        yield share, demo.plain.share_of_limit or 0.0
+        yield read, demo.bandwidth.best_gb_s
+    tokens = {(level.engine, level.concurrency): level.output_throughput for level in demo.concurrency}
+    for one, low, two, high, three, four in shown(
+        text, r"head reached ([\d.]+) of plain decode's throughput with (\d+) requests and ([\d.]+) with (\d+), "
+        r"the demo's head ([\d.]+) and ([\d.]+\d)",
+    ):  # fmt: skip
+        figures = (
+            (one, "released", low),
+            (two, "released", high),
+            (three, "trained", low),
+            (four, "trained", high),
+        )
+        for figure, engine, level in figures:
+            yield figure, tokens[engine, int(level)] / tokens["plain", int(level)]
+
+
+def test_numbers_in_readmes_sentences_equal_the_committed_results() -> None:
+    demo, files = (Summary.load(str(ROOT / "results" / f"{name}.json")) for name in ("demo", "given-files"))
+    text = (ROOT / "README.md").read_text("utf-8")
+    for written, measured in spoken(text, demo, files):
+        digits = len(written.partition(".")[2])
+        assert written == f"{measured:.{digits}f}"
+
+
+def test_a_number_in_a_sentence_that_was_changed_by_hand_is_found() -> None:
+    demo, files = (Summary.load(str(ROOT / "results" / f"{name}.json")) for name in ("demo", "given-files"))
+    cost = demo.verify_cost[8]
+    pairs = list(spoken(f"A verify of 8\nnodes cost {cost:.2f} plain steps, a draft step 9.99.", demo, files))
+    assert pairs == [(f"{cost:.2f}", cost), ("9.99", demo.draft_step_cost)]
 
 
 def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
@@ -46,6 +113,10 @@ def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
     assert made.endswith("after\n")
     assert numbers().filled(made, tmp_path) == made
     assert numbers().filled(made.replace("1.47x", "1.97x"), tmp_path) == made
+    whole = numbers().filled(page.replace("measured:", "measured in full:", 1), tmp_path)
+    assert "| mixed | head trained in the demo |" in whole
+    assert "| verify of 16 rows |" in whole
+    assert "Example Processor 9000" in whole
 
 
 def execute(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
