@@ -125,6 +125,14 @@ def test_a_head_that_is_not_there(fledge: Fledge, tiny_target_folder: Path, tmp_
     assert "no head ships for" in line
 
 
+def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_folder: Path) -> None:
+    serve = ("serve", tiny_target_folder, "--tree")
+    assert "name a --head" in fledge.error(*serve, "4-4-16")
+    assert "is one tree" in fledge.error(*serve, "4-4-16,2-4-8", "--head", "released")
+    assert "write depth-topk-nodes" in fledge.error(*serve, "4x4", "--head", "released")
+    assert "fledge's own engine" in fledge.error(*serve, "4-4-16", "--engine", "vllm")
+
+
 def test_a_stage_without_its_input(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
     assert "run `fledge prompts` first" in fledge.error(
         "respond", small_recipe, "--run-dir", tmp_path / "run"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from fledge.engine import TreeShape
 
 _FOREIGN = "Another engine (--engine sglang or vllm)"
 _FOREIGN_OPTIONS = {"python", "steps", "topk", "draft_tokens", "argument", "dry_run", "check_only"}
@@ -35,6 +38,10 @@ def serve(
     kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
     lookup: Annotated[
         int | None, typer.Option(help="tokens prompt lookup may add to a draft tree; 0: none [default: 15]")
+    ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(help="a fixed tree, such as 4-4-16 from `fledge tune`; left out: the planner decides"),
     ] = None,
     draft_weights: Annotated[
         Literal["int8", "bfloat16"] | None,
@@ -96,6 +103,7 @@ def serve(
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
 
+    shape = _tree(tree, head)
     set_up_logs(log_format)
     options = ServerOptions(
         host=host,
@@ -117,10 +125,23 @@ def serve(
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        tree=shape,
         lookup=lookup,
         draft_weights=draft_weights,
         overlap=overlap,
     )
+
+
+def _tree(text: str | None, head: str | None) -> TreeShape | None:
+    from fledge.bench.tune import parse_shapes
+    from fledge.errors import EngineError
+
+    if text is None:
+        return None
+    shapes = parse_shapes(text)
+    if head is None or len(shapes) != 1 or not text.strip():
+        raise EngineError("--tree is one tree for a head's drafts, such as 4-4-16: name a --head, too")
+    return shapes[0]
 
 
 def _refuse_unused(context: typer.Context, engine: str) -> None:

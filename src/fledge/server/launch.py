@@ -14,7 +14,7 @@ import psutil
 import uvicorn
 
 from fledge.draft import DraftWeights, Head
-from fledge.engine import Engine
+from fledge.engine import Engine, TreeShape
 from fledge.errors import ServerError
 from fledge.released import head_url
 from fledge.server.app import Server, create_app
@@ -38,11 +38,15 @@ def serve(
     max_batch: int = 16,
     max_context: int | None = None,
     kv_tokens: int | None = None,
+    tree: TreeShape | None = None,
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
     overlap: bool | None = None,
 ) -> None:
-    """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode."""
+    """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
+
+    `tree`: this one in every round instead of what the planner decides.
+    """
     with bind(options) as listener:  # before loading, which may take minutes
         engine = load_engine(
             target,
@@ -52,6 +56,7 @@ def serve(
             max_batch=max_batch,
             max_context=max_context,
             kv_tokens=kv_tokens,
+            tree=tree,
             lookup=lookup,
             draft_weights=draft_weights,
             overlap=overlap,
@@ -85,6 +90,7 @@ def load_engine(
     max_batch: int,
     max_context: int | None,
     kv_tokens: int | None,
+    tree: TreeShape | None = None,
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
     overlap: bool | None = None,
@@ -103,6 +109,7 @@ def load_engine(
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        tree=tree,
         draft_weights=draft_weights,
         lookup=lookup,
         overlap=overlap,
