@@ -1,5 +1,6 @@
 # fledge on a CPU. From the repository root:
 #   docker build -f deploy/docker/cpu.Dockerfile -t fledge:cpu .
+#   docker run -p 8080:8080 -v /models:/models:ro fledge:cpu serve /models/my-llm --host 0.0.0.0 --port 8080
 # The kernels are compiled on first use, for the processor they run on: that needs g++ at run time.
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
@@ -8,7 +9,7 @@ COPY src ./src
 # The CPU build of torch has an index of its own; PyPI's would bring the CUDA packages.
 RUN python -m venv /opt/fledge \
     && /opt/fledge/bin/pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
-        -c constraints-cpu.txt ".[gcs,s3]"
+        -c constraints-cpu.txt ".[gcs,s3,serve]"
 
 FROM python:3.12-slim-bookworm
 # Debian's own updates shall come in, so the version is the release's.

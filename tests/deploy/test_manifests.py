@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import subprocess
 import sys
@@ -125,6 +126,10 @@ def test_a_dockerfile_is_clean(path: Path) -> None:
     text = path.read_text()
     assert "\nUSER 10001\n" in text
     assert "\nHEALTHCHECK " in text
+    (extras,) = re.findall(r'"\.\[([a-z0-9,]+)\]"', text)
+    assert {"gcs", "s3", "serve"} <= set(
+        extras.split(",")
+    )  # heads from buckets, and what it is checked for: serving
 
 
 @pytest.mark.parametrize("name", ["slurm/train.sbatch", "ray/submit.sh"])

@@ -103,6 +103,14 @@ def test_the_calls_reach_the_network_in_order_with_each_others_results(vertex: V
     assert dict(deploy.traffic_split) == {"0": 100}
 
 
+def test_our_own_engine_is_told_to_use_the_accelerator_it_was_given() -> None:
+    own = replace(OPTIONS, engine="fledge")
+    args = list(vertex_requests(own).upload.model.container_spec.args)
+    assert args[4:6] == ["--device", "cuda"]
+    bare = vertex_requests(replace(own, accelerator=None)).upload.model.container_spec.args
+    assert "--device" not in bare
+
+
 def test_a_refusal_says_what_was_made_already(vertex: Vertex) -> None:
     vertex.network.refuse = "CreateEndpoint"
     with pytest.raises(EngineError, match=r"quota exceeded.*model projects/p/models/7 stays uploaded"):

@@ -86,6 +86,8 @@ def vertex_requests(options: VertexOptions) -> VertexRequests:
     command = ["serve", options.target, "--head", options.head]
     if options.engine != "fledge":
         command += ["--engine", options.engine, "--python", "/usr/bin/python3"]
+    elif options.accelerator is not None:
+        command += ["--device", "cuda"]  # fledge's own engine runs on the CPU unless told otherwise
     try:
         model = v1.Model(
             display_name=options.name,
