@@ -163,7 +163,7 @@ def bench_peers(
     repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
     run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
 ) -> None:
-    """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI and vLLM, as far as each is installed."""
+    """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI, vLLM and SGLang, as far as each is installed."""
     from fledge.bench.peers import PeerOptions, run_peers
     from fledge.bench.peers.table import write_peers
     from fledge.console import StageProgress, console, print_table

@@ -60,10 +60,11 @@ class LoadOptions:
         for name, value in numbers.items():
             if value < 1:
                 raise DataError(f"{name} is {value}; give at least 1")
-        zero = {"requests": self.requests, "warmup": self.warmup, "temperature": self.temperature}
-        for name, value in zero.items():
-            if not 0 <= value < math.inf:
-                raise DataError(f"{name} is {value}; give at least 0")
+        none: dict[str, float] = {"requests": self.requests, "warmup": self.warmup}
+        none["temperature"] = self.temperature
+        for name, least in none.items():
+            if not 0 <= least < math.inf:
+                raise DataError(f"{name} is {least}; give at least 0")
         if not all(rate > 0 for rate in self.rates):  # NaN isn't, either
             raise DataError("a request rate must be above 0; leave it out for a closed loop")
         if self.price_per_hour is not None and not 0 < self.price_per_hour < math.inf:

@@ -49,6 +49,13 @@ PEERS = (
         module="vllm",
     ),
     Peer(
+        "sglang",
+        "sglang_worker.py",
+        ("plain", "ngram", "eagle3"),
+        'pip install "sglang[all]" in an environment of its own, on a machine with a GPU',
+        module="sglang",
+    ),
+    Peer(
         "llama.cpp",
         "llama_cpp_worker.py",
         ("plain", "ngram", "eagle3"),
