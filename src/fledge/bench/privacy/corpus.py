@@ -17,6 +17,7 @@ from typing import Literal
 from faker import Faker
 
 from fledge.bench.privacy.second_values import SECOND_VALUES, SecondValues
+from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
 from fledge.bench.privacy.values import VALUES, Values
 from fledge.data.privacy.entities import Finding
 
@@ -83,6 +84,20 @@ def make_second_corpus(records: int, half: Half = "all", seed: int = 0) -> Itera
         template = some[number // len(LOCALES) % len(some)]
         values = SecondValues(rng, language)
         drawn = {name: (entity, partial(draw, values)) for name, (entity, draw) in SECOND_VALUES.items()}
+        yield _fill([template], language, template, drawn, rng)
+
+
+def make_third_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterator[Labelled]:
+    """Labelled texts of the third corpus: as the second, with Faker's values of more countries."""
+    rng = random.Random(seed)
+    fakers = ThirdValues.make_fakers(seed)
+    lines = {language: _lines("third", language, half) for language in LOCALES}
+    for number in range(records):
+        language = list(LOCALES)[number % len(LOCALES)]
+        some = lines[language]
+        template = some[number // len(LOCALES) % len(some)]
+        values = ThirdValues(rng, language, fakers)
+        drawn = {name: (entity, partial(draw, values)) for name, (entity, draw) in THIRD_VALUES.items()}
         yield _fill([template], language, template, drawn, rng)
 
 
