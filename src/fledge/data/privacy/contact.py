@@ -10,7 +10,7 @@ import phonenumbers
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.labels import belongs_to_other
+from fledge.data.privacy.labels import belongs_to_other, counts
 
 _EMAIL = re.compile(
     r"(?<![\w.+%-])[\w.!#$%&'*+/=?^`{|}~-]{0,63}[\w+-]@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"
@@ -32,7 +32,7 @@ _TRUSTED = re.compile(
     r"|\(0\d{2,5}\) ?\d{3,8}(?:[ -]?\d{1,5}){0,2}"  # (05745) 862933
     r"|00[1-9]\d{0,2}[ .-](?:\(?\d{1,4}\)?[ ./-]?){2,5}\d{2,4}"  # 0049 30 1234567, 001-555-123-4567
     r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])\d{3}[.-]\d{4}"  # (555) 123-4567, 555.123.4567
-    r"|1-8\d\d-\d{3}-\d{4}"
+    r"|1-8\d\d-\d{3}-\d{4}|[2-9]\d{2} [2-9]\d{2}-\d{4}"
     r"|0[1-9](?:[ .-]\d{2}){4}"  # 01 23 45 67 89
     r"|0\d{2} \d{4} \d{4}|0\d{3} \d{3} \d{4}|0\d{4} \d{6}|0\d{4} \d{3} ?\d{3}"  # Great Britain
     r"|0\d{2,4} ?[/-] ?\d{3,8}(?:[ -]?\d{1,4}){0,3}"  # 030/1234567, 0171-1234567
@@ -43,9 +43,24 @@ _TRUSTED = re.compile(
 _GROUPED = re.compile(
     r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
 )
-_COMPACT = re.compile(r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8})(?![\w]|[.,]\d|-\d)")
+_COMPACT = re.compile(r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8}|[2-9]\d{9}|[1-9]{2}9\d{8})(?![\w]|[.,]\d|-\d)")
 _INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
     r"(?<=[,:;=|\"'])\+[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
+)
+# Countries in which people write the language.
+_REGIONS = {"en": ("GB", "US", "IN"), "de": ("DE", "AT", "CH"), "fr": ("FR", "CA"), "es": ("ES", "MX"), "pt": ("PT", "BR")}
+# anna [at] web [dot] de; anna at web dot de
+_AT = r" ?(?:\(at\)|\[at\]|\{at\}|<at>|\(a\)|\[@\]|\(@\)|\(arroba\)) ?"
+_DOT = r"(?:\.| ?(?:\(dot\)|\[dot\]|\{dot\}|\(punkt\)|\[punkt\]|\(point\)|\(punto\)|\(ponto\)) ?| (?:dot|punkt|point|punto|ponto) )"
+_SPOKEN = re.compile(
+    rf"(?<![\w.+-])[\w.+-]{{1,64}}(?:{_AT}[\w-]{{2,40}}(?:{_DOT}[\w-]{{2,20}}){{1,3}}"
+    r"|(?: dot [\w-]{1,30}){0,3} (?:at|arroba) [\w-]{2,40}(?: (?:dot|punkt|point|punto|ponto) [\w-]{2,20}){1,3})(?![\w-])",
+    re.IGNORECASE,
+)
+_SPOKEN_SIGN = re.compile(r"[(\[{<](?:at?|@|arroba)[)\]}>]|\b(?:at|arroba) [\w-]+ (?:dot|punkt|point|punto|ponto) \w")
+# Whoever knows the address may write there.
+_WEBHOOK = re.compile(
+    r"//(?:hooks\.slack\.com/(?:services|workflows)/\w|discord(?:app)?\.com/api/webhooks/\d|[\w.-]+\.webhook\.office\.com/webhook)"
 )
 _DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 
@@ -56,10 +71,13 @@ def find_contacts(clues: Clues) -> Iterator[Finding]:
     if "@" in text:
         for match in _EMAIL.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 1.0)
+    if _SPOKEN_SIGN.search(clues.lower):
+        for match in _SPOKEN.finditer(text):
+            yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 0.9)
     if "://" in text:
         for match in _URL.finditer(text):
             url = match[0].rstrip(".,;:!?)]}'\"")
-            if _USER_IN_URL.match(url) or _TOKEN_IN_URL.search(url):
+            if _USER_IN_URL.match(url) or _TOKEN_IN_URL.search(url) or _WEBHOOK.search(url):
                 yield Finding(match.start(), match.start() + len(url), e.URL_CREDENTIALS, 1.0)
     if clues.digits:
         yield from _phones(clues)
@@ -71,7 +89,7 @@ def _phones(clues: Clues) -> Iterator[Finding]:
         digits = re.sub(r"\D", "", re.sub(r"(?:x|ext).*", "", match[0]))
         if not 7 <= len(digits) <= 16 or _DATE_LIKE.fullmatch(match[0]):
             continue
-        if match[0].startswith("+") or not belongs_to_other(clues, match.start(), match.end()):
+        if match[0].startswith("+") or not (counts(clues, match.end()) or belongs_to_other(clues, match.start(), match.end())):
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     for match in _INTERNATIONAL.finditer(text):
         if 8 <= sum(c.isdigit() for c in match[0]) <= 15:
@@ -89,11 +107,11 @@ def _phones(clues: Clues) -> Iterator[Finding]:
 
 def _compact(clues: Clues) -> Iterator[Finding]:
     """Numbers without any separator that exist in the language's country: with a leading zero, or beside an e-mail."""
-    region = {"en": "GB", "de": "DE", "fr": "FR", "es": "ES", "pt": "PT"}[clues.language]
+    regions = _REGIONS[clues.language]
     for match in _COMPACT.finditer(clues.text):
         near = clues.text[max(0, match.start() - 60) : match.end() + 60]
         if not match[0].startswith("0") and "@" not in near:
             continue
-        number = phonenumbers.parse(match[0], region)
-        if phonenumbers.is_valid_number(number) and not belongs_to_other(clues, match.start(), match.end()):
+        real = any(phonenumbers.is_valid_number(phonenumbers.parse(match[0], region)) for region in regions)
+        if real and not counts(clues, match.end()) and not belongs_to_other(clues, match.start(), match.end()):
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.6)

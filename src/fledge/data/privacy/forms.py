@@ -19,7 +19,7 @@ from stdnum.es import dni, nie
 from stdnum.fr import nir
 from stdnum.in_ import aadhaar
 from stdnum.iso7064 import mod_97_10
-from stdnum.it import codicefiscale
+from stdnum.it import codicefiscale, iva
 from stdnum.mx import curp
 
 from fledge.data.privacy import entities as e
@@ -47,6 +47,16 @@ def _is_iban(value: str) -> bool:
     return len(value) >= 15 and bool(mod_97_10.is_valid(value[4:] + value[:4]))
 
 
+def _iban_end(value: str) -> int:
+    """How much of a match is the IBAN: words in capitals may follow it. 0: none of it."""
+    end = len(value)
+    while end >= 15:
+        if _is_iban(re.sub(r"[^0-9A-Z]", "", value[:end].upper())):
+            return end
+        end = max(value.rfind(" ", 0, end), value.rfind("-", 0, end))
+    return 0
+
+
 def _is_card(value: str) -> bool:
     return 13 <= len(value) <= 19 and len(set(value)) > 1 and bool(luhn.is_valid(value))
 
@@ -63,7 +73,6 @@ def _form(entity: str, regex: str, check: Check | None = None, score: float = 0.
 
 # Rows that need digits.
 _NUMBERS = (
-    _form(e.IBAN_CODE, r"[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?", _is_iban, 1.0),
     _form(
         e.CREDIT_CARD,
         r"[2-6]\d{3}([ -]?)\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5}|3[0689]\d{2}([ -]?)\d{6}\3\d{4}|[2-6]\d{12,18}",
@@ -98,6 +107,7 @@ _NUMBERS = (
         _stdnum(codicefiscale),
         0.95,
     ),  # Italy
+    _form(e.TAX_ID, r"IT ?\d{11}", lambda value: bool(iva.is_valid(value)), 0.9),  # Italy, VAT
     _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
     _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", _stdnum(aadhaar), 0.8),  # India, Aadhaar
     _form(e.NATIONAL_ID, r"756\.\d{4}\.\d{4}\.\d{2}", _stdnum(ahv), 0.95),  # Switzerland, AHV
@@ -107,17 +117,29 @@ _NUMBERS = (
     _form(e.MAC_ADDRESS, r"[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}", None, 0.9),
     _form(e.MAC_ADDRESS, r"[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}", None, 0.8),
 )
+_IBAN = re.compile(
+    r"(?<![\w.-])(?:[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?|[a-z]{2}\d{2}(?:[a-z0-9]{11,30}|(?: (?:[a-z]{4}|\d{4})){3,7}(?: \d{1,3})?))(?!\w)"
+)
 _WALLETS = re.compile(
     r"(?<![\w/])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
     r"|T[1-9A-HJ-NP-Za-km-z]{33}|r[1-9A-HJ-NP-Za-km-z]{24,34}|[48][0-9AB][1-9A-HJ-NP-Za-km-z]{93})(?!\w)"
+)
+# Base58 keys of other chains look like any other key; the word before says which.
+_LABELLED_WALLET = re.compile(
+    r"(?<![^\W_])(?:sol|solana|phantom|wallet|usdt|usdc|trx|tron|xrp|ada|dot|polkadot|near|crypto|coins?)(?:[ _-](?:wallet|address|addr|adresse|dirección|endereço))?\"?(?: is|:| =|=)?\s{0,2}[\"'`]?"
+    r"(?P<value>[1-9A-HJ-NP-Za-km-z]{32,48})(?!\w)",
+    re.IGNORECASE,
 )
 _IPV4 = re.compile(r"(?<![\w.:])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?:%\w+)?(?![\w:])")
 # "version 1.2.3.4", "v1.2.3.4", "build 10.0.1.2": four numbers that are no address.
 _VERSION = re.compile(
     r"(?:\bv|\bver|versions?|versión|versão|release|build|firmware|driver|patch|update|upgrade|section|kapitel"
-    r"|chapter|abschnitt|python|java|node|php|ruby|cuda|ubuntu|debian|ios|android|macos|windows|firefox|nginx|postgres\w*|mysql|==|>=|<=|~=|\bsdk|runtime|assembly\w*|excel|chrome|kernel)(?![^\W_])(?:[^.!?\n]|\.(?=\S)){0,50}$"
+    r"|chapter|abschnitt|==|>=|<=|~=|\bsdk|runtime|assembly\w*)(?![^\W_])(?:[^.!?\n]|\.(?=\S)){0,50}$"
+    r"|(?<![^\W_])(?:python|java|node(?:\.?js)?|php|ruby|cuda|ubuntu|debian|ios|android|macos|windows|firefox|nginx|postgres\w*|mysql|excel|chrome|kernel)(?![^\W_])[^.!?\n\d,;]{0,20}$"
 )
+
+_NETWORKED = re.compile(r"/(?:[12]?\d|3[0-2])(?!\d)|:\d{2,5}(?!\d)")  # 10.1.2.3/24, 10.1.2.3:8080
 
 
 def find_forms(clues: Clues) -> Iterator[Finding]:
@@ -130,6 +152,13 @@ def find_forms(clues: Clues) -> Iterator[Finding]:
             if check is None or check(re.sub(r"[^0-9A-Za-z]", "", match[0])):
                 yield Finding(match.start(), match.end(), entity, score)
     yield from _addresses(clues)
+    for match in _IBAN.finditer(text):
+        size = _iban_end(match[0])
+        if size:
+            yield Finding(match.start(), match.start() + size, e.IBAN_CODE, 1.0)
+    for match in _LABELLED_WALLET.finditer(text):
+        if _looks_like_wallet(match["value"]):
+            yield Finding(*match.span("value"), e.CRYPTO, 0.9)
     for match in _WALLETS.finditer(text):
         if _looks_like_wallet(match[0]):
             yield Finding(match.start(), match.end(), e.CRYPTO, 0.9)
@@ -140,9 +169,9 @@ def _addresses(clues: Clues) -> Iterator[Finding]:
     if text.count(".") >= 3:
         for match in _IPV4.finditer(text):
             known = _ip(match[0])
-            if known is not None and not _VERSION.search(
-                clues.lower[max(0, match.start() - 70) : match.start()]
-            ):
+            networked = _NETWORKED.match(text, match.end()) is not None
+            before = clues.lower[max(0, match.start() - 70) : match.start()]
+            if known is not None and (networked or not _VERSION.search(before)):
                 yield Finding(match.start(), match.end(), e.IP_ADDRESS, 0.9)
     if text.count(":") >= 2:
         for match in _IPV6.finditer(text):

@@ -84,7 +84,7 @@ LABELS = (
         r"[A-Z]{0,4}\d{5,24}[A-Z0-9]{0,12}",
         r"(?:bank |checking |savings |current )?account\b", r"\bacct\b", r"\ba/c\b", r"konto\w*", r"\bkto\b", r"\brib\b",
         r"(?:numéro de )?compte", r"cuenta", r"conta(?: corrente| bancária| poupança)?\b", r"\bnib\b", r"\bccc\b",
-        r"\bbban\b",
+        r"\bbban\b", r"\bacc\b",
     ),
     _label(e.IBAN_CODE, r"[A-Z]{2}\d{2}[A-Z0-9]{8,30}", r"\biban\b"),
     _label(
@@ -100,7 +100,7 @@ LABELS = (
         r"tax\b(?: payer| file)?(?: identification)?", r"\btin\b", r"\bein\b", r"\bitin\b", r"\btfn\b", r"\butr\b", r"\bvat\b",
         r"steuer-?\s?id\w*", r"steuer-?\s?nummer", r"steueridentifikationsnummer", r"idnr", r"ust-?id\S*", r"numéro fiscal",
         r"identifiant fiscal", r"\bspi\b", r"\btva\b", r"\bcif\b", r"\bnif\b", r"contribuinte", r"\bcnpj\b", r"\brfc\b",
-        r"identificación fiscal", r"\bpan\b", r"steuer-?nr", r"\bsiren\b", r"\bsiret\b",
+        r"identificación fiscal", r"\bpan\b", r"steuer-?nr", r"\bsiren\b", r"\bsiret\b", r"\bp\.? ?iva\b", r"partita iva",
     ),
     _label(
         e.NATIONAL_ID,
@@ -109,13 +109,13 @@ LABELS = (
         r"identity card", r"citizen card", r"personalausweis\w*", r"ausweis\w*", r"sozialversicherung\w*", r"\bsvnr\b", r"rentenversicherung\w*",
         r"sécurité sociale", r"\bnir\b", r"\binsee\b", r"carte (?:nationale )?d'identité", r"\bcni\b", r"\bdni\b", r"\bnie\b",
         r"documento de identidad", r"seguridad social", r"seguro social", r"\bcpf\b", r"\brg\b", r"cartão (?:de|do) cidadão",
-        r"bilhete de identidade", r"segurança social", r"\bniss\b", r"\bcurp\b", r"aadhaar", r"\bsin\b(?=.{0,12}\d)", r"\bbsn\b", r"\bpesel\b",
+        r"bilhete de identidade", r"segurança social", r"\bniss\b", r"\bcurp\b", r"aadhaar", r"\bsin(?=(?: ?(?:#|no\.?|number|is))?[:\s]{1,2}$)", r"\bbsn\b", r"\bpesel\b",
         r"codice fiscale", r"personnummer", r"\bahv\b", r"identidade",
     ),
     _label(
         e.PHONE_NUMBER,
         r"\+?\d{7,15}(?:X\d{1,6})?",
-        r"(?:tele)?phones?", r"\btel\b", r"\bmobile\b", r"cell(?:phone)?\b", r"\bcall(?:ing|ed)?\b", r"\bdial\b", r"text me",
+        r"(?:tele)?phones?", r"\btel\b", r"\bmobile\b", r"cell(?:phone)?\b", r"(?<!earnings )(?<!conference )\bcall(?:ing|ed)?\b", r"\bdial\b", r"text me",
         r"\bfax\b", r"whats?app", r"\bsms\b", r"reach (?:me|us|him|her|them)", r"hotline", r"contact(?: me| us| number)",
         r"telefon\w*", r"handy\w*", r"\bmobil\w*", r"rufnummer\w*", r"(?:an)?rufen?\b", r"ruf\b", r"erreichbar", r"erreichen",
         r"téléphone", r"\btél\b", r"\bfon\b", r"\btlf\b", r"\btelm\b", r"portable", r"\bappele[rz]", r"appelle", r"joindre", r"joignable", r"teléfono", r"móvil", r"celular",
@@ -133,9 +133,17 @@ _VALUE = re.compile(
     r"(?:\s?x\d{1,6})?(?![\w])"
 )
 _BIC = re.compile(r"(?<!\w)[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?(?!\w)")
-_BROKEN = re.compile(r"[.!?;]\s|\n\s*\n|\s[-–—]\s|, (?:and|und|et|y|e) ")
+_BROKEN = re.compile(r"(?<!\.)(?<!\b[^\W\d_])[.!?;]\s|\n\s*\n|\s[-–—]\s|, (?:and|und|et|y|e) ")
 _AFTER = re.compile(
     r"\s?(?:,|\()?\s?(?:an? valid|is|was|ist|war|est|es|é|=|\()?\s?(?:my|the|our|his|her|mein\w?|die|das|ma|mon|mi|la|el|o|a|meu|minha)?\s"
+)
+# Between two values of one label: "passports X1234567 and Y7654321".
+_AND = r"(?:and|und|et|y|e|or|oder|ou|o)"
+_ENUMERATED = re.compile(rf"\s?[,;/&+]\s?(?:{_AND}\s)?|\s{_AND}\s")
+# What is counted in these is no number of anybody's: "3269639942 units".
+_UNIT = re.compile(
+    r"\s?(?:units?|tokens?|bytes?|[kmgt]i?b|bits|rows?|lines?|records?|people|users|items|shares|copies|dollars?|euros?|times|views|requests|inhabitants|seconds|ms"
+    r"|stück|zeilen|einheiten|einwohner|sekunden|euro|lignes|unités|habitants|octets|fois|filas|líneas|unidades|habitantes|linhas|veces|vezes|%|€|\$|£)(?!\w)"
 )
 _REACH = 45  # characters between a label and its value
 
@@ -156,6 +164,12 @@ _BORN = re.compile(
 )
 
 
+_DIGITS_DATE = re.compile(r"[^\w\n]{0,6}\s?((?:19[2-9]\d|20[0-2]\d)(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01]))(?!\d)")
+# Another event's date: "DOB 4/5/81 / issued 3/2/2010".
+_OTHER_EVENT = re.compile(
+    r"(?<![^\W_])(?:issued?|expir\w*|valid|admi\w+|discharg\w+|seen|visit\w*|died|deceased|since|hired|joined|married|ausgestellt|gültig|aufgenommen|gestorben|verstorben"
+    r"|seit|délivr\w*|expire|décéd\w*|depuis|expedid\w*|caduca|vence|fallec\w*|desde|emitid\w*|válid\w*|falec\w*)(?![^\W_])"
+)
 _VERB_LAST = re.compile(r"(?<![^\W_])geb(?:oren|\.)")  # German: "am 4.5.1981 in Ulm geboren"
 _NEXT = re.compile(r"[!?;]\s|\n\s*\n|\.\s+[A-ZÀ-Þ]")
 
@@ -171,10 +185,15 @@ def find_labelled(clues: Clues) -> Iterator[Finding]:
 def _numbers(clues: Clues) -> Iterator[Finding]:
     for match, label in _labelled_values(clues):
         start, end = match.span()
-        if label.entity == OTHER or _DATE.fullmatch(clues.lower, start, end):
+        if label.entity == OTHER or _DATE.fullmatch(clues.lower, start, end) or counts(clues, end):
             continue
         if label.value.fullmatch(re.sub(r"[^0-9A-Z+x]", "", match[0]).upper()):
             yield Finding(start, end, label.entity, 0.92)
+
+
+def counts(clues: Clues, end: int) -> bool:
+    """Whether the number that ends there says how many of something there are."""
+    return _UNIT.match(clues.lower, end) is not None
 
 
 def belongs_to_other(clues: Clues, start: int, end: int) -> bool:
@@ -189,9 +208,12 @@ def _labelled_values(clues: Clues) -> list[tuple[re.Match[str], Label]]:
     """Values with the label each belongs to."""
     found = []
     past = 0  # end of the value before
+    size, label = 0, None  # of the value before
     for match in _VALUE.finditer(clues.text):
-        label = _before(clues, past, match.start()) or _behind(clues, match.end())
-        past = match.end()
+        digits = sum(character.isalnum() for character in match[0])
+        listed = label is not None and abs(digits - size) <= 1 and _ENUMERATED.fullmatch(clues.lower, past, match.start())
+        label = _before(clues, past, match.start()) or (label if listed else _behind(clues, match.end()))
+        past, size = match.end(), digits
         if label is not None:
             found.append((match, label))
     return found
@@ -221,9 +243,15 @@ def _births(clues: Clues) -> Iterator[Finding]:
     born = [match.span() for match in _BORN.finditer(clues.lower)]
     if not born:
         return
+    for _, end in born:
+        plain = _DIGITS_DATE.match(clues.lower, end)
+        if plain:
+            yield Finding(plain.start(1), plain.end(1), e.DATE_OF_BIRTH, 0.93)
     for match in _DATE.finditer(clues.lower):
         after = any(
-            0 <= match.start() - end <= _REACH and not _NEXT.search(clues.text, end, match.start())
+            0 <= match.start() - end <= _REACH
+            and not _NEXT.search(clues.text, end, match.start())
+            and not _OTHER_EVENT.search(clues.lower, end, match.start())
             for _, end in born
         )
         verb = _VERB_LAST.search(clues.lower, match.end(), match.end() + _REACH)

@@ -46,6 +46,9 @@ _KEYS = re.compile(
     r"(?<![\w-])(?:sk-(?:ant-|proj-|or-|svcacct-)?[\w-]{20,}|AIza[\w-]{35}|hf_[A-Za-z]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}|xox[abposr]-[\w-]{10,}|ya29\.[\w-]{20,}"
     r"|[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{40,}|dop_v1_[a-f0-9]{60,}"
+    r"|glsa_\w{32,}|lin_api_\w{32,}|figd_[\w-]{32,}|r8_\w{32,}|gsk_\w{40,}|pplx-\w{40,}|key-[0-9a-f]{32}|SK[0-9a-f]{32}|hv[sb]\.[\w-]{20,}|sq0(?:atp|csp|idp)-[\w-]{20,}"
+    r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}|EAAC[A-Za-z0-9]{40,}|dapi[0-9a-f]{32}|xapp-[\w-]{20,}|pk_live_\w{16,}|ntn_\w{30,}|tskey-[\w-]{20,}|sntry[su]_[\w=-]{30,}|dckr_pat_[\w-]{20,}"
+    r"|PMAK-[\w-]{40,}|rubygems_[0-9a-f]{40,}|CFPAT-[\w-]{30,}|xkeysib-[\w-]{40,}|NRAK-[A-Z0-9]{20,}|do[opr]_v1_[a-f0-9]{60,}|phc_\w{30,}|sbp_[0-9a-f]{30,}|tvly-\w{20,}|nvapi-[\w-]{40,}"
     r"|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})(?![\w])"
 )
 _PRIVATE = re.compile(
@@ -54,10 +57,10 @@ _PRIVATE = re.compile(
 )
 _SECRET_LABEL = (
     r"(?:api|access|secret|auth|client|account|private|encryption|signing|master)[ _-]?(?:key|token|secret)s?|bearer|token|"
-    r"authorization|schlüssel|clé(?: d'api| api| secrète)?|clave (?:de )?api|clave secreta|chave (?:da |de )?api|chave secreta|apikey|secret"
+    r"authorization|schl(?:ü|ue)ssel|jeton|cl[ée](?: d'api| api| secrète)?|clave (?:de )?api|clave secreta|chave (?:da |de )?api|chave secreta|apikey|secret"
 )
 _ASSIGNED = re.compile(
-    rf"(?:{_SECRET_LABEL})\w*[\"']?\s*(?:[:=]{{1,2}}|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})",
+    rf"(?:{_SECRET_LABEL})\w*(?:\s(?:de|d['’]|of|for|für|pour|para|do|da|del|zum|zur)\s?\w+){{0,2}}[\"']?\s*(?:[:=]{{1,2}}|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})",
     re.IGNORECASE,
 )
 _PASSWORD_LABEL = (
@@ -76,6 +79,13 @@ _BESIDE_EMAIL = re.compile(
     r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)"
 )  # ann@acme.org / Xy12-3
 
+
+# curl -u admin:Xy12, sshpass -p Xy12, mysql -pXy12, --password Xy12; PIN 4711
+_ON_COMMAND_LINE = re.compile(
+    r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"
+    r"[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
+)
+_PIN = re.compile(r"(?<![^\W_])(?:PIN|Pin|pin)(?:[ -]?(?:code|Code|number))? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)")
 
 # "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"
 _CODE = re.compile(
@@ -126,6 +136,9 @@ def _passwords(clues: Clues) -> Iterator[Finding]:
             value = match["value"].rstrip(".,;:!?)]}")
             if any(c.isdigit() for c in value) and any(c.isalpha() for c in value):
                 yield Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, 0.8)
+    for regex in (_ON_COMMAND_LINE, _PIN):
+        for match in regex.finditer(clues.text):
+            yield Finding(*match.span("value"), e.PASSWORD, 0.85)
     for match in _PASSWORD.finditer(clues.text):
         value = match["value"].rstrip(".,;:!?)]}")
         symbol = ":" in match["link"] or "=" in match["link"]
@@ -148,6 +161,8 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
             any(c.isdigit() for c in value),
         )
     )
+    if value.count("-") >= 3 and all(part.isalpha() for part in value.split("-")):
+        return True  # a phrase: correct-horse-battery-staple
     special = any(not c.isalnum() and c not in "-_'’." for c in value)
     if any(c.isdigit() for c in value) or special or (kinds >= 2 and len(value) >= 8):
         return True
