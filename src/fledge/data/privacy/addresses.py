@@ -16,35 +16,46 @@ _NUMBER = r"\d{1,5}(?:[ -]?(?:[a-zA-Z]|bis|ter))?(?:[-/]\d{1,4}[a-z]?)?"
 _ENGLISH = (
     r"street|st|avenue|ave?|road|rd|lane|ln|drive|dr|boulevard|blvd|court|ct|place|pl|terrace|ter|way|circle|cir|trail|trl|parkway|pkwy|highway|hwy|square|sq|close|crescent|grove|gardens?|mews"
     r"|row|walk|hill|rise|green|view|park|plaza|loop|alley|path|pike|turnpike|crossing|ridge|run|bypass|causeway|estates?|extension|fields?|ford|forest|fork|forks|freeway|glen|grove|harbor|haven|heights|hollow|island|isle|junction|key|keys|knoll|lake|land|lodge|mall|manor|meadows?|mill|mills|mission|motorway|mount|mountain|neck|orchard|oval|overpass|pass|passage|pine|pines|plain|plains|point|points|port|ports|prairie|radial|ramp|ranch|rapids?|rest|ridges|river|roads|route|rue|shoals?|shores?|skyway|spring|springs|spurs?|squares?|station|stravenue|stream|streets?|summit|throughway|trace|track|trafficway|fords|fort|forges?|tunnel|union|unions|valley|valleys|via|viaduct|village|ville|vista|walks?|wall|ways|wells?|bend|branch|bridge|brook|burg|camp|canyon|cape|center|centre|cliff|club|common|corner|corners|course|cove|creek|crest|dale|dam|divide|falls|ferry|flat|flats|garden|gateway"
+    r"|courts|centers|brooks|burgs|parade|esplanade|quays?|highroad|promenade|hills|vale|drives|greens|groves|lakes|parks|views|villages|parkways|extensions|harbors|islands|junctions|knolls|manors"
+    r"|mountains|coves|circles|cliffs|glens|wynd|brae|broadway|arcade|copse|dell|fairway|laneway|walkway|strand|circuit|circus|crossroad|expressway|nagar|marg|zila|ganj|chowk|colony|enclave"
 )
 _FLAT_EN = r"(?:,? (?:apt|apartment|suite|ste|unit|flat|room|floor|Apt|Apartment|Suite|Ste|Unit|Flat|Room|Floor|#)\.? ?#?\w{1,6})"
 _UNIT = (
     r"(?:[ ,]{1,3}(?:Edif|Depto|Interior|Int|Apto|Apt|Bloque|Piso|Puerta|andar|sala|bloco)\.? ?\d{1,4}\w?)"
 )
 _TOWN = rf"{_CAP}(?:[ -](?:(?:de la|de las|de los|de|da|do|dos|das|del|la|le|los|las|sur|sous|an der|am|im|upon|y) ?)*{_CAP}){{0,3}}"
-_CODE = r"(?:[A-Z]-)?(?:\d{5}(?:-\d{3,4})?|\d{8}|\d{4}-\d{3}|\d{4}(?= [A-ZÀ-Þ]))(?!\d)"
-_TAIL_EN = rf"(?:(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2}})?(?:,? (?:\d{{5}}(?:-\d{{4}})?|[A-Z]{{1,2}}\d[\dA-Z]? ?\d[A-Z]{{2}}))(?!\w))"
+_CODE = r"(?:[A-Z]-)?(?:[A-Z]\d[A-Z] ?\d[A-Z]\d|\d{5}(?:-\d{3,4})?|\d{8}|\d{4}-\d{3}|\d{4}(?= [A-ZÀ-Þ]))(?!\d)"
+# The codes of the USA, Great Britain, Canada, and, behind a state, Australia.
+_CODE_EN = r"(?:\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[\dA-Z]? ?\d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d|(?<=NSW |VIC |QLD |TAS |ACT )\d{4}|(?<=NSW, |VIC, |QLD, |TAS, |ACT, )\d{4}|(?<=SA |WA |NT )\d{4}|(?<=SA, |WA, |NT, )\d{4})"
+_TAIL_EN = rf"(?:(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2,3}})?(?:,? {_CODE_EN})(?!\w))"
+_BEFORE_EN = r"(?:(?:(?:Apt|Apartment|Suite|Ste|Unit|Flat|Level|Studio|Shop)\.? ?\d{1,4}\w?,?\s)|(?:Unit|Flat|Apt|Shop) (?=\d{1,4}/\d))?"
 # ", 80331 München", ", Liberdade, 20818-468 Cunha / RN", ", Nueva Niger, CHIS 38268"
 _TAIL_CODE = rf"(?:(?:, {_TOWN})?(?:, [A-Z]{{2,5}}\.?)?,?\s{{1,2}}{_CODE}(?:,? (?!Mi |Tel|Tél|Mein|O |E |Y ){_TOWN}(?<!\.)(?: ?/ ?[A-Z]{{2}})?)?)"
 _PATTERNS = tuple(
     re.compile(pattern)
     for pattern in (
         # 221B Baker Street, Flat 2, London NW1 6XE
-        rf"(?<![\w.,$€£-])\d{{1,6}}[A-Za-z]?,? (?:(?:North|South|East|West|[NSEW]\.?) )?(?:\d{{1,3}}(?:st|nd|rd|th)|{_CAP})(?: {_CAP}){{0,3}}? (?i:{_ENGLISH})(?![\w'’])\.?"
+        rf"(?<![\w.,$€£-]){_BEFORE_EN}\d{{1,6}}(?:[A-Za-z]|[/-]\d{{1,4}})?(?:,? |(?<=/\d\d)\s)(?:(?:North|South|East|West|[NSEW]\.?) )?(?:\d{{1,3}}(?:st|nd|rd|th)|{_CAP})(?: {_CAP}){{0,3}}? (?i:{_ENGLISH})(?![\w'’])\.?"
         rf"(?: (?:North|South|East|West|[NSEW]{{1,2}})(?!\w))?{_FLAT_EN}?{_TAIL_EN}?",
         # any number and capitals that a town and a postal code follow
         rf"(?<![\w.,$€£-])\d{{1,5}}[A-Za-z]? {_CAP}(?: {_CAP}){{0,2}}, {_TOWN},? (?:[A-Z]{{2}} \d{{5}}|[A-Z]{{1,2}}\d[\dA-Z]? ?\d[A-Z]{{2}})(?!\w)",
         rf"(?<!\w)(?:Unit|Flat|Apartment|Suite|Studio) \d{{1,4}}\w?,? (?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,3}}{_TAIL_EN}",
+        # H.No. 41, Dutta Street; Plot No. 32, Sector 18
+        rf"(?<!\w)(?:H\.? ?No|House No|Plot No|Door No|Flat No|Shop No|Plot)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_CAP}(?: {_CAP}){{0,3}}(?: \d{{1,3}}(?!\d))?",
         r"(?<!\w)(?:P\.? ?O\.? Box \d{1,6}|(?:PSC|Unit) \d{3,5},? Box \d{3,5}|USNS? \w+|USC?G?[SC] \w+)(?:,? (?:[AFD]PO) A[AEP] \d{5})?",
         # Hauptstraße 12a, 80331 München; Am Alten Markt 3
         rf"(?<!\w)(?:{_CAP}[ -]){{0,3}}?[{_U}]?[^\W\d_]*(?:straße|strasse|str\.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben|Straße|Strasse|Str\.|Weg|Platz|Allee|Ring|Damm|Gasse|Ufer) {_NUMBER}(?!\w|[.,]\d){_TAIL_CODE}?",
-        rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?",
+        rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{4,5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?",
         # 12 bis, rue de la Paix, 75002 Paris
-        rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?{_CAP}(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}(?<!\.){_TAIL_CODE}",
+        rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier|avenue)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?{_CAP}(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}(?<!\.)(?:(?:,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?:[ -]?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%]))?{_TAIL_CODE}|,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?![\w%]|[.,]\d|\s[€$%]))",
         rf"(?<![\w.,]){_NUMBER},? (?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}",
         # Calle de Alcalá 45, 3º B, 28014 Madrid; Rua Augusta, 1500
         rf"(?<!\w)(?i:calle|c/|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plaza|pza\.|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
-        rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}){{0,4}}(?:,? (?:n[º°o]\.? ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|izq|dcha|dto|esq)?(?!\w))?{_TAIL_CODE}?",
+        rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}){{0,4}}(?:,? (?:[nN][º°o]\.? ?|# ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|izq|dcha|dto|esq)?(?!\w))?{_TAIL_CODE}?",
+        # C. Alicia Pastor 20
+        rf"(?<!\w)(?<!\. )C\. (?:(?:de la|del|de|la) )?{_CAP}(?: (?:(?:de la|de los|del|de|y) )?{_CAP}){{0,4}},? \d{{1,3}}(?!\d|[.,]\d){_UNIT}*{_TAIL_CODE}?",
+        # Calle 45 # 12-30 Sur, Cra. 7 No. 71-21
+        r"(?<!\w)(?i:calle|carrera|cl|cra?|kr|avenida|av|transversal|tv|diagonal|dg)\.?(?: (?i:calle|carrera))? \d{1,3}\w?ª?(?: ?(?i:bis|sur|norte|este|oeste))? (?:#|[nN]o\.?|[nN][°º]\.?) ?\d{1,3}\w?(?: ?[-–] ?\d{1,3})?(?: (?i:sur|norte|este|oeste))?(?!\w)",
     )
 )  # fmt: skip
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.ambiguous import COMMON_PLACES
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
@@ -34,12 +35,19 @@ _LOCATIVE = re.compile(
 # Prepositions that are everyday words otherwise: not enough for an ambiguous name.
 _WEAK = re.compile(r"(?<![^\W_])(?:of|to|de|a|da|do|no|na|at|von|um|via|über|en|para|visit)\s$")
 _PERSONAL = re.compile(
-    r"(?<![^\W_])(?:(?:born|geboren|née?|nac\w+|nasc\w+)(?: [\w./,-]*\d[\w./,-]*| de| [^\W\d_]{3,9}){1,6} (?:in|à|en|em)|(?:live[sd]?|living|born|grew up|raised|based|resid(?:e|es|ed|ing)|stay(?:s|ed|ing)?|work(?:s|ed|ing)?|settled|house|home|apartment|flat|office|hotel|meeting|warehouse|branch|store|clinic|hospital|currently|wedding|conference|school|store|arrived|lives?|moved?|meeting) (?:here |down |up |over |back |out )?(?:in|at|near|outside|outside of)"
+    r"(?<![^\W_])(?:(?:born|geboren|née?|nac\w+|nasc\w+)(?: [\w./,-]*\d[\w./,-]*| de| el| le| am| on| em| a| [^\W\d_]{3,9}){1,6} (?:in|à|en|em)|(?:live[sd]?|living|born|grew up|raised|based|resid(?:e|es|ed|ing)|stay(?:s|ed|ing)?|work(?:s|ed|ing)?|settled|house|home|apartment|flat|office|hotel|meeting|warehouse|branch|store|clinic|hospital|currently|wedding|conference|school|store|arrived|lives?|moved?|meeting) (?:here |down |up |over |back |out )?(?:in|at|near|outside|outside of)"
     r"|(?:moved?|moving|relocat(?:e|ed|ing)|travel(?:l?ed|l?ing)?|trip|fly|flying|flight|flights|drive|driving|ship(?:ped|ping)?|deliver(?:ed|y)?|sent|send|train|bus|head(?:ed|ing)?|visit|commute|going|get|way|back|return(?:ed|ing)?) (?:it |this |them |me |us )?(?:to|from)|(?:i'm|i am|we are|we're|come|comes|came|is|are|hail|originally) from|hometown (?:of|is)|visit(?:ing|ed)?|city of|town of|village of"
     r"|(?:wohn\w*|leb(?:e|t|en|te)|gebor\w*|aufgewachsen|arbeite\w*|wohnhaft|umzug|umgezogen|gezogen|zieh\w*|reise|fahr\w*|flug|verlegt|verzogen|sommer|winter|flieg\w*|zug|komm\w*|stamm\w*|büro|wohnung|filiale|haus|hotel|treffen)(?: \w+){0,2} (?:in|aus|nach|bei|von)"
     r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|déménag\w*|emménag\w*|habitant|natif|native) (?:de|du)"
     r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|originari[oa]|mud\w*) de"
+    r"|(?:heirat\w*|marient?|casan?|casam?|casou|casó|married|marry|wedding|issued|expedid[oa]s?|emitid[oa]s?|délivrée?s?|ausgestellt)(?: am| on| le| el)?(?: [\d./-]{6,10})? (?:in|at|à|en|em|no|na)"
+    r"|(?:i'm|i am|this is|hier(?: ist)?|ich bin|ici|je suis|soy|sou (?:o|a)|sou|aqui é|aquí) [^\W\d_]{2,20} (?:from|aus|de|do|da)"
     r"|(?:mor\w*|viv\w*|nasc\w*|trabalh\w*|resid\w*|cresc\w*|fic\w*|localizad[oa]|escritório|casa|apartamento|hotel|reunião|estou|estamos) (?:\w+ )?(?:em|no|na)|(?:viaj\w*|voo|vou|vamos|ir|mud\w*|transferi\w*|comboio|trem|chegar|regress\w*|volt\w*) (?:para|a|ao|até)|(?:sou|somos|venho|vem|é|natural|mud\w*) (?:de|do|da))\s$"
+)
+_LIVES = re.compile(
+    r"(?<![^\W_])(?i:i (?:\w+ )?(?:live|work|grew up|was born|am based) in|i(?:['’]| a)?m from|i come from|(?:living|based|born|moved|moving) (?:in|to)|(?:wohne|lebe|arbeite)(?: \w+)? in|(?:komme|bin) aus|geboren in"
+    r"|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
+    r"(?:the )?(?P<town>[a-zà-öø-ÿ]{3,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
 _PAIR = re.compile(r" (?:to|and|nach|und|bis|à|et|a|y|hasta|e|até|para|or|oder|ou|o) ")  # from X to Y
 _FIELD = re.compile(
@@ -98,18 +106,35 @@ _POSTCODE_LABEL = re.compile(
     r"(?<![^\W_])(?:zip(?:[ -]?code)?|post(?:al)?[ -]?code|postleitzahl|plz|code postal|código postal|c\.p\.|cp|cep)(?:[^\w\n]{1,3}|\s(?:is|ist|est|es|é|was)\s(?:the )?)\s?([A-Z]?\d[\dA-Z]{1,4}(?:[ -]?[\dA-Z]{3,4})?)(?!\w)",
     re.IGNORECASE,
 )
+_POSTCODE_CA = re.compile(r"(?<![\w-])[ABCEGHJ-NPRSTVXY]\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d(?!\w)")
+# A code and the town behind it. Four digits could be a year, so they need a comma or the start of a line before them.
 _TOWN_AFTER_CODE = re.compile(
-    rf"(?<![\w.,-])(?:D-|F-|E-)?(\d{{5}}|\d{{4}}-\d{{3}}) ([{_UPPER}][^\W\d_]+(?:[ -][{_UPPER}][^\W\d_]+){{0,2}})(?!\w)"
+    rf"(?<![\w.,-])(?:(?:D-|F-|E-|CH-|A-)?(?P<code>\d{{5}}|\d{{8}}|[A-Z]\d[A-Z] ?\d[A-Z]\d|(?P<sure>\d{{4}}-\d{{3}}|\d{{5}}-\d{{3,4}})|(?:(?<=, )|(?<=\n)|(?<=[ACDFHB]-))\d{{4}}))"
+    rf" (?P<town>[{_UPPER}][^\W\d_]+(?:[ -](?:(?:de la|de los|de|da|do|dos|das|del|am|an der|im|sur|en|la|le) )?[{_UPPER}]?[^\W\d_]+){{0,4}})(?!\w)"
 )
 
 
 def find_places(clues: Clues) -> Iterator[Finding]:
     """Towns, regions, postal codes."""
+    yield from _lower_case(clues)
     if not clues.capitals:
         return
     yield from _towns(clues)
     if clues.digits:
         yield from _postcodes(clues)
+
+
+def _lower_case(clues: Clues) -> Iterator[Finding]:
+    """"i live in santa fe": the longest city in lower case after words that say where somebody lives."""
+    for match in _LIVES.finditer(clues.text):
+        start = match.start("town")
+        end = _longest_city(clues, start, match.end())
+        if end is None or is_fictional_word(match["town"].split()[0].lower()):
+            continue
+        name = clues.text[start:end]
+        ended = re.match(r"\s*(?:[^\w\s]|$|(?:and|und|et|y|e|but|now|since|for|with|can|right|atm|near|close)\b)", clues.text[end:])
+        if lexicon().is_known_city(name) or (ended and name not in NOT_NAMES and name not in COMMON_PLACES):
+            yield Finding(start, end, e.LOCATION, 0.65)
 
 
 def _towns(clues: Clues) -> Iterator[Finding]:
@@ -143,6 +168,8 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     personal = paired or _PERSONAL.search(before) is not None or _FIELD.search(before) is not None
     locative = personal or _LOCATIVE.search(before) is not None
     longest = _run_length(clues.text, words, at)
+    if longest > 1 and first in COMMON_PLACES and not personal and words[at + 1].start() - words[at].end() > 1:
+        return 0, 0.0  # Feira da Ladra
     for size in range(min(longest, 4), 0, -1):
         name = clues.lower[words[at].start() : words[at + size - 1].end()]
         if name in lists.regions and personal:
@@ -245,6 +272,22 @@ def _postcodes(clues: Clues) -> Iterator[Finding]:
             yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
     for match in _POSTCODE_LABEL.finditer(clues.text):
         yield Finding(match.start(1), match.end(1), e.LOCATION, 0.75)
+    for match in _POSTCODE_CA.finditer(clues.text):
+        yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
     for match in _TOWN_AFTER_CODE.finditer(clues.text):
-        if lists.is_city(match[2].lower()) and match[2].lower() not in lists.given:
-            yield Finding(match.start(), match.end(), e.LOCATION, 0.8)
+        end = _longest_city(clues, *match.span("town"))
+        if end is None and match["sure"]:
+            end = match.end("code")
+        if end is not None:
+            yield Finding(match.start(), end, e.LOCATION, 0.8)
+
+
+def _longest_city(clues: Clues, start: int, end: int) -> int | None:
+    """Where the longest city that begins at `start` ends, at `end` at the latest; None: no city."""
+    lists = lexicon()
+    while end > start:
+        name = clues.lower[start:end]
+        if lists.is_city(name) and name not in lists.given:
+            return end
+        end = max(clues.text.rfind(" ", start, end), clues.text.rfind("-", start, end))
+    return None
