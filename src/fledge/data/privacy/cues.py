@@ -30,7 +30,7 @@ FIELD = re.compile(
 )
 INTRODUCTION = re.compile(
     r"(?<![^\W_])(?:(?:my|his|her|their|whose|the|full|your) (?:full |first |last |given |maiden |middle )?names? (?:is|was|are)|name's|call me|known as|called|named|i am|i'm|i’m|this is|it's|speaking is"
-    r"|(?:mein|sein|ihr|unser) (?:voller |voll\w+ )?name (?:ist|lautet)|ich hei(?:ß|ss)e|hei(?:ß|ss)t|ich bin|hier ist|namens|hier spricht|genannt|je m['’]appelle|s['’]appelle|mon nom (?:complet )?est|je suis|(?:son|leur) nom est|c['’]est|nommée?|dénommée?"
+    r"|(?:mein|sein|ihr|unser) (?:voller |voll\w+ )?name (?:ist|lautet)|ich hei(?:ß|ss)e|hei(?:ß|ss)t|ich bin|hier ist|namens|hier spricht|(?:moin|servus|hallo|hi|hey|guten \w+),? hier|genannt|je m['’]appelle|s['’]appelle|mon nom (?:complet )?est|je suis|(?:son|leur) nom est|c['’]est|nommée?|dénommée?"
     r"|me llamo|se llama|mi nombre (?:completo )?es|(?:su) nombre es|soy|llamad[oa]|el nombre es|(?:o )?meu nome (?:completo )?é|(?:o )?nome del[ea] é|(?:me )?chamo-me|chamo-me|me chamo|chama-se|se chama|sou (?:o|a)|sou|chamad[oa]|aqui é (?:o|a)|aqui é)"
     r",?:?\s+[\"'«„]?$"
 )
@@ -42,7 +42,7 @@ ROLE = re.compile(
     r"|colega|irmão|irmã|marido|mulher|chefe|vizinh[oa]|filh[oa]|ti[oa]|mãe|pai|namorad[oa]|avó|avô|paciente),?\s+$"
 )
 _LOWER_NAME = r"[^\W\d_]{3,}(?:-[^\W\d_]+)?"
-_LOWER_PAIR = rf"(?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?(?![^\W_])"
+_LOWER_PAIR = rf"(?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?(?: (?P<third>{_LOWER_NAME}))?(?![^\W_])"
 LOWER_INTRODUCTION = re.compile(
     rf"(?<![^\W_])(?i:my (?:full |first )?name is|my name's|i am called|ich hei(?:ß|ss)e|mein name ist|je m['’]appelle|mon nom est|me llamo"
     rf"|mi nombre es|meu nome é|chamo-me|me chamo) {_LOWER_PAIR}"
@@ -52,7 +52,7 @@ WEAK_INTRODUCTION = re.compile(
 )
 # Somebody is asked or told something.
 ASK = re.compile(
-    r"(?<![^\W_])(?:ask|tell|remind|invite|thank|meet|met|text|e-?mail|phone|married|marry|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
+    r"(?<![^\W_])(?:ask|tell|remind|ping|pick up|notify|loop in|invite|thank|meet|met|text|e-?mail|phone|married|marry|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
     r"|pregunta(?:r|rle|le)? a|ruf|kommt|call|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? [aà]|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
 )
 # Right after a single name that is a word too: it does what people do.
@@ -70,3 +70,57 @@ NEXT_IS_NO_PERSON = re.compile(
 )
 # Capitalised words that lists of names hold, but that are hardly ever names in a prompt.
 NOT_NAMES = read_words("not_names")
+# Words that begin no name, and belong to one inside it.
+CAPITAL_PARTICLES = frozenset(
+    [
+        "de",
+        "da",
+        "do",
+        "dos",
+        "das",
+        "di",
+        "del",
+        "della",
+        "la",
+        "le",
+        "van",
+        "von",
+        "der",
+        "den",
+        "du",
+        "el",
+        "al",
+        "bin",
+        "ben",
+        "ter",
+    ]
+)
+# Words that begin the names of places.
+SAINTS = frozenset(
+    [
+        "san",
+        "santa",
+        "santo",
+        "saint",
+        "st.",
+        "st",
+        "são",
+        "sankt",
+        "sainte",
+        "port",
+        "lake",
+        "mount",
+        "fort",
+        "new",
+        "north",
+        "south",
+        "east",
+        "west",
+        "vieja",
+        "viejo",
+        "nueva",
+        "nuevo",
+        "puerto",
+        "villa",
+    ]
+)

@@ -21,6 +21,7 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import (
     ASK,
+    CAPITAL_PARTICLES,
     FIELD,
     GREETING,
     HONORIFICS,
@@ -29,10 +30,12 @@ from fledge.data.privacy.cues import (
     NEXT_IS_PERSON,
     NOT_NAMES,
     ROLE,
+    SAINTS,
     TITLE,
 )
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
 from fledge.data.privacy.unusual_names import find_unusual_names
 
@@ -57,58 +60,6 @@ _ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
 _AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
 _AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}) {_AND} $")
 _AND_AFTER = re.compile(rf" {_AND} ({_CAPITAL})")
-_CAPITAL_PARTICLES = frozenset(
-    [
-        "de",
-        "da",
-        "do",
-        "dos",
-        "das",
-        "di",
-        "del",
-        "della",
-        "la",
-        "le",
-        "van",
-        "von",
-        "der",
-        "den",
-        "du",
-        "el",
-        "al",
-        "bin",
-        "ben",
-        "ter",
-    ]
-)
-_SAINTS = frozenset(
-    [
-        "san",
-        "santa",
-        "santo",
-        "saint",
-        "st.",
-        "st",
-        "são",
-        "sankt",
-        "sainte",
-        "port",
-        "lake",
-        "mount",
-        "fort",
-        "new",
-        "north",
-        "south",
-        "east",
-        "west",
-        "vieja",
-        "viejo",
-        "nueva",
-        "nuevo",
-        "puerto",
-        "villa",
-    ]
-)
 _GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words are taken for family names
 _RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
@@ -140,12 +91,22 @@ def _runs(text: str) -> Iterator[list[Token]]:
         if word.endswith(("'s", "’s", "'S")):
             word, end = word[:-2], end - 2
         token = Token(match.start(), end, word.lower(), match["initial"] is not None)
-        if run and _JOIN.fullmatch(text, run[-1].end, token.start) is None:
+        if run and (_JOIN.fullmatch(text, run[-1].end, token.start) is None or _shouted(text, run[-1], token)):
             yield run
             run = []
         run.append(token)
     if run:
         yield run
+
+
+def _shouted(text: str, before: Token, token: Token) -> bool:
+    """Karteninhaber ANNA SCHMIDT: a name all in capitals begins after another word; Jean DUPONT is one name."""
+    return (
+        token.end - token.start > 2
+        and text[token.start : token.end].isupper()
+        and not text[before.start : before.end].isupper()
+        and not lexicon().is_any_name(before.word)
+    )
 
 
 class _People:
@@ -163,8 +124,11 @@ class _People:
             if titled:
                 at += 1
             size, score = self._name_at(at, titled)
+            first, last = self._run[at], self._run[at + max(size, 1) - 1]
+            if size and score and ends_in_firm(self._clues.lower, first.start, last.end):
+                at += size
+                continue
             if size and score:
-                first, last = self._run[at], self._run[at + size - 1]
                 yield Finding(first.start, last.end, e.PERSON, score)
             at += size if size and score else 1
 
@@ -181,12 +145,12 @@ class _People:
         role = ROLE.search(before) is not None
         if first.initial:
             return self._initials(at, cue or field)
-        saint = at > 0 and self._run[at - 1].word in _SAINTS
+        saint = at > 0 and self._run[at - 1].word in SAINTS
         if (
             (self._no_name(first.word) and not (noble or (cue and self._could_follow_title(first))))
             or (self._is_abbreviation(first) and not cue)
             or (saint and not cue)
-            or (first.word in _SAINTS and at + 1 < len(self._run))
+            or (first.word in SAINTS and at + 1 < len(self._run))
         ):
             return 0, 0.0
         cued = cue or field or introduced or greeted or role
@@ -319,8 +283,8 @@ class _People:
         size = 1
         while at + size < len(self._run) and size < 6:
             token = self._run[at + size]
-            particle = token.word in _CAPITAL_PARTICLES and at + size + 1 < len(self._run)
-            if self._starts_another_name(at, token, at + size):
+            particle = token.word in CAPITAL_PARTICLES and at + size + 1 < len(self._run)
+            if self._starts_another_name(at, token, at + size) or (size == 1 and self._is_home(at + 1)):
                 break
             if not token.initial and not particle and self._no_name(token.word):
                 if not self._is_surname(at, at + size, cued):
@@ -336,6 +300,15 @@ class _People:
         """Ana Ruiz y Luis Mora are two, Ortega y Gasset is one."""
         between = self._clues.lower[self._run[at - 1].end : token.start].strip()
         return between in ("y", "e") and at - first > 0 and self._words.is_given(token.word)
+
+    def _is_home(self, at: int) -> bool:
+        """Ana de Belo Horizonte: after a given name and "de", where she is from, not what she is called."""
+        words, run = self._words, self._run
+        between = self._clues.lower[run[at - 1].end : run[at].start].strip()
+        if between not in ("de", "da", "do") or words.is_family(run[at].word) or not words.is_given(run[at - 1].word):
+            return False
+        ends = [token.end for token in run[at : at + 3]]
+        return any(words.is_city(self._clues.lower[run[at].start : end]) for end in ends)
 
     def _is_surname(self, first: int, at: int, cued: bool) -> bool:
         """Whether a word on no list of names is one by its place: right after a name that means nothing else."""

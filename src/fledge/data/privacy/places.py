@@ -47,8 +47,9 @@ _PERSONAL = re.compile(
 _LIVES = re.compile(
     r"(?<![^\W_])(?i:i (?:\w+ )?(?:live|work|grew up|was born|am based) in|i(?:['’]| a)?m from|i come from|(?:living|based|born|moved|moving) (?:in|to)|(?:wohne|lebe|arbeite)(?: \w+)? in|(?:komme|bin) aus|geboren in"
     r"|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
-    r"(?:the )?(?P<town>[a-zà-öø-ÿ]{3,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
+    r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
+_GERMAN_JOIN = re.compile(r" (?:am|an der|im|in der|vor der|ob der|auf der) ")
 _PAIR = re.compile(r" (?:to|and|nach|und|bis|à|et|a|y|hasta|e|até|para|or|oder|ou|o) ")  # from X to Y
 _FIELD = re.compile(
     r"(?<![^\W_])(?:city|town|location|place of birth|birthplace|residence|hometown|destination|delivery to|ort|wohnort|stadt|geburtsort|ville|lieu(?: de naissance)?|commune|ciudad|localidad|lugar(?: de nacimiento)?|municipio|cidade|localidade|município|naturalidade|local de nascimento|state|county|bundesland|provincia|estado|país|country|land|pays)\s?[:=]\s*$"
@@ -133,7 +134,8 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
             continue
         name = clues.text[start:end]
         ended = re.match(r"\s*(?:[^\w\s]|$|(?:and|und|et|y|e|but|now|since|for|with|can|right|atm|near|close)\b)", clues.text[end:])
-        if lexicon().is_known_city(name) or (ended and name not in NOT_NAMES and name not in COMMON_PLACES):
+        big = lexicon().cities[name] >= 100_000 and len(name) > 4
+        if lexicon().is_known_city(name) or (ended and name not in NOT_NAMES and (big or name not in COMMON_PLACES)):
             yield Finding(start, end, e.LOCATION, 0.65)
 
 
@@ -168,14 +170,19 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     personal = paired or _PERSONAL.search(before) is not None or _FIELD.search(before) is not None
     locative = personal or _LOCATIVE.search(before) is not None
     longest = _run_length(clues.text, words, at)
-    if longest > 1 and first in COMMON_PLACES and not personal and words[at + 1].start() - words[at].end() > 1:
-        return 0, 0.0  # Feira da Ladra
+    if longest > 1 and first in COMMON_PLACES and not personal:
+        pair = clues.lower[words[at].start() : words[at + 1].end()]
+        apart = words[at + 1].start() - words[at].end() > 1
+        if not lists.is_city(pair) and (apart or lists.is_word(words[at + 1][0].lower())):
+            return 0, 0.0  # Feira da Ladra, Best Buy
     for size in range(min(longest, 4), 0, -1):
         name = clues.lower[words[at].start() : words[at + size - 1].end()]
         if name in lists.regions and personal:
             return size, 0.65
         if not lists.is_city(name):
             continue
+        if size == 1 and longest == 2 and _on_a_river(clues.lower, words[at], words[at + 1]):
+            size = longest
         if size == longest or size > 1 or not _name_goes_on(words[at + size][0].lower()):
             if lists.is_known_city(name):
                 return size, 0.55 if lists.is_any_name(name) and not locative else 0.7
@@ -216,6 +223,14 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     ):
         return 1, 0.6
     return 0, 0.0
+
+
+def _on_a_river(lower: str, town: re.Match[str], word: re.Match[str]) -> bool:
+    """Freiburg im Breisgau, Frankfurt am Main; but not: Berlin im Januar."""
+    if _GERMAN_JOIN.fullmatch(lower, town.end(), word.start()) is None:
+        return False
+    name = word[0].lower()
+    return name in ("main", "rhein", "see", "neckar", "inn", "ruhr", "donau") or lexicon().common.get(name, 0.0) < 3.6
 
 
 def _run_length(text: str, words: list[re.Match[str]], at: int) -> int:

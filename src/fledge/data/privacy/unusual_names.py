@@ -18,6 +18,8 @@ from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
 
 _RARE = 3.6  # Zipf frequency below which a word after a given name is taken for a family name
+_RARE_PAIR = 8.6  # sum of the Zipf frequencies of two names in lower case: "edwin johnson" has 8.4
+_LOWER_WORD = re.compile(r"(?<![^\s(,;:\"'>])[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?(?![\w=@/(\[-]|\.\w)")
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _CAPITAL = rf"[{_UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
 _FAMILY_FIRST = re.compile(
@@ -29,6 +31,7 @@ _MENTION = re.compile(rf"(?<![^\s(,])@(?P<name>{_CAPITAL})(?=[\s,:!?]|$)")
 def find_unusual_names(clues: Clues) -> Iterator[Finding]:
     """Names without the usual capitals or order."""
     yield from _lower_case(clues)
+    yield from _lower_pairs(clues)
     if clues.capitals:
         yield from _family_first(clues)
         if "@" in clues.text:
@@ -49,7 +52,26 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
             certain = given and (plain or known) and (strong or family)
             if certain:
                 end = match.end("second") if family else match.end("first")
+                third = (match["third"] or "").lower()
+                if family and words.is_family(third) and not words.is_ambiguous_name(third):
+                    end = match.end("third")
                 yield Finding(match.start("first"), end, e.PERSON, 0.7)
+
+
+def _lower_pairs(clues: Clues) -> Iterator[Finding]:
+    """A given name and a family name in lower case, neither of them a frequent word: "log in as martha burch"."""
+    words = lexicon()
+    before = None  # the word before, if it could be a given name
+    for match in _LOWER_WORD.finditer(clues.text):
+        word = match[0]
+        if before is not None and clues.text[before.end() : match.start()] == " " and words.is_family(word):
+            frequency = words.common.get(before[0], 0.0) + words.common.get(word, 0.0)
+            if frequency < _RARE_PAIR and not words.is_ambiguous_name(word) and not words.is_city(f"{before[0]} {word}"):
+                yield Finding(before.start(), match.end(), e.PERSON, 0.6)
+                before = None
+                continue
+        plain = words.is_given(word) and not words.is_ambiguous_name(word) and not words.is_known_city(word)
+        before = match if plain and not is_fictional_word(word) else None
 
 
 def _family_first(clues: Clues) -> Iterator[Finding]:
