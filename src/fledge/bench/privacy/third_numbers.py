@@ -123,7 +123,7 @@ NUMBERS: Numbers = {
     # National ids.
     "ssn": (e.NATIONAL_ID, _valid(ssn, "3##-##-####", "4##-##-####", "5##_##_####", "2##-##-####")),
     "ssnflat": (e.NATIONAL_ID, _valid(ssn, "4########", "5########")),
-    "nino": (e.NATIONAL_ID, _of("AB######C", "JG_##_##_##_D", "PY_##_##_##_A", "NX######B", "ZL-##-##-##-C")),
+    "nino": (e.NATIONAL_ID, _of("AB######C", "JG_##_##_##_D", "PY_##_##_##_A", "WX######B", "ZL-##-##-##-C")),
     "aadhaar": (e.NATIONAL_ID, _valid(aadhaar, "4###_####_####", "7###########", "9###-####-####")),
     "sin": (e.NATIONAL_ID, _valid(sin, "4##_###_###", "5##-###-###")),
     "perso": (e.NATIONAL_ID, _of("L01X00T47#", "LF3ZT4####", "T22000#29#", "C01X#0P3#8")),
@@ -158,7 +158,7 @@ NUMBERS: Numbers = {
     # Banks.
     "aba": (e.BANK_ROUTING, _valid(rtn, "0########", "1########", "32#######")),
     "sortcode": (e.BANK_ROUTING, _of("20-##-##", "40-##-##", "09-01-##", "30_##_##")),
-    "ifsc": (e.BANK_ROUTING, _of("HDFC000####", "SBIN00#####", "ICIC000####")),
+    "ifsc": (e.BANK_ROUTING, _of("HDFC000####", r"SBI\N00#####", "ICIC000####")),
     "bsb": (e.BANK_ROUTING, _of("06#-###", "73#-###")),
     "blz": (e.BANK_ROUTING, _of("###_###_##", "########")),
     "acct": (e.BANK_ACCOUNT, _of("########", "##########", "############", "####-####-##", "#########")),
@@ -171,9 +171,9 @@ NUMBERS: Numbers = {
     "dlgb": (e.DRIVER_LICENSE, _dl_gb),
     "dleu": (e.DRIVER_LICENSE, _of("B###**2*I##", "############", "##########", "U1*#######", "???######")),
     # Medicine and insurance.
-    "mrn": (e.MEDICAL_ID, _of("######", "########", "MRN-#######", "#-###-###", "H######")),
+    "mrn": (e.MEDICAL_ID, _of("######", "########", r"MR\N-#######", "#-###-###", "H######")),
     "nhs": (e.MEDICAL_ID, _valid(nhs, "###_###_####", "##########", "###-###-####")),
-    "mbi": (e.MEDICAL_ID, _of("1EG4-TE#-MK7#", "2AN9?G#RX##", "4KJ#-?#1-PQ##")),
+    "mbi": (e.MEDICAL_ID, _of("1EG4-TE#-MK7#", r"2A\N9?G#RX##", "4KJ#-?#1-PQ##")),
     "ohip": (e.MEDICAL_ID, _of("####-###-###-??", "####_###_###")),
     "utente": (e.MEDICAL_ID, _of("#########", "###_###_###")),
     "cns": (e.MEDICAL_ID, _of("7##_####_####_####", "7##############")),
@@ -181,5 +181,5 @@ NUMBERS: Numbers = {
     "kvnr": (e.INSURANCE_ID, _of("?#########", "?###_###_###")),
     "member": (e.INSURANCE_ID, _of("???#########", "W#########", "###########-0#", "??####-####", "#########_02")),
     "policy": (e.INSURANCE_ID, _of("POL-#######", "??-########", "H0-###-####-##", "##########", "?#######-##", "LV_###_####_##")),
-    "nuss": (e.INSURANCE_ID, _of("28/########/##", "08##########", "46_########_##")),
+    "nuss": (e.NATIONAL_ID, _of("28/########/##", "08##########", "46_########_##")),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.labels import belongs_to_other, counts
 
 _EMAIL = re.compile(
-    r"(?<![\w.+%-])[\w.!#$%&'*+/=?^`{|}~-]{0,63}[\w+-]@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"
+    r"(?<![\w.+%-])[\w.!#$%'*+^~-]{0,63}[\w+-]@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"
 )
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"'`]+", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@:\s]*:[^/@\s]+@", re.IGNORECASE)
@@ -41,9 +41,10 @@ _TRUSTED = re.compile(
     r")" + _EXTENSION + r"(?![\w]|[.,/:=-]\d|%)"
 )
 _GROUPED = re.compile(
-    r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
+    r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3}|9\d \d{3} \d{2} \d{2})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
 )
 _COMPACT = re.compile(r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8}|[2-9]\d{9}|[1-9]{2}9\d{8})(?![\w]|[.,]\d|-\d)")
+_SIGNATURE = re.compile(r"(?m)(?:^|[|,;] ?)(?:[TFMP]|Tel|Mob|Ph|Fax)[.:]? {1,2}(?P<number>\+?\(?\d[\d ()./-]{6,20}\d)(?!\w)")
 _INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
     r"(?<=[,:;=|\"'])\+[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
 )
@@ -91,6 +92,9 @@ def _phones(clues: Clues) -> Iterator[Finding]:
             continue
         if match[0].startswith("+") or not (counts(clues, match.end()) or belongs_to_other(clues, match.start(), match.end())):
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
+    for match in _SIGNATURE.finditer(text):
+        if 9 <= sum(c.isdigit() for c in match["number"]) <= 15:
+            yield Finding(*match.span("number"), e.PHONE_NUMBER, 0.8)
     for match in _INTERNATIONAL.finditer(text):
         if 8 <= sum(c.isdigit() for c in match[0]) <= 15:
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)

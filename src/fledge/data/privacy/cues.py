@@ -53,12 +53,14 @@ WEAK_INTRODUCTION = re.compile(
 # Somebody is asked or told something.
 ASK = re.compile(
     r"(?<![^\W_])(?:ask|tell|remind|ping|pick up|notify|loop in|invite|thank|meet|met|text|e-?mail|phone|married|marry|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
-    r"|pregunta(?:r|rle|le)? a|ruf|kommt|call|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? [aà]|diz a|diga a|lembr[ae] a|avis[ae] a|convid[ae] a)(?: o| a| ao)?\s$"
+    r"|pregunta(?:r|rle|le)? a|ruf|kommt|call|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? [aà]|diz a|diga a|lembr[ae] a|avis[ae]|convid[ae])(?: o| a| ao)?\s$"
 )
 # Right after a single name that is a word too: it does what people do.
 NEXT_IS_PERSON = re.compile(
     r"\s(?:said|says|told|asked|asks|wrote|writes|thinks|thought|called|replied|answered|wants|went|dijo|dice|preguntó|pregunta|escribió|quiere|disse|diz|perguntou|escreveu|quer"
-    r"|sagte|sagt|fragte|fragt|schrieb|meint|meinte|will|hat gesagt|hat gefragt|a dit|dit|a demandé|demande|a écrit|veut)(?![^\W_])"
+    r"|sagte|sagt|fragte|fragt|schrieb|meint|meinte|will|hat gesagt|hat gefragt|a dit|dit|a demandé|demande|a écrit|veut"
+    r"|(?:never |has |had |hasn't |hat |no ha |ha |não |nunca |n['’]a pas |a |has not )(?:signed|replied|answered|called|agreed|resigned|arrived|forgot|unterschrieben|geantwortet|angerufen|vergessen"
+    r"|firmado|contestado|respondido|llamado|llegado|olvidado|signé|répondu|appelé|oublié|assinou|respondeu|ligou|chegou|esqueceu))(?![^\W_])"
 )
 # Right after a run of capitals: it is a firm, a place, a law, a thing.
 NEXT_IS_NO_PERSON = re.compile(

@@ -20,7 +20,7 @@ from stdnum.fr import nir
 from stdnum.in_ import aadhaar
 from stdnum.iso7064 import mod_97_10
 from stdnum.it import codicefiscale, iva
-from stdnum.mx import curp
+from stdnum.mx import curp, rfc
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
@@ -83,7 +83,7 @@ _NUMBERS = (
     _form(e.TAX_ID, r"9\d{2}-(?:[5-8]\d|9[0-24-9])-\d{4}", None, 0.85),  # US ITIN
     _form(
         e.NATIONAL_ID,
-        r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]",
+        r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?\d{2}[ -]?\d{2}[ -]?\d{2}[ -]?[A-D]",
         None,
         0.85,
     ),  # UK national insurance number
@@ -108,6 +108,8 @@ _NUMBERS = (
         0.95,
     ),  # Italy
     _form(e.TAX_ID, r"IT ?\d{11}", lambda value: bool(iva.is_valid(value)), 0.9),  # Italy, VAT
+    _form(e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", lambda value: bool(rfc.is_valid(value)), 0.9),  # Mexico, RFC
+    _form(e.BANK_ROUTING, r"[A-Z]{4}0[A-Z0-9]{6}", lambda value: value[5:].isdigit(), 0.93),  # India, IFSC
     _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
     _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", _stdnum(aadhaar), 0.8),  # India, Aadhaar
     _form(e.NATIONAL_ID, r"756\.\d{4}\.\d{4}\.\d{2}", _stdnum(ahv), 0.95),  # Switzerland, AHV

@@ -60,10 +60,10 @@ LABELS = (
     ),
     _label(
         e.MEDICAL_ID,
-        r"(?=(?:.*\d){4})[A-Z0-9]{5,14}",
+        r"(?=(?:.*\d){4})[A-Z0-9]{5,15}",
         r"medical records?", r"\bmrn\b", r"patient(?:en)?[ -]?(?:id|number|no|nummer|nr)\b", r"health (?:card|record)s?",
         r"\bnhs\b", r"medicare", r"medicaid", r"health care number", r"dossier (?:médical|patient)", r"historia clínica",
-        r"prontuário", r"processo clínico", r"número de utente", r"cartão (?:nacional de saúde|sus)", r"\bcns\b",
+        r"prontuário", r"processo clínico", r"número de utente", r"cartão (?:nacional de saúde|(?:do )?sus)", r"\butente\b", r"\bnhc\b", r"\bipp\b", r"\bhosp\.?(?:ital)? (?:no|nr|num|number|id)\b", r"\bcns\b",
         r"patientenakte", r"krankenakte", r"hospital number", r"tarjeta sanitaria",
     ),
     _label(
@@ -71,7 +71,7 @@ LABELS = (
         r"(?=(?:.*\d){4})[A-Z0-9]{5,16}",
         r"insurance", r"policy(?=\s?(?:number|no|nr|id|#|:|is))", r"member(?:ship)?[ -]?(?:id|number|no)\b", r"subscriber",
         r"versicherten\w*", r"krankenversicherung\w*", r"krankenkasse\w*", r"versicherungs?\w*", r"police\b(?=\s?(?:n|:))",
-        r"kvnr", r"assurance", r"mutuelle", r"seguro(?! social)", r"póliza", r"apólice", r"policen?nummer", r"contrat d'assurance",
+        r"kvnr", r"(?:kranken|lebens|haftpflicht|kfz-?|auto|hausrat|unfall)(?:versicher|kassen)\w*", r"assurance", r"mutuelle", r"seguro(?! social)", r"póliza", r"apólice", r"policen?nummer", r"contrat d'assurance",
     ),
     _label(
         e.BANK_ROUTING,
@@ -83,7 +83,7 @@ LABELS = (
         e.BANK_ACCOUNT,
         r"[A-Z]{0,4}\d{5,24}[A-Z0-9]{0,12}",
         r"(?:bank |checking |savings |current )?account\b", r"\bacct\b", r"\ba/c\b", r"konto\w*", r"\bkto\b", r"\brib\b",
-        r"(?:numéro de )?compte", r"cuenta", r"conta(?: corrente| bancária| poupança)?\b", r"\bnib\b", r"\bccc\b",
+        r"\bclabe\b", r"(?:numéro de )?compte", r"cuenta", r"conta(?: corrente| bancária| poupança)?\b", r"\bnib\b", r"\bccc\b",
         r"\bbban\b", r"\bacc\b",
     ),
     _label(e.IBAN_CODE, r"[A-Z]{2}\d{2}[A-Z0-9]{8,30}", r"\biban\b"),
@@ -91,7 +91,7 @@ LABELS = (
         e.CREDIT_CARD,
         r"\d{12,19}",
         r"(?:credit|debit|bank|visa|master)[ -]?cards?", r"card (?:number|no)", r"kreditkarte\w*", r"kartennummer",
-        r"carte (?:bancaire|bleue|de crédit|visa)", r"tarjeta(?: de (?:crédito|débito))?", r"cartão(?: de (?:crédito|débito))?",
+        r"carte (?:bancaire|bleue|de crédit|visa)", r"tarjeta(?: de (?:crédito|débito))?", r"cartão(?! d[eo] cidad)(?: de (?:crédito|débito))?",
         r"\bvisa\b", r"mastercard", r"\bamex\b", r"american express", r"card\b",
     ),
     _label(
@@ -105,7 +105,7 @@ LABELS = (
     _label(
         e.NATIONAL_ID,
         r"(?=(?:.*\d){5})[A-Z0-9]{7,18}",
-        r"social security", r"\bssn\b", r"national (?:id|insurance|identity|identification)\S*", r"\bnino\b", r"id[ -]?cards?",
+        r"social security", r"\bssn\b", r"(?:my|his|her|their) social\b(?! \w{3})", r"\bni (?:number|no)\b", r"national (?:id|insurance|identity|identification)\S*", r"\bnino\b", r"id[ -]?cards?",
         r"identity card", r"citizen card", r"personalausweis\w*", r"ausweis\w*", r"sozialversicherung\w*", r"\bsvnr\b", r"rentenversicherung\w*",
         r"sécurité sociale", r"\bnir\b", r"\binsee\b", r"carte (?:nationale )?d'identité", r"\bcni\b", r"\bdni\b", r"\bnie\b",
         r"documento de identidad", r"seguridad social", r"seguro social", r"\bcpf\b", r"\brg\b", r"cartão (?:de|do) cidadão",
@@ -185,7 +185,9 @@ def find_labelled(clues: Clues) -> Iterator[Finding]:
 def _numbers(clues: Clues) -> Iterator[Finding]:
     for match, label in _labelled_values(clues):
         start, end = match.span()
-        if label.entity == OTHER or _DATE.fullmatch(clues.lower, start, end) or counts(clues, end):
+        if label.entity == OTHER or counts(clues, end):
+            continue
+        if _DATE.fullmatch(clues.lower, start, end) and label.entity != e.BANK_ROUTING:
             continue
         if label.value.fullmatch(re.sub(r"[^0-9A-Z+x]", "", match[0]).upper()):
             yield Finding(start, end, label.entity, 0.92)
@@ -211,7 +213,7 @@ def _labelled_values(clues: Clues) -> list[tuple[re.Match[str], Label]]:
     size, label = 0, None  # of the value before
     for match in _VALUE.finditer(clues.text):
         digits = sum(character.isalnum() for character in match[0])
-        listed = label is not None and abs(digits - size) <= 1 and _ENUMERATED.fullmatch(clues.lower, past, match.start())
+        listed = label is not None and abs(digits - size) <= (5 if label.entity == e.PHONE_NUMBER else 1) and _ENUMERATED.fullmatch(clues.lower, past, match.start())
         label = _before(clues, past, match.start()) or (label if listed else _behind(clues, match.end()))
         past, size = match.end(), digits
         if label is not None:
@@ -247,6 +249,7 @@ def _births(clues: Clues) -> Iterator[Finding]:
         plain = _DIGITS_DATE.match(clues.lower, end)
         if plain:
             yield Finding(plain.start(1), plain.end(1), e.DATE_OF_BIRTH, 0.93)
+    last = None  # end of the date of birth before
     for match in _DATE.finditer(clues.lower):
         after = any(
             0 <= match.start() - end <= _REACH
@@ -255,6 +258,11 @@ def _births(clues: Clues) -> Iterator[Finding]:
             for _, end in born
         )
         verb = _VERB_LAST.search(clues.lower, match.end(), match.end() + _REACH)
+        # One date belongs to a label, the first, unless the next follows at once: "born 3/4/81, 5/6/79 and 1/2/90".
+        if after and last is not None and match.start() - last > 6 and not any(last <= start < match.start() for start, _ in born):
+            after = False
+        if after:
+            last = match.end()
         if after or (verb is not None and not _NEXT.search(clues.text, match.end(), verb.start())):
             yield Finding(match.start(), match.end(), e.DATE_OF_BIRTH, 0.85)
 

@@ -305,7 +305,7 @@ class _People:
         """Ana de Belo Horizonte: after a given name and "de", where she is from, not what she is called."""
         words, run = self._words, self._run
         between = self._clues.lower[run[at - 1].end : run[at].start].strip()
-        if between not in ("de", "da", "do") or words.is_family(run[at].word) or not words.is_given(run[at - 1].word):
+        if between not in ("de", "da", "do") or run[at].word in words.family or not words.is_given(run[at - 1].word):
             return False
         ends = [token.end for token in run[at : at + 3]]
         return any(words.is_city(self._clues.lower[run[at].start : end]) for end in ends)

@@ -17,6 +17,7 @@ from presidio_analyzer.nlp_engine import NlpArtifacts, NoOpNlpEngine
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.addresses import find_street_addresses
 from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.columns import find_in_columns
 from fledge.data.privacy.contact import find_contacts
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.forms import find_forms
@@ -40,6 +41,7 @@ _RULES: tuple[tuple[str, Find, tuple[str, ...]], ...] = (
     ("addresses", find_street_addresses, (e.STREET_ADDRESS,)),
     ("places", find_places, (e.LOCATION,)),
     ("people", find_people, (e.PERSON,)),
+    ("columns", find_in_columns, (e.PERSON, e.LOCATION, e.STREET_ADDRESS, *e.IDENTIFIERS, e.PASSWORD)),
     ("organizations", find_organizations, (e.ORGANIZATION,)),
 )  # fmt: skip
 

@@ -69,7 +69,7 @@ _PASSWORD_LABEL = (
 )
 _PASSWORD = re.compile(
     rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_PASSWORD_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:(?:(?:for|für|pour|para|des?|du|do|da|del|der|vom|to|zum?|zur|of)"
-    rf"\b[^.:=\n]{{0,40}}?)?(?:[:=]{{1,2}}|=>|\bis\b:?|\bwas\b:?|\bist\b:?|\blautet\b:?|\bwar\b|\best\b\s?:?|\bes\b:?|\bé\b:?|\bera\b|\bto\b))|\s(?=[\"'`«]))"
+    rf"\b[^.:=\n>]{{0,40}}?)?(?:[:=]{{1,2}}|=>|->|→|\bis\b:?|\bwas\b:?|\bist\b:?|\blautet\b:?|\bwar\b|\best\b\s?:?|\bes\b:?|\bé\b:?|\bera\b|\bto\b))|\s(?=[\"'`«]))"
     rf"\s*(?P<quote>[\"'`«]?)\s?(?P<value>[^\s\"'`«»<>]{{4,64}})",
     re.IGNORECASE,
 )
@@ -141,7 +141,7 @@ def _passwords(clues: Clues) -> Iterator[Finding]:
             yield Finding(*match.span("value"), e.PASSWORD, 0.85)
     for match in _PASSWORD.finditer(clues.text):
         value = match["value"].rstrip(".,;:!?)]}")
-        symbol = ":" in match["link"] or "=" in match["link"]
+        symbol = ":" in match["link"] or "=" in match["link"] or "->" in match["link"]
         if match["label"].lower() in ("login", "credentials", "zugangsdaten") and not symbol:
             continue
         if _is_password(value, bool(match["quote"]), symbol):

@@ -23,7 +23,7 @@ _LOWER_WORD = re.compile(r"(?<![^\s(,;:\"'>])[a-zà-öø-ÿ]{3,20}(?:-[a-zà-ö�
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _CAPITAL = rf"[{_UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
 _FAMILY_FIRST = re.compile(
-    rf"(?<![\w@.] )(?<![\w@.-])(?P<family>(?:(?:van|von|de|da|O['’]) ?)?{_CAPITAL}(?: {_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:[;,.()|\n\t\"<]|$))"
+    rf"(?:(?<![\w@.] )|(?<=\bpt )|(?<=atient )|(?<=anager )|(?<=loyee )|(?<=ustomer )|(?<=lient )|(?<=udent ))(?<![\w@.-])(?P<family>(?:(?:van|von|de|da|O['’]) ?)?{_CAPITAL}(?: {_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:[;,.()|\n\t\"<]|$))"
 )
 _MENTION = re.compile(rf"(?<![^\s(,])@(?P<name>{_CAPITAL})(?=[\s,:!?]|$)")
 

@@ -1,0 +1,137 @@
+"""Values whose kind only the head of their column says: CSV, tables in Markdown, tab-separated lines, SQL inserts.
+
+    id;Nachname;PLZ;Ort              INSERT INTO patients (name, mrn) VALUES ('Ng', '529461')
+    1;Börner;64080;Regensburg        | Name | City |
+                                     | Ng   | Cork |
+
+A head needs two columns with known names. A row has as many cells as the head; the first line that has not ends the
+table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
+
+_HEADS = {
+    e.PERSON: "name fullname firstname lastname surname givenname familyname middlename forename customer customername client clientname patient patientname employee "
+    "employeename contactname vorname nachname familienname kunde kundin kundenname patientin mitarbeiter ansprechpartner nom prenom prénom nomcomplet nombre nombrecompleto "
+    "apellido apellidos cliente paciente empleado nome nomecompleto sobrenome apelido funcionario funcionário",
+    e.LOCATION: "city town postcode postalcode zip zipcode plz postleitzahl ort wohnort stadt ville commune cp codepostal ciudad localidad municipio codigopostal códigopostal "
+    "cidade localidade cep placeofbirth birthplace geburtsort",
+    e.STREET_ADDRESS: "address street streetaddress homeaddress adresse anschrift strasse straße rue direccion dirección domicilio calle endereço endereco morada rua",
+    e.PHONE_NUMBER: "phone phonenumber phoneno tel telephone mobile cell cellphone fax telefon telefonnummer handy mobil telephoneportable téléphone portable telefono "
+    "teléfono movil móvil celular telefone telemovel telemóvel",
+    e.NATIONAL_ID: "ssn socialsecuritynumber nino nationalid nationalinsurance aadhaar personalausweis ausweisnummer sozialversicherungsnummer nir dni nie curp cpf rg",
+    e.TAX_ID: "taxid taxnumber tin ein itin steuerid steuernummer numerofiscal rfc cnpj",
+    e.PASSPORT: "passport passportno passportnumber reisepass passnummer passeport pasaporte passaporte",
+    e.DRIVER_LICENSE: "driverlicense driverslicense drivinglicence licensenumber führerschein fuehrerschein permisdeconduire cnh",
+    e.DATE_OF_BIRTH: "dob dateofbirth birthdate birthday geburtsdatum geburtstag gebdatum naissance datedenaissance datenaissance nacimiento fechanacimiento "
+    "fechadenacimiento nascimento datanascimento datadenascimento",
+    e.MEDICAL_ID: "mrn patientid medicalrecord medicalrecordnumber nhs nhsnumber hospitalnumber",
+    e.INSURANCE_ID: "memberid policynumber policyno insuranceid insurancenumber versicherungsnummer versichertennummer poliza apolice",
+    e.BANK_ACCOUNT: "account accountnumber accountno acct kontonummer konto cuenta conta compte",
+    e.BANK_ROUTING: "routing routingnumber sortcode blz bankleitzahl ifsc",
+    e.PASSWORD: "password passwd pwd passwort kennwort contraseña senha motdepasse",
+}  # fmt: skip
+_ENTITY = {name: entity for entity, names in _HEADS.items() for name in names.split()}
+_DIGITS = {  # how many digits a number of this kind has at least
+    e.PHONE_NUMBER: 7, e.NATIONAL_ID: 5, e.TAX_ID: 6, e.PASSPORT: 4, e.DRIVER_LICENSE: 4, e.DATE_OF_BIRTH: 4, e.MEDICAL_ID: 4, e.INSURANCE_ID: 4,
+    e.BANK_ACCOUNT: 5, e.BANK_ROUTING: 6,
+}  # fmt: skip
+_NO_WORD = re.compile(r"[\W_]+")
+_CELL = {mark: re.compile(rf'"[^"\n]*"|[^{re.escape(mark)}\n]*') for mark in ",;\t|"}
+_RULER = re.compile(r"[\s|:+-]+")
+_INSERT = re.compile(r"insert\s+into\s+[\w.\"`]{1,60}\s*\((?P<head>[^()\n]{3,400})\)\s*values", re.IGNORECASE)
+_ROW = re.compile(r"\s*,?\s*\((?P<row>[^()\n]{3,600})\)")
+_QUOTED = re.compile(r"'(?:[^'\n]|'')*'|\"[^\"\n]*\"|[^,\n]*")
+_CASUAL = frozenset(["null", "none", "n/a", "na", "unknown", "true", "false", "nan", "test", "name", "default"])
+_LONGEST = 500  # characters of a line that could be a table's
+
+Span = tuple[int, int]
+
+
+def find_in_columns(clues: Clues) -> Iterator[Finding]:
+    """Cells of columns that hold personal data."""
+    text = clues.text
+    for match in _INSERT.finditer(text):
+        entities = _entities(text, _cells(_QUOTED, text, *match.span("head")))
+        at = match.end()
+        while entities and (row := _ROW.match(text, at)):
+            yield from _row(clues, entities, _cells(_QUOTED, text, *row.span("row")))
+            at = row.end()
+    if text.count("\n") >= 1:
+        yield from _tables(clues)
+
+
+def _tables(clues: Clues) -> Iterator[Finding]:
+    entities: list[str | None] = []
+    mark, at = "", 0
+    for line in clues.text.split("\n"):
+        start, end = at, at + len(line)
+        at = end + 1
+        if len(line) > _LONGEST:
+            entities = []
+            continue
+        if entities:
+            cells = _cells(_CELL[mark], clues.text, start, end)
+            if len(cells) == len(entities):
+                yield from _row(clues, entities, cells)
+                continue
+            if _RULER.fullmatch(line):
+                continue
+            entities = []
+        for mark in _CELL:
+            if line.count(mark) >= 1:
+                entities = _entities(clues.text, _cells(_CELL[mark], clues.text, start, end))
+                if entities:
+                    break
+
+
+def _cells(cell: re.Pattern[str], text: str, start: int, end: int) -> list[Span]:
+    """Where the cells of a line lie, between the separators; empty ones too."""
+    cells = []
+    while start <= end:
+        match = cell.match(text, start, end)
+        stop = match.end() if match else end
+        cells.append((start, stop))
+        start = stop + 1
+    return cells
+
+
+def _entities(text: str, heads: Sequence[Span]) -> list[str | None]:
+    """The entity of each column; nothing if fewer than two are known, or a cell is too long for a head."""
+    names = [text[start:end] for start, end in heads]
+    entities = [_ENTITY.get(_NO_WORD.sub("", name.lower())) for name in names]
+    known = sum(entity is not None for entity in entities)
+    return entities if known >= 2 and max(map(len, names)) <= 40 else []
+
+
+def _row(clues: Clues, entities: Sequence[str | None], cells: Sequence[Span]) -> Iterator[Finding]:
+    for entity, (start, end) in zip(entities, cells, strict=False):
+        value = clues.text[start:end]
+        bare = value.strip(" \t\r\"'`*")
+        if entity is not None and _fits(entity, bare):
+            at = start + value.index(bare)
+            yield Finding(at, at + len(bare), entity, 0.95)
+
+
+def _fits(entity: str, value: str) -> bool:
+    """Whether a cell could hold such a value."""
+    digits = sum(character.isdigit() for character in value)
+    if not 2 <= len(value) <= 120 or value.lower() in _CASUAL or value[0] in "<{[$%":
+        return False
+    if entity == e.PERSON:
+        return digits == 0 and len(value.split()) <= 5 and value[0].isalpha() and "@" not in value
+    if entity in _DIGITS:
+        letters = sum(character.isalpha() for character in value)
+        return digits >= _DIGITS[entity] and (letters <= digits + 6)
+    if entity == e.LOCATION:
+        return len(value.split()) <= 5 and value[0].isalnum() and (digits >= 3 or digits == 0)
+    if entity == e.STREET_ADDRESS:
+        return digits > 0 and " " in value
+    return len(value) >= 4
