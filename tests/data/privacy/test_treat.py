@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fledge.bench.privacy.corpus import Labelled, make_corpus, make_second_corpus
+from fledge.bench.privacy.corpus import Labelled, make_corpus, make_second_corpus, make_third_corpus
 from fledge.bench.privacy.measure import measure, total
 from fledge.data import PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
@@ -126,7 +126,8 @@ def test_a_fresh_scan_of_treated_texts_finds_nothing_and_no_value_survives(polic
 
 
 @pytest.mark.parametrize(
-    ("make", "recall", "precision_of_names"), [(make_corpus, 0.97, 0.75), (make_second_corpus, 0.90, 0.85)]
+    ("make", "recall", "precision_of_names"),
+    [(make_corpus, 0.97, 0.75), (make_second_corpus, 0.90, 0.85), (make_third_corpus, 0.95, 0.85)],
 )
 def test_recall_and_precision_on_the_half_the_rules_were_not_written_on(
     privacy: PrivacyFilter, make: Callable[..., Iterator[Labelled]], recall: float, precision_of_names: float

@@ -13,7 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fledge.bench.privacy.corpus import LOCALES, Labelled, make_corpus, make_second_corpus
+from fledge.bench.privacy.corpus import (
+    LOCALES,
+    Labelled,
+    make_corpus,
+    make_second_corpus,
+    make_third_corpus,
+)
 from fledge.bench.privacy.measure import Mistake, Score, Scores, measure, total
 from fledge.data.privacy import Finding, PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
@@ -45,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="the corpus in other words and shapes, without neutral sentences",
     )
+    parser.add_argument(
+        "--third",
+        action="store_true",
+        help="the corpus of ten countries' identifiers and names, in forms, tables, logs, chats",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="of the throughput measurement")
     parser.add_argument(
@@ -53,11 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mistakes", type=int, default=0, help="print so many misses and false alarms")
     parser.add_argument("--json", help="write the figures to this file")
     chosen = parser.parse_args(arguments)
-    made = (
-        make_second_corpus(chosen.records, chosen.half, chosen.seed)
-        if chosen.second
-        else make_corpus(chosen.records, chosen.half, chosen.seed, chosen.names)
-    )
+    if chosen.third:
+        made = make_third_corpus(chosen.records, chosen.half, chosen.seed)
+    elif chosen.second:
+        made = make_second_corpus(chosen.records, chosen.half, chosen.seed)
+    else:
+        made = make_corpus(chosen.records, chosen.half, chosen.seed, chosen.names)
     corpus = list(made)
     found: list[Mistake] = []
     privacy = PrivacyFilter(policy="surrogate")

@@ -102,7 +102,9 @@ def _curp(rng: random.Random) -> str:
 
 def _rfc(rng: random.Random) -> str:
     while True:
-        made = f"{''.join(rng.choices('GMLRHBCS', k=1))}{rng.choice('AEO')}{''.join(rng.choices('RLMZ', k=2))}"
+        made = (
+            f"{''.join(rng.choices('GMLRHBCS', k=1))}{rng.choice('AEO')}{''.join(rng.choices('RLMZ', k=2))}"
+        )
         made += f"{rng.randint(60, 99)}{rng.randint(1, 12):02d}{rng.randint(1, 28):02d}{shape(rng, '*#*')}"
         if rfc.is_valid(made):
             return made
@@ -111,11 +113,18 @@ def _rfc(rng: random.Random) -> str:
 def _rvnr(rng: random.Random) -> str:
     day, month, year = rng.randint(1, 28), rng.randint(1, 12), rng.randint(40, 99)
     gap = rng.choice(("", " "))
-    return gap.join((f"{rng.randint(10, 89)}", f"{day:02d}{month:02d}{year}", shape(rng, "?"), shape(rng, "###")))
+    return gap.join(
+        (f"{rng.randint(10, 89)}", f"{day:02d}{month:02d}{year}", shape(rng, "?"), shape(rng, "###"))
+    )
 
 
 def _dl_gb(rng: random.Random) -> str:
-    return rng.choice(("MORGA", "SMITH", "JONES", "PATEL", "KHAN9")) + shape(rng, "6") + f"{rng.randint(1, 12):02d}" + shape(rng, "1#5?M9??")
+    return (
+        rng.choice(("MORGA", "SMITH", "JONES", "PATEL", "KHAN9"))
+        + shape(rng, "6")
+        + f"{rng.randint(1, 12):02d}"
+        + shape(rng, "1#5?M9??")
+    )
 
 
 Numbers = dict[str, tuple[str, Callable[[random.Random], str]]]

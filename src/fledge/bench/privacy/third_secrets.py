@@ -36,7 +36,13 @@ def _key(rng: random.Random) -> str:
 
 def _opaque(rng: random.Random) -> str:
     return rng.choice(
-        (random_text(rng, 40, _B64), random_text(rng, 32, HEX), random_text(rng, 64, HEX), random_text(rng, 44, WORD), random_text(rng, 24, WORD))
+        (
+            random_text(rng, 40, _B64),
+            random_text(rng, 32, HEX),
+            random_text(rng, 64, HEX),
+            random_text(rng, 44, WORD),
+            random_text(rng, 24, WORD),
+        )
     )
 
 
@@ -46,14 +52,20 @@ def _coded(data: bytes) -> str:
 
 def _jwt(rng: random.Random) -> str:
     head = _coded(json.dumps({"alg": rng.choice(("HS256", "RS256")), "typ": "JWT"}).encode())
-    body = _coded(json.dumps({"sub": str(rng.randint(10**6, 10**9)), "iat": 1_700_000_000 + rng.randint(0, 10**7)}).encode())
+    body = _coded(
+        json.dumps(
+            {"sub": str(rng.randint(10**6, 10**9)), "iat": 1_700_000_000 + rng.randint(0, 10**7)}
+        ).encode()
+    )
     return f"{head}.{body}.{_coded(rng.randbytes(32))}"
 
 
 def _url(rng: random.Random) -> str:
     user = rng.choice(("admin", "svc_reports", "root", "deploy", "app"))
     word = random_text(rng, rng.randint(8, 16))
-    host = rng.choice(("db.internal", "10.3.1.9", "cluster0.ab12c.mongodb.net", "mq.prod.acme.io", "git.acme.dev"))
+    host = rng.choice(
+        ("db.internal", "10.3.1.9", "cluster0.ab12c.mongodb.net", "mq.prod.acme.io", "git.acme.dev")
+    )
     return rng.choice(
         (
             f"postgresql://{user}:{word}@{host}:5432/main", f"mysql+pymysql://{user}:{word}@{host}/shop", f"mongodb+srv://{user}:{word}@{host}/app",
@@ -68,7 +80,20 @@ def _url(rng: random.Random) -> str:
 
 
 def _password(rng: random.Random) -> str:
-    word = rng.choice(("sunshine", "Dragon", "monkey", "Passw0rd", "qwerty", "Liverpool", "trustno", "Fluffy", "winter", "Tr0ub4dor"))
+    word = rng.choice(
+        (
+            "sunshine",
+            "Dragon",
+            "monkey",
+            "Passw0rd",
+            "qwerty",
+            "Liverpool",
+            "trustno",
+            "Fluffy",
+            "winter",
+            "Tr0ub4dor",
+        )
+    )
     return rng.choice(
         (
             f"{word}{rng.randint(10, 2024)}", f"{word}{rng.randint(1, 99)}{rng.choice('!?#*$')}", random_text(rng, 12, WORD + "!@#%^&*"),
@@ -78,7 +103,16 @@ def _password(rng: random.Random) -> str:
 
 
 def _pem(rng: random.Random) -> str:
-    kind = rng.choice(("RSA PRIVATE KEY", "EC PRIVATE KEY", "OPENSSH PRIVATE KEY", "PRIVATE KEY", "ENCRYPTED PRIVATE KEY", "PGP PRIVATE KEY BLOCK"))
+    kind = rng.choice(
+        (
+            "RSA PRIVATE KEY",
+            "EC PRIVATE KEY",
+            "OPENSSH PRIVATE KEY",
+            "PRIVATE KEY",
+            "ENCRYPTED PRIVATE KEY",
+            "PGP PRIVATE KEY BLOCK",
+        )
+    )
     ends = rng.choice(("\n", "\n", "\\n"))
     body = ends.join(random_text(rng, 64, _B64) for _ in range(rng.randint(2, 6)))
     return f"-----BEGIN {kind}-----{ends}{body}{ends}-----END {kind}-----"

@@ -88,12 +88,27 @@ def _address(v: ThirdValues) -> str:
 def _email(v: ThirdValues) -> str:
     first, last = (ascii_only(x).lower() for x in (v.faker.first_name(), v.faker.last_name()))
     host = v.rng.choice(
-        ("gmail.com", "hotmail.co.uk", "gmx.de", "orange.fr", "uol.com.br", "sapo.pt", "libero.it", "mail.tech-corp.io")
+        (
+            "gmail.com",
+            "hotmail.co.uk",
+            "gmx.de",
+            "orange.fr",
+            "uol.com.br",
+            "sapo.pt",
+            "libero.it",
+            "mail.tech-corp.io",
+        )
     )
     made = v.rng.choice(
-        (f"{first}.{last}@{host}", f"{first[0]}{last}{v.rng.randint(1, 99)}@{host}", f"{last}_{first}+news@{host}")
+        (
+            f"{first}.{last}@{host}",
+            f"{first[0]}{last}{v.rng.randint(1, 99)}@{host}",
+            f"{last}_{first}+news@{host}",
+        )
     )
-    return v.rng.choice((made, made, made.upper(), v.faker.email(), v.faker.company_email(), v.faker.free_email()))
+    return v.rng.choice(
+        (made, made, made.upper(), v.faker.email(), v.faker.company_email(), v.faker.free_email())
+    )
 
 
 def _email_spoken(v: ThirdValues) -> str:
@@ -115,11 +130,26 @@ def _date(v: ThirdValues) -> str:
                  f"{day}-{name[:3]}-{year}", f"{day}th of {name} {year}" if 3 < day < 21 else f"{name} {day}, {year}",
                  f"{month}/{day}/{year % 100:02d}", f"{year}{month:02d}{day:02d}"]  # fmt: skip
     elif v.language == "de":
-        forms = [f"{day}. {name} {year}", f"{day:02d}.{month:02d}.{year}", f"{day}.{month}.{year % 100:02d}", f"{day}.{month}.{year}"]
+        forms = [
+            f"{day}. {name} {year}",
+            f"{day:02d}.{month:02d}.{year}",
+            f"{day}.{month}.{year % 100:02d}",
+            f"{day}.{month}.{year}",
+        ]
     elif v.language == "fr":
-        forms = [f"{day} {name} {year}", f"{day:02d}/{month:02d}/{year}", f"{day:02d}-{month:02d}-{year}", f"{day:02d}.{month:02d}.{year}"]
+        forms = [
+            f"{day} {name} {year}",
+            f"{day:02d}/{month:02d}/{year}",
+            f"{day:02d}-{month:02d}-{year}",
+            f"{day:02d}.{month:02d}.{year}",
+        ]
     else:
-        forms = [f"{day} de {name} de {year}", f"{day:02d}/{month:02d}/{year}", f"{day:02d}-{month:02d}-{year}", f"{day}/{month}/{year % 100:02d}"]
+        forms = [
+            f"{day} de {name} de {year}",
+            f"{day:02d}/{month:02d}/{year}",
+            f"{day:02d}-{month:02d}-{year}",
+            f"{day}/{month}/{year % 100:02d}",
+        ]
     return v.rng.choice([*forms, f"{year}-{month:02d}-{day:02d}"])
 
 
@@ -136,7 +166,9 @@ def _card(v: ThirdValues) -> str:
 
 
 def _iban(v: ThirdValues) -> str:
-    iban = v.of("de_DE", "en_GB", "fr_FR", "es_ES", "pt_PT", "it_IT", "nl_NL", "pl_PL", "de_AT", "de_CH").iban()
+    iban = v.of(
+        "de_DE", "en_GB", "fr_FR", "es_ES", "pt_PT", "it_IT", "nl_NL", "pl_PL", "de_AT", "de_CH"
+    ).iban()
     spaced = " ".join(iban[at : at + 4] for at in range(0, len(iban), 4))
     return v.rng.choice((iban, spaced, spaced, iban.lower(), spaced.replace(" ", "-")))
 
@@ -150,7 +182,12 @@ def _mac(v: ThirdValues) -> str:
     digits = random_text(v.rng, 12, HEX)
     pairs = [digits[at : at + 2] for at in range(0, 12, 2)]
     return v.rng.choice(
-        (":".join(pairs), "-".join(pairs).upper(), ".".join((digits[:4], digits[4:8], digits[8:])), ":".join(pairs).upper())
+        (
+            ":".join(pairs),
+            "-".join(pairs).upper(),
+            ".".join((digits[:4], digits[4:8], digits[8:])),
+            ":".join(pairs).upper(),
+        )
     )
 
 
@@ -211,6 +248,6 @@ THIRD_VALUES: dict[str, tuple[str | None, Draw]] = {
     "score": _looks("#-# ##-## #:# ###-### 6-4,_7-5,_6-#"),
     "sha": (None, lambda v: random_text(v.rng, v.rng.choice((7, 12, 40, 64)), HEX)),
     "uuid": (None, lambda v: str(v.faker.uuid4())),
-    "doi": (None, lambda v: shape(v.rng, v.rng.choice("10.####/s#####-0##-#####-# 10.#####/???.20##.######".split()))),
+    "doi": (None, lambda v: shape(v.rng, v.rng.choice(("10.####/s#####-0##-#####-#", "10.#####/???.20##.######")))),
     "vin": (None, lambda v: "WVWZZZ1J" + random_text(v.rng, 9, "0123456789")),
 }  # fmt: skip

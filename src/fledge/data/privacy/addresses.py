@@ -24,7 +24,9 @@ _UNIT = (
     r"(?:[ ,]{1,3}(?:Edif|Depto|Interior|Int|Apto|Apt|Bloque|Piso|Puerta|andar|sala|bloco)\.? ?\d{1,4}\w?)"
 )
 _TOWN = rf"{_CAP}(?:[ -](?:(?:de la|de las|de los|de|da|do|dos|das|del|la|le|los|las|sur|sous|an der|am|im|upon|y) ?)*{_CAP}){{0,3}}"
-_CODE = r"(?:[A-Z]-)?(?:[A-Z]\d[A-Z] ?\d[A-Z]\d|\d{5}(?:-\d{3,4})?|\d{8}|\d{4}-\d{3}|\d{4}(?= [A-ZÀ-Þ]))(?!\d)"
+_CODE = (
+    r"(?:[A-Z]-)?(?:[A-Z]\d[A-Z] ?\d[A-Z]\d|\d{5}(?:-\d{3,4})?|\d{8}|\d{4}-\d{3}|\d{4}(?= [A-ZÀ-Þ]))(?!\d)"
+)
 # The codes of the USA, Great Britain, Canada, and, behind a state, Australia.
 _CODE_EN = r"(?:\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[\dA-Z]? ?\d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d|(?<=NSW |VIC |QLD |TAS |ACT )\d{4}|(?<=NSW, |VIC, |QLD, |TAS, |ACT, )\d{4}|(?<=SA |WA |NT )\d{4}|(?<=SA, |WA, |NT, )\d{4})"
 _TAIL_EN = rf"(?:(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2,3}})?(?:,? {_CODE_EN})(?!\w))"

@@ -43,13 +43,23 @@ _TRUSTED = re.compile(
 _GROUPED = re.compile(
     r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3}|9\d \d{3} \d{2} \d{2})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
 )
-_COMPACT = re.compile(r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8}|[2-9]\d{9}|[1-9]{2}9\d{8})(?![\w]|[.,]\d|-\d)")
-_SIGNATURE = re.compile(r"(?m)(?:^|[|,;] ?)(?:[TFMP]|Tel|Mob|Ph|Fax)[.:]? {1,2}(?P<number>\+?\(?\d[\d ()./-]{6,20}\d)(?!\w)")
+_COMPACT = re.compile(
+    r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8}|[2-9]\d{9}|[1-9]{2}9\d{8})(?![\w]|[.,]\d|-\d)"
+)
+_SIGNATURE = re.compile(
+    r"(?m)(?:^|[|,;] ?)(?:[TFMP]|Tel|Mob|Ph|Fax)[.:]? {1,2}(?P<number>\+?\(?\d[\d ()./-]{6,20}\d)(?!\w)"
+)
 _INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
     r"(?<=[,:;=|\"'])\+[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
 )
 # Countries in which people write the language.
-_REGIONS = {"en": ("GB", "US", "IN"), "de": ("DE", "AT", "CH"), "fr": ("FR", "CA"), "es": ("ES", "MX"), "pt": ("PT", "BR")}
+_REGIONS = {
+    "en": ("GB", "US", "IN"),
+    "de": ("DE", "AT", "CH"),
+    "fr": ("FR", "CA"),
+    "es": ("ES", "MX"),
+    "pt": ("PT", "BR"),
+}
 # anna [at] web [dot] de; anna at web dot de
 _AT = r" ?(?:\(at\)|\[at\]|\{at\}|<at>|\(a\)|\[@\]|\(@\)|\(arroba\)) ?"
 _DOT = r"(?:\.| ?(?:\(dot\)|\[dot\]|\{dot\}|\(punkt\)|\[punkt\]|\(point\)|\(punto\)|\(ponto\)) ?| (?:dot|punkt|point|punto|ponto) )"
@@ -58,7 +68,9 @@ _SPOKEN = re.compile(
     r"|(?: dot [\w-]{1,30}){0,3} (?:at|arroba) [\w-]{2,40}(?: (?:dot|punkt|point|punto|ponto) [\w-]{2,20}){1,3})(?![\w-])",
     re.IGNORECASE,
 )
-_SPOKEN_SIGN = re.compile(r"[(\[{<](?:at?|@|arroba)[)\]}>]|\b(?:at|arroba) [\w-]+ (?:dot|punkt|point|punto|ponto) \w")
+_SPOKEN_SIGN = re.compile(
+    r"[(\[{<](?:at?|@|arroba)[)\]}>]|\b(?:at|arroba) [\w-]+ (?:dot|punkt|point|punto|ponto) \w"
+)
 # Whoever knows the address may write there.
 _WEBHOOK = re.compile(
     r"//(?:hooks\.slack\.com/(?:services|workflows)/\w|discord(?:app)?\.com/api/webhooks/\d|[\w.-]+\.webhook\.office\.com/webhook)"
@@ -90,7 +102,9 @@ def _phones(clues: Clues) -> Iterator[Finding]:
         digits = re.sub(r"\D", "", re.sub(r"(?:x|ext).*", "", match[0]))
         if not 7 <= len(digits) <= 16 or _DATE_LIKE.fullmatch(match[0]):
             continue
-        if match[0].startswith("+") or not (counts(clues, match.end()) or belongs_to_other(clues, match.start(), match.end())):
+        if match[0].startswith("+") or not (
+            counts(clues, match.end()) or belongs_to_other(clues, match.start(), match.end())
+        ):
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     for match in _SIGNATURE.finditer(text):
         if 9 <= sum(c.isdigit() for c in match["number"]) <= 15:
@@ -117,5 +131,9 @@ def _compact(clues: Clues) -> Iterator[Finding]:
         if not match[0].startswith("0") and "@" not in near:
             continue
         real = any(phonenumbers.is_valid_number(phonenumbers.parse(match[0], region)) for region in regions)
-        if real and not counts(clues, match.end()) and not belongs_to_other(clues, match.start(), match.end()):
+        if (
+            real
+            and not counts(clues, match.end())
+            and not belongs_to_other(clues, match.start(), match.end())
+        ):
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.6)

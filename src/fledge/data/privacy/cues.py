@@ -42,7 +42,9 @@ ROLE = re.compile(
     r"|colega|irmão|irmã|marido|mulher|chefe|vizinh[oa]|filh[oa]|ti[oa]|mãe|pai|namorad[oa]|avó|avô|paciente),?\s+$"
 )
 _LOWER_NAME = r"[^\W\d_]{3,}(?:-[^\W\d_]+)?"
-_LOWER_PAIR = rf"(?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?(?: (?P<third>{_LOWER_NAME}))?(?![^\W_])"
+_LOWER_PAIR = (
+    rf"(?P<first>{_LOWER_NAME})(?: (?P<second>{_LOWER_NAME}))?(?: (?P<third>{_LOWER_NAME}))?(?![^\W_])"
+)
 LOWER_INTRODUCTION = re.compile(
     rf"(?<![^\W_])(?i:my (?:full |first )?name is|my name's|i am called|ich hei(?:ß|ss)e|mein name ist|je m['’]appelle|mon nom est|me llamo"
     rf"|mi nombre es|meu nome é|chamo-me|me chamo) {_LOWER_PAIR}"

@@ -108,7 +108,9 @@ _NUMBERS = (
         0.95,
     ),  # Italy
     _form(e.TAX_ID, r"IT ?\d{11}", lambda value: bool(iva.is_valid(value)), 0.9),  # Italy, VAT
-    _form(e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", lambda value: bool(rfc.is_valid(value)), 0.9),  # Mexico, RFC
+    _form(
+        e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", lambda value: bool(rfc.is_valid(value)), 0.9
+    ),  # Mexico, RFC
     _form(e.BANK_ROUTING, r"[A-Z]{4}0[A-Z0-9]{6}", lambda value: value[5:].isdigit(), 0.93),  # India, IFSC
     _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
     _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", _stdnum(aadhaar), 0.8),  # India, Aadhaar

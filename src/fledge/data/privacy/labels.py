@@ -164,7 +164,9 @@ _BORN = re.compile(
 )
 
 
-_DIGITS_DATE = re.compile(r"[^\w\n]{0,6}\s?((?:19[2-9]\d|20[0-2]\d)(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01]))(?!\d)")
+_DIGITS_DATE = re.compile(
+    r"[^\w\n]{0,6}\s?((?:19[2-9]\d|20[0-2]\d)(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01]))(?!\d)"
+)
 # Another event's date: "DOB 4/5/81 / issued 3/2/2010".
 _OTHER_EVENT = re.compile(
     r"(?<![^\W_])(?:issued?|expir\w*|valid|admi\w+|discharg\w+|seen|visit\w*|died|deceased|since|hired|joined|married|ausgestellt|gültig|aufgenommen|gestorben|verstorben"
@@ -213,7 +215,11 @@ def _labelled_values(clues: Clues) -> list[tuple[re.Match[str], Label]]:
     size, label = 0, None  # of the value before
     for match in _VALUE.finditer(clues.text):
         digits = sum(character.isalnum() for character in match[0])
-        listed = label is not None and abs(digits - size) <= (5 if label.entity == e.PHONE_NUMBER else 1) and _ENUMERATED.fullmatch(clues.lower, past, match.start())
+        listed = (
+            label is not None
+            and abs(digits - size) <= (5 if label.entity == e.PHONE_NUMBER else 1)
+            and _ENUMERATED.fullmatch(clues.lower, past, match.start())
+        )
         label = _before(clues, past, match.start()) or (label if listed else _behind(clues, match.end()))
         past, size = match.end(), digits
         if label is not None:
@@ -259,7 +265,12 @@ def _births(clues: Clues) -> Iterator[Finding]:
         )
         verb = _VERB_LAST.search(clues.lower, match.end(), match.end() + _REACH)
         # One date belongs to a label, the first, unless the next follows at once: "born 3/4/81, 5/6/79 and 1/2/90".
-        if after and last is not None and match.start() - last > 6 and not any(last <= start < match.start() for start, _ in born):
+        if (
+            after
+            and last is not None
+            and match.start() - last > 6
+            and not any(last <= start < match.start() for start, _ in born)
+        ):
             after = False
         if after:
             last = match.end()

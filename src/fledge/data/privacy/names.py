@@ -91,7 +91,9 @@ def _runs(text: str) -> Iterator[list[Token]]:
         if word.endswith(("'s", "’s", "'S")):
             word, end = word[:-2], end - 2
         token = Token(match.start(), end, word.lower(), match["initial"] is not None)
-        if run and (_JOIN.fullmatch(text, run[-1].end, token.start) is None or _shouted(text, run[-1], token)):
+        if run and (
+            _JOIN.fullmatch(text, run[-1].end, token.start) is None or _shouted(text, run[-1], token)
+        ):
             yield run
             run = []
         run.append(token)
@@ -305,7 +307,11 @@ class _People:
         """Ana de Belo Horizonte: after a given name and "de", where she is from, not what she is called."""
         words, run = self._words, self._run
         between = self._clues.lower[run[at - 1].end : run[at].start].strip()
-        if between not in ("de", "da", "do") or run[at].word in words.family or not words.is_given(run[at - 1].word):
+        if (
+            between not in ("de", "da", "do")
+            or run[at].word in words.family
+            or not words.is_given(run[at - 1].word)
+        ):
             return False
         ends = [token.end for token in run[at : at + 3]]
         return any(words.is_city(self._clues.lower[run[at].start : end]) for end in ends)

@@ -126,16 +126,21 @@ def find_places(clues: Clues) -> Iterator[Finding]:
 
 
 def _lower_case(clues: Clues) -> Iterator[Finding]:
-    """"i live in santa fe": the longest city in lower case after words that say where somebody lives."""
+    """ "i live in santa fe": the longest city in lower case after words that say where somebody lives."""
     for match in _LIVES.finditer(clues.text):
         start = match.start("town")
         end = _longest_city(clues, start, match.end())
         if end is None or is_fictional_word(match["town"].split()[0].lower()):
             continue
         name = clues.text[start:end]
-        ended = re.match(r"\s*(?:[^\w\s]|$|(?:and|und|et|y|e|but|now|since|for|with|can|right|atm|near|close)\b)", clues.text[end:])
+        ended = re.match(
+            r"\s*(?:[^\w\s]|$|(?:and|und|et|y|e|but|now|since|for|with|can|right|atm|near|close)\b)",
+            clues.text[end:],
+        )
         big = lexicon().cities[name] >= 100_000 and len(name) > 4
-        if lexicon().is_known_city(name) or (ended and name not in NOT_NAMES and (big or name not in COMMON_PLACES)):
+        if lexicon().is_known_city(name) or (
+            ended and name not in NOT_NAMES and (big or name not in COMMON_PLACES)
+        ):
             yield Finding(start, end, e.LOCATION, 0.65)
 
 
@@ -230,7 +235,10 @@ def _on_a_river(lower: str, town: re.Match[str], word: re.Match[str]) -> bool:
     if _GERMAN_JOIN.fullmatch(lower, town.end(), word.start()) is None:
         return False
     name = word[0].lower()
-    return name in ("main", "rhein", "see", "neckar", "inn", "ruhr", "donau") or lexicon().common.get(name, 0.0) < 3.6
+    return (
+        name in ("main", "rhein", "see", "neckar", "inn", "ruhr", "donau")
+        or lexicon().common.get(name, 0.0) < 3.6
+    )
 
 
 def _run_length(text: str, words: list[re.Match[str]], at: int) -> int:
@@ -281,7 +289,6 @@ def _region_after(clues: Clues, end: int) -> tuple[int, int] | None:
 
 
 def _postcodes(clues: Clues) -> Iterator[Finding]:
-    lists = lexicon()
     for match in _POSTCODE_UK.finditer(clues.text):
         if " " in match[0]:
             yield Finding(match.start(), match.end(), e.LOCATION, 0.7)

@@ -85,7 +85,9 @@ _ON_COMMAND_LINE = re.compile(
     r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"
     r"[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
 )
-_PIN = re.compile(r"(?<![^\W_])(?:PIN|Pin|pin)(?:[ -]?(?:code|Code|number))? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)")
+_PIN = re.compile(
+    r"(?<![^\W_])(?:PIN|Pin|pin)(?:[ -]?(?:code|Code|number))? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)"
+)
 
 # "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"
 _CODE = re.compile(

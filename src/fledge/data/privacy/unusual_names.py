@@ -66,7 +66,11 @@ def _lower_pairs(clues: Clues) -> Iterator[Finding]:
         word = match[0]
         if before is not None and clues.text[before.end() : match.start()] == " " and words.is_family(word):
             frequency = words.common.get(before[0], 0.0) + words.common.get(word, 0.0)
-            if frequency < _RARE_PAIR and not words.is_ambiguous_name(word) and not words.is_city(f"{before[0]} {word}"):
+            if (
+                frequency < _RARE_PAIR
+                and not words.is_ambiguous_name(word)
+                and not words.is_city(f"{before[0]} {word}")
+            ):
                 yield Finding(before.start(), match.end(), e.PERSON, 0.6)
                 before = None
                 continue
