@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from fledge.draft import Head
 from fledge.features import SampleInfo
 from fledge.train.parallel import Team
-from tests.train.test_trainer import OPTIONS, features, run, target
+from tests.train.test_trainer import OPTIONS, features, files, run, target
 
 __all__ = ["features", "target"]  # fixtures
 
@@ -82,12 +83,14 @@ def test_shares_are_disjoint_whole_and_even():
     assert Team().share(infos) == infos
 
 
+@pytest.mark.parametrize(("parallel", "optimizer"), [("ddp", "adamw"), ("fsdp", "muon")])
 def test_two_processes_give_the_losses_of_one(
-    target, features: str, tiny_target_folder: Path, tmp_path: Path
+    target, features: str, tiny_target_folder: Path, tmp_path: Path, parallel: str, optimizer: str
 ):
     """Within 1e-4 in float32: sums are taken in another order, and nothing else differs."""
-    run(target, features, tmp_path / "one", SMALL)
-    assert train_together(tiny_target_folder, features, str(tmp_path / "two")) == [0, 0]
+    options = SMALL.model_copy(update={"parallel": parallel, "optimizer": optimizer})
+    run(target, features, tmp_path / "one", options)
+    assert train_together(tiny_target_folder, features, str(tmp_path / "two"), options=options) == [0, 0]
     rows = [
         [json.loads(line) for line in (tmp_path / name / "train" / "metrics.jsonl").read_text().splitlines()]
         for name in ("one", "two")
@@ -104,6 +107,32 @@ def test_two_processes_give_the_losses_of_one(
     heads = [Head.load(str(tmp_path / name / "head")).weights.trainable() for name in ("one", "two")]
     for name, tensor in heads[0].items():
         assert (tensor - heads[1][name]).norm() < 1e-2 * tensor.norm(), name
+
+
+@pytest.mark.slow
+def test_split_training_goes_on_after_a_kill_bit_for_bit_and_in_one_process_too(
+    target, features: str, tiny_target_folder: Path, tmp_path: Path
+):
+    split = SMALL.model_copy(update={"parallel": "fsdp", "optimizer": "muon", "dtype": "bfloat16"})
+    assert train_together(tiny_target_folder, features, f"{tmp_path}/whole", options=split) == [0, 0]
+    for stop in (3, 6):
+        codes = train_together(tiny_target_folder, features, f"{tmp_path}/parts", stop=stop, options=split)
+        assert codes == [143, 143]
+    shutil.copytree(tmp_path / "parts", tmp_path / "alone")
+    assert train_together(tiny_target_folder, features, f"{tmp_path}/parts", options=split) == [0, 0]
+    assert files(tmp_path / "parts" / "head") == files(tmp_path / "whole" / "head")
+    seen: list[float] = []
+    run(
+        target,
+        features,
+        tmp_path / "alone",
+        SMALL.model_copy(update={"optimizer": "muon", "dtype": "bfloat16"}),
+        lambda done, total, note: seen.append(done),
+    )
+    assert seen[0] == 7
+    heads = [Head.load(str(tmp_path / name / "head")).weights.trainable() for name in ("whole", "alone")]
+    for name, tensor in heads[0].items():
+        assert (tensor - heads[1][name]).norm() < 2e-2 * tensor.norm(), name
 
 
 @pytest.mark.slow
