@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fledge.errors import StorageError
 from fledge.features.codec import Codec, decode, encode
-from fledge.storage import ShardEntry, exists, file_size, read_ranges
+from fledge.storage import ShardEntry, exists, file_size, read_ranges, sha256
 
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")
@@ -93,6 +93,11 @@ def shard_bytes(samples: Sequence[FeatureSample], codec: Codec) -> bytes:
     return safetensors.torch.save(tensors, metadata={_ENTRY: f"{zlib.crc32(text.encode()):08x} {text}"})
 
 
+def header_of(data: bytes) -> bytes:
+    """A shard file's header; its checksums stand for everything else in the file."""
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]
+
+
 class Shard:
     """A shard file, local or remote, opened by its header alone."""
 
@@ -108,7 +113,7 @@ class Shard:
         if size != entry.bytes:
             kind = "truncated" if size < entry.bytes else "too long"
             raise self.damaged(f"it is {kind}: {size:,} bytes, the manifest says {entry.bytes:,}")
-        self._start, header = self._read_header(size)
+        self._start, header, digest = self._read_header(size)
         try:
             crc, _, text = header.pop("__metadata__")[_ENTRY].partition(" ")
             if zlib.crc32(text.encode()) != int(crc, 16):
@@ -130,6 +135,10 @@ class Shard:
             raise self.damaged(
                 f"it holds {len(self._rows)} conversations of {tokens} tokens, the manifest says "
                 f"{entry.records} of {entry.tokens}: file and manifest belong to different stores"
+            )
+        if entry.header not in (None, digest):
+            raise self.damaged(
+                "wrong checksum of its header, or file and manifest belong to different stores"
             )
         self._checked: set[tuple[int, bool]] = set()
         self._starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
@@ -231,22 +240,23 @@ class Shard:
             return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         return torch.frombuffer(raw[name], dtype=place.dtype).view(-1, *place.shape[1:])
 
-    def _read_header(self, size: int) -> tuple[int, dict[str, Any]]:
-        """Where the tensors' bytes begin, and the header."""
+    def _read_header(self, size: int) -> tuple[int, dict[str, Any], str]:
+        """Where the tensors' bytes begin, the header, and its SHA-256."""
         (first,) = read_ranges(self.url, [(0, min(size, _FIRST_READ))])
         length = int.from_bytes(first[:8], "little")
         if not 2 <= length <= size - 8:
             raise self.damaged("it doesn't start with a header")
         if len(first) < 8 + length:
             first += read_ranges(self.url, [(len(first), 8 + length)])[0]
+        found = bytes(first[8 : 8 + length])
         try:
-            header = json.loads(first[8 : 8 + length])
+            header = json.loads(found)
             last = max(facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self.damaged(f"its header can't be read ({error!r})") from error
         if 8 + length + last != size:
             raise self.damaged(f"its header speaks of {8 + length + last:,} bytes, it has {size:,}")
-        return 8 + length, header
+        return 8 + length, header, sha256(found)
 
 
 @dataclass(frozen=True)

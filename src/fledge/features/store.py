@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fledge.errors import StorageError
 from fledge.features.codec import Codec
-from fledge.features.shard import FeatureSample, SampleInfo, Shard, shard_bytes
+from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
 from fledge.storage import Manifest, ShardEntry, join, sha256, write_atomic
 
 _OPENERS = 16  # headers read at once
@@ -36,7 +36,7 @@ def put_shard(
     name, data = f"features-{number:05d}.safetensors", shard_bytes(samples, codec)
     write_atomic(join(folder, name), data)
     tokens = sum(len(s.token_ids) for s in samples)
-    return ShardEntry(name, len(data), sha256(data), records=len(samples), tokens=tokens)
+    return ShardEntry(name, len(data), sha256(data), len(samples), tokens, sha256(header_of(data)))
 
 
 class FeatureStore:
