@@ -131,10 +131,10 @@ class Optimizer:
 
     def _adamw(self, weight: Weight, grad: Tensor, step: int) -> None:
         """One fused pass over what is here of a weight's master, gradient and moments."""
-        o, count = self._options, torch.tensor(float(step + 1))
-        mine = self._weights.mine(weight)
+        o, mine = self._options, self._weights.mine(weight)
         if mine.start == mine.stop:
             return
+        count = torch.tensor(float(step + 1), device=grad.device)
         torch._fused_adamw_(
             [self._weights.masters.mine[mine]],
             [grad[mine]],
