@@ -118,7 +118,7 @@ class Shard:
             crc, _, text = header.pop("__metadata__")[_ENTRY].partition(" ")
             if zlib.crc32(text.encode()) != int(crc, 16):
                 raise ValueError("wrong checksum")
-            self._rows: list[dict[str, Any]] = json.loads(text)
+            self._text = text
             self._tensors = {name: _Place.of(facts) for name, facts in header.items()}
             self.lengths = [int(row["tokens"]) for row in self._rows]
             wanted = {*_IDS, *_STATES, *(_EXPONENTS if self.codec == "fp8" else ())}
@@ -140,7 +140,7 @@ class Shard:
             raise self.damaged(
                 "wrong checksum of its header, or file and manifest belong to different stores"
             )
-        self._checked: set[tuple[int, bool]] = set()
+        self._checked = bytearray(2 * len(self.lengths))
         self._starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
 
     @property
@@ -198,8 +198,9 @@ class Shard:
         )
 
     def forget(self) -> None:
-        """Drop what is kept in memory but the header."""
-        self.__dict__.pop("_small", None)
+        """Drop what takes memory for every conversation and can be had again."""
+        for name in ("_rows", "_small"):
+            self.__dict__.pop(name, None)
 
     def damaged(self, what: str) -> StorageError:
         """An error that names the file."""
@@ -207,6 +208,12 @@ class Shard:
             f"{self.url} is damaged: {what}; `fledge features verify` lists all faults; put the file back, or "
             "delete the folder and run the stage again"
         )
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        """What the header says of each conversation."""
+        rows: list[dict[str, Any]] = json.loads(self._text)
+        return rows
 
     @cached_property
     def _small(self) -> dict[str, bytearray]:
@@ -225,14 +232,14 @@ class Shard:
         return parts
 
     def _check(self, index: int, raw: Mapping[str, bytearray], *, states: bool) -> None:
-        if (index, states) in self._checked:
+        if self._checked[2 * index + states]:
             return
         row = self._rows[index]
         found = _checksums({name: row[name] for name in _FACTS}, raw)[states]
         if found != row["crc"][states]:
             part = "hidden states" if states else "ids"
             raise self.damaged(f"wrong checksum of the {part} of conversation {index} ({row['id']})")
-        self._checked.add((index, states))
+        self._checked[2 * index + states] = True
 
     def _tensor(self, name: str, raw: Mapping[str, bytearray]) -> Tensor:
         place = self._tensors[name]
