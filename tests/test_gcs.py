@@ -80,5 +80,31 @@ def test_damage_in_a_bucket_is_named(gcs: Proxy, tmp_path: Path):
     with pytest.raises(StorageError, match=r"features-00000\.safetensors is damaged: wrong checksum"):
         store.read_many(store.samples)
     storage.write_atomic(url, bytes(data[:-100]))
-    with pytest.raises(StorageError, match="truncated"):
+    with pytest.raises(StorageError, match=r"features-00000\.safetensors is damaged: it is truncated"):
+        FeatureStore(FOLDER)
+    storage.remove(url)
+    with pytest.raises(StorageError, match=r"features-00000\.safetensors is missing"):
+        FeatureStore(FOLDER)
+
+
+def test_verify_finds_every_fault_planted_in_a_bucket_and_a_foreign_manifest_is_named(gcs: Proxy):
+    gcs.plan = lambda number: "503" if number % 7 == 0 else None
+    manifest = Manifest.load(FOLDER)
+    for number in range(4):
+        manifest = write_shard(manifest, samples(2, 10 * number), "bf16")
+    places = [manifest.url(shard) for shard in manifest.shards]
+    data = bytearray(storage.read_bytes(places[0]))
+    data[-1] ^= 1
+    storage.write_atomic(places[0], bytes(data))
+    storage.remove(places[1])
+    storage.write_atomic(places[2], storage.read_bytes(places[2])[:-8])
+    faults = verify_store(FOLDER).faults
+    assert len(faults) == 3
+    for number, (fault, words) in enumerate(zip(faults, ("checksum", "missing", "truncated"), strict=True)):
+        assert f"features-{number:05d}" in fault
+        assert words in fault
+    other = f"gs://{BUCKET}/other"
+    write_shard(Manifest.load(other), samples(2, 50), "bf16")
+    storage.write_atomic(f"{FOLDER}/manifest.json", storage.read_bytes(f"{other}/manifest.json"))
+    with pytest.raises(StorageError, match=r"features-00000\.safetensors is damaged"):
         FeatureStore(FOLDER)

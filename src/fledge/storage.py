@@ -140,6 +140,7 @@ class ShardEntry:
     sha256: str
     records: int
     tokens: int
+    header: str | None = None  # SHA-256 of the part that is read first, for files that aren't read as a whole
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Manifest:
                 f"{self.folder} already has a shard {entry.name}; delete the folder and run again"
             )
         grown = Manifest(self.folder, (*self.shards, entry))
-        shards = [asdict(shard) for shard in grown.shards]
+        shards = [{k: v for k, v in asdict(shard).items() if v is not None} for shard in grown.shards]
         write_json(join(self.folder, MANIFEST_NAME), {"version": 1, "shards": shards})
         return grown
 

@@ -1,4 +1,4 @@
-"""Two Ray actors on this machine give the files of a local run."""
+"""Two Ray actors give the files of a local run, also where one dies with its node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fledge.data import PromptOptions, RespondOptions, make_prompts, respond
+from fledge.data import PromptOptions, RespondOptions, make_prompts, ray_respond, respond
 from fledge.data.ray_map import RayOptions
 from fledge.data.ray_respond import TargetSpec, respond_on_ray
 from fledge.engine import Engine
@@ -17,6 +17,8 @@ from tests.data.conftest import files_of
 from tests.data.test_mixing import CHAT, sentences, write_lines
 
 ray = pytest.importorskip("ray")
+
+from tests.ray_cluster import GatedRespondActor, Loss, two_nodes  # noqa: E402
 
 
 @pytest.mark.slow
@@ -45,6 +47,28 @@ def test_two_actors_give_the_same_records_as_a_local_run(
         assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
     finally:
         ray.shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_lost_midway_changes_no_answer(
+    target: Target, talking_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"turns": [text]} for text in sentences(CHAT, 24, 0)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    options = PromptOptions(count=24, shard_size=8, sources=({"path": path, "licence": "own"},))
+    prompts = str(tmp_path / "ray" / "prompts")
+    make_prompts(target, None, options, prompts)
+    answers = RespondOptions(max_new_tokens=16, shard_size=2, max_batch=2)
+    engine = Engine(target, max_batch=2, max_context=1280, kv_tokens=4096)
+    here, there = tmp_path / "conversations", tmp_path / "ray" / "conversations"
+    respond(target, engine, prompts, answers, str(here))
+    monkeypatch.setattr(ray_respond, "_RespondActor", GatedRespondActor)
+    spec = TargetSpec(str(talking_folder), "float32", "cpu", "torch")
+    with two_nodes() as nodes:
+        loss = Loss(nodes, there)
+        respond_on_ray(target, spec, prompts, answers, str(there), nodes.options, loss)
+        loss.check()
+    assert files_of(there) == files_of(here)
 
 
 def test_the_targets_own_prompts_are_not_spread(target: Target, tmp_path: Path) -> None:

@@ -1,44 +1,77 @@
-"""Two Ray actors on this machine make the store of a local run."""
+"""Two Ray actors make the store of a local run, also where the run is stopped or an actor dies with its node."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fledge.data.ray_map import RayOptions
 from fledge.data.ray_respond import TargetSpec
-from fledge.features import FeatureOptions, extract_features, extract_features_on_ray
+from fledge.features import FeatureOptions, extract_features, extract_features_on_ray, ray_extract
 from fledge.features import extract as extract_module
 from fledge.storage import Manifest
+from fledge.target import Target
+from tests.data.conftest import files_of
 from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
 
 ray = pytest.importorskip("ray")
 
+from tests.ray_cluster import GatedFeatureActor, Loss, TwoNodes, two_nodes  # noqa: E402
+
+OPTIONS = FeatureOptions(batch_tokens=64, shard_mib=1)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    with two_nodes() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target_folder: Path) -> Target:
+    return load_tiny_target(tiny_target_folder)
+
+
+@pytest.fixture
+def conversations(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Enough for nine shards of 128 tokens; beside them `local`, their store from this process."""
+    monkeypatch.setattr(extract_module, "bytes_per_token", lambda size, codec: 2**13)
+    url = write_conversations(tmp_path / "conversations", make_conversations(60))
+    extract_features(target, url, OPTIONS, str(tmp_path / "local"))
+    assert len(Manifest.load(str(tmp_path / "local")).shards) >= 9
+    return url
+
 
 @pytest.mark.slow
 def test_two_actors_make_the_store_of_a_local_run_and_go_on_where_it_stopped(
-    tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: TwoNodes, target: Target, tiny_target_folder: Path, conversations: str, tmp_path: Path
 ):
-    monkeypatch.setattr(extract_module, "bytes_per_token", lambda size, codec: 2**13)  # 128 tokens a shard
-    target = load_tiny_target(tiny_target_folder)
-    url = write_conversations(tmp_path / "conversations", make_conversations(40))
-    options = FeatureOptions(batch_tokens=64, shard_mib=1)
-    extract_features(target, url, options, str(tmp_path / "local"))
-    shards = Manifest.load(str(tmp_path / "local")).shards
-    assert len(shards) > 5
-
     def kill(done: float, total: float, note: str) -> None:
         if note and len(Manifest.load(str(tmp_path / "ray")).shards) == 2:
             raise KeyboardInterrupt
 
     spec = TargetSpec(str(tiny_target_folder), "float32", "cpu", "torch")
-    places = url, options, str(tmp_path / "ray"), RayOptions("local", actors=2)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            extract_features_on_ray(target, spec, *places, kill)
-        extract_features_on_ray(target, spec, *places)
-    finally:
-        ray.shutdown()
-    assert Manifest.load(str(tmp_path / "ray")).shards == shards
+    places = conversations, OPTIONS, str(tmp_path / "ray"), nodes.options
+    with pytest.raises(KeyboardInterrupt):
+        extract_features_on_ray(target, spec, *places, kill)
+    extract_features_on_ray(target, spec, *places)
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_a_node_lost_midway_changes_no_byte(
+    nodes: TwoNodes,
+    target: Target,
+    tiny_target_folder: Path,
+    conversations: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(ray_extract, "_FeatureActor", GatedFeatureActor)
+    spec = TargetSpec(str(tiny_target_folder), "float32", "cpu", "torch")
+    loss = Loss(nodes, tmp_path / "ray")
+    extract_features_on_ray(target, spec, conversations, OPTIONS, str(tmp_path / "ray"), nodes.options, loss)
+    loss.check()
+    assert files_of(tmp_path / "ray") == files_of(tmp_path / "local")

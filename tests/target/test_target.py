@@ -57,6 +57,14 @@ def test_unknown_options_name_the_known_ones(tiny_target_folder: Path, tmp_path:
         Target.load(spec, device="nowhere", cache_dir=tmp_path)
 
 
+def test_under_torchrun_each_process_has_the_gpu_of_its_rank(
+    tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "77")
+    with pytest.raises(TargetError, match="device 'cuda:77'"):
+        Target.load(str(tiny_target_folder), device="cuda", cache_dir=tmp_path)
+
+
 def test_end_tokens_of_the_generation_config_end_turns(tiny_target_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "copy"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))

@@ -30,19 +30,13 @@ def test_both_optimizers_go_downhill(name: str) -> None:
     x, wanted = torch.randn(64, 32, generator=generator), torch.randn(64, 24, generator=generator)
     losses = []
     for step in range(200):
-        matrices = [weights[n].master.requires_grad_() for n in tensors]
+        matrices = [weights.tensors()[n].requires_grad_() for n in tensors]  # [out, in]
         y = x
-        for n in tensors:
-            y = y @ _in_out(weights, n)
+        for matrix in matrices:
+            y = y @ matrix.t()
         loss = (y - wanted).pow(2).mean()
         for n, gradient in zip(tensors, torch.autograd.grad(loss, matrices), strict=True):
-            weights[n].master.requires_grad_(False)
-            weights[n].grad.copy_(gradient)
+            weights[n].grad.copy_(gradient.t() if weights[n].transposed else gradient)
         losses.append(float(loss.detach()))
         optimizer.update(step)
     assert losses[-1] < 0.2 * losses[0]
-
-
-def _in_out(weights: TrainableWeights, name: str) -> torch.Tensor:
-    weight = weights[name]
-    return weight.master if weight.transposed else weight.master.t()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from fledge.draft import Head
 from fledge.features import SampleInfo
 from fledge.train.parallel import Team
-from tests.train.test_trainer import OPTIONS, features, run, target
+from tests.train.test_trainer import OPTIONS, features, files, run, target
 
 __all__ = ["features", "target"]  # fixtures
 
@@ -26,19 +28,19 @@ torch.set_num_threads(1)
 from pathlib import Path
 from fledge.train import TrainOptions, train
 from tests.draft.tiny_head import load_tiny_target
-folder, features, head, train_url, options, stop = sys.argv[1:]
+folder, features, head, train_url, options, stop, by = sys.argv[1:]
 def progress(done, total, note):
     if done == int(stop):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.Signals[by])
 target = load_tiny_target(Path(folder), "bfloat16")
 train(target, features, TrainOptions.model_validate_json(options), head, train_url, progress)
 """
 
 
 def train_together(
-    folder: Path, features: str, output: str, *, stop: int = -1, options=SMALL, environment=None
+    folder: Path, features: str, output: str, *, stop: int = -1, by="SIGTERM", options=SMALL, environment=None
 ) -> list[int]:
-    """Train in two processes; with `stop` the leading one gets SIGTERM after that step. Exit codes."""
+    """Train in two processes; with `stop` the leading one gets the signal after that step. Exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -49,6 +51,7 @@ def train_together(
         f"{output}/train",
         options.model_dump_json(),
         str(stop),
+        by,
     ]
     processes = [
         subprocess.Popen(
@@ -66,7 +69,8 @@ def train_together(
     ]
     outputs = [process.communicate(timeout=500)[0] for process in processes]
     codes = [process.returncode for process in processes]
-    assert set(codes) <= {0, 143}, outputs
+    if by == "SIGTERM":
+        assert set(codes) <= {0, 143}, outputs
     return codes
 
 
@@ -82,12 +86,14 @@ def test_shares_are_disjoint_whole_and_even():
     assert Team().share(infos) == infos
 
 
+@pytest.mark.parametrize(("parallel", "optimizer"), [("ddp", "adamw"), ("fsdp", "muon")])
 def test_two_processes_give_the_losses_of_one(
-    target, features: str, tiny_target_folder: Path, tmp_path: Path
+    target, features: str, tiny_target_folder: Path, tmp_path: Path, parallel: str, optimizer: str
 ):
     """Within 1e-4 in float32: sums are taken in another order, and nothing else differs."""
-    run(target, features, tmp_path / "one", SMALL)
-    assert train_together(tiny_target_folder, features, str(tmp_path / "two")) == [0, 0]
+    options = SMALL.model_copy(update={"parallel": parallel, "optimizer": optimizer})
+    run(target, features, tmp_path / "one", options)
+    assert train_together(tiny_target_folder, features, str(tmp_path / "two"), options=options) == [0, 0]
     rows = [
         [json.loads(line) for line in (tmp_path / name / "train" / "metrics.jsonl").read_text().splitlines()]
         for name in ("one", "two")
@@ -104,6 +110,32 @@ def test_two_processes_give_the_losses_of_one(
     heads = [Head.load(str(tmp_path / name / "head")).weights.trainable() for name in ("one", "two")]
     for name, tensor in heads[0].items():
         assert (tensor - heads[1][name]).norm() < 1e-2 * tensor.norm(), name
+
+
+@pytest.mark.slow
+def test_split_training_goes_on_after_a_kill_bit_for_bit_and_in_one_process_too(
+    target, features: str, tiny_target_folder: Path, tmp_path: Path
+):
+    split = SMALL.model_copy(update={"parallel": "fsdp", "optimizer": "muon", "dtype": "bfloat16"})
+    assert train_together(tiny_target_folder, features, f"{tmp_path}/whole", options=split) == [0, 0]
+    for stop in (3, 6):
+        codes = train_together(tiny_target_folder, features, f"{tmp_path}/parts", stop=stop, options=split)
+        assert codes == [143, 143]
+    shutil.copytree(tmp_path / "parts", tmp_path / "alone")
+    assert train_together(tiny_target_folder, features, f"{tmp_path}/parts", options=split) == [0, 0]
+    assert files(tmp_path / "parts" / "head") == files(tmp_path / "whole" / "head")
+    seen: list[float] = []
+    run(
+        target,
+        features,
+        tmp_path / "alone",
+        SMALL.model_copy(update={"optimizer": "muon", "dtype": "bfloat16"}),
+        lambda done, total, note: seen.append(done),
+    )
+    assert seen[0] == 7
+    heads = [Head.load(str(tmp_path / name / "head")).weights.trainable() for name in ("whole", "alone")]
+    for name, tensor in heads[0].items():
+        assert (tensor - heads[1][name]).norm() < 2e-2 * tensor.norm(), name
 
 
 @pytest.mark.slow
@@ -124,9 +156,12 @@ def test_two_processes_killed_twice_on_cloud_storage_end_with_the_head_of_one_go
             storage.write_atomic(storage.join(remote, Path(place).name), Path(place).read_bytes())
         proxy.plan = lambda number: "503" if number % 40 == 0 else None
         output = f"gs://{BUCKET}/run"
-        for stop in (2, 5):
-            codes = train_together(tiny_target_folder, remote, output, stop=stop, environment=environment)
-            assert codes == [143, 143]
+        there = {"output": output, "environment": environment}
+        codes = train_together(tiny_target_folder, remote, **there, stop=2)
+        assert codes == [143, 143]
+        codes = train_together(tiny_target_folder, remote, **there, stop=5, by="SIGKILL")
+        assert codes[0] == -signal.SIGKILL
+        assert codes[1] > 0  # it can't go on alone
         assert train_together(tiny_target_folder, remote, output, environment=environment) == [0, 0]
         found = storage.read_bytes(f"{output}/head/model.safetensors")
         assert proxy.faults

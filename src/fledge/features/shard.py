@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fledge.errors import StorageError
 from fledge.features.codec import Codec, decode, encode
-from fledge.storage import ShardEntry, exists, file_size, read_ranges
+from fledge.storage import ShardEntry, exists, file_size, read_ranges, sha256
 
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")
@@ -93,6 +93,11 @@ def shard_bytes(samples: Sequence[FeatureSample], codec: Codec) -> bytes:
     return safetensors.torch.save(tensors, metadata={_ENTRY: f"{zlib.crc32(text.encode()):08x} {text}"})
 
 
+def header_of(data: bytes) -> bytes:
+    """A shard file's header; its checksums stand for everything else in the file."""
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]
+
+
 class Shard:
     """A shard file, local or remote, opened by its header alone."""
 
@@ -108,12 +113,12 @@ class Shard:
         if size != entry.bytes:
             kind = "truncated" if size < entry.bytes else "too long"
             raise self.damaged(f"it is {kind}: {size:,} bytes, the manifest says {entry.bytes:,}")
-        self._start, header = self._read_header(size)
+        self._start, header, digest = self._read_header(size)
         try:
             crc, _, text = header.pop("__metadata__")[_ENTRY].partition(" ")
             if zlib.crc32(text.encode()) != int(crc, 16):
                 raise ValueError("wrong checksum")
-            self._rows: list[dict[str, Any]] = json.loads(text)
+            self._text = text
             self._tensors = {name: _Place.of(facts) for name, facts in header.items()}
             self.lengths = [int(row["tokens"]) for row in self._rows]
             wanted = {*_IDS, *_STATES, *(_EXPONENTS if self.codec == "fp8" else ())}
@@ -131,7 +136,11 @@ class Shard:
                 f"it holds {len(self._rows)} conversations of {tokens} tokens, the manifest says "
                 f"{entry.records} of {entry.tokens}: file and manifest belong to different stores"
             )
-        self._checked: set[tuple[int, bool]] = set()
+        if entry.header not in (None, digest):
+            raise self.damaged(
+                "wrong checksum of its header, or file and manifest belong to different stores"
+            )
+        self._checked = bytearray(2 * len(self.lengths))
         self._starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
 
     @property
@@ -189,8 +198,9 @@ class Shard:
         )
 
     def forget(self) -> None:
-        """Drop what is kept in memory but the header."""
-        self.__dict__.pop("_small", None)
+        """Drop what takes memory for every conversation and can be had again."""
+        for name in ("_rows", "_small"):
+            self.__dict__.pop(name, None)
 
     def damaged(self, what: str) -> StorageError:
         """An error that names the file."""
@@ -198,6 +208,12 @@ class Shard:
             f"{self.url} is damaged: {what}; `fledge features verify` lists all faults; put the file back, or "
             "delete the folder and run the stage again"
         )
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        """What the header says of each conversation."""
+        rows: list[dict[str, Any]] = json.loads(self._text)
+        return rows
 
     @cached_property
     def _small(self) -> dict[str, bytearray]:
@@ -216,14 +232,14 @@ class Shard:
         return parts
 
     def _check(self, index: int, raw: Mapping[str, bytearray], *, states: bool) -> None:
-        if (index, states) in self._checked:
+        if self._checked[2 * index + states]:
             return
         row = self._rows[index]
         found = _checksums({name: row[name] for name in _FACTS}, raw)[states]
         if found != row["crc"][states]:
             part = "hidden states" if states else "ids"
             raise self.damaged(f"wrong checksum of the {part} of conversation {index} ({row['id']})")
-        self._checked.add((index, states))
+        self._checked[2 * index + states] = True
 
     def _tensor(self, name: str, raw: Mapping[str, bytearray]) -> Tensor:
         place = self._tensors[name]
@@ -231,22 +247,23 @@ class Shard:
             return torch.empty(0, *place.shape[1:], dtype=place.dtype)
         return torch.frombuffer(raw[name], dtype=place.dtype).view(-1, *place.shape[1:])
 
-    def _read_header(self, size: int) -> tuple[int, dict[str, Any]]:
-        """Where the tensors' bytes begin, and the header."""
+    def _read_header(self, size: int) -> tuple[int, dict[str, Any], str]:
+        """Where the tensors' bytes begin, the header, and its SHA-256."""
         (first,) = read_ranges(self.url, [(0, min(size, _FIRST_READ))])
         length = int.from_bytes(first[:8], "little")
         if not 2 <= length <= size - 8:
             raise self.damaged("it doesn't start with a header")
         if len(first) < 8 + length:
             first += read_ranges(self.url, [(len(first), 8 + length)])[0]
+        found = bytes(first[8 : 8 + length])
         try:
-            header = json.loads(first[8 : 8 + length])
+            header = json.loads(found)
             last = max(facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self.damaged(f"its header can't be read ({error!r})") from error
         if 8 + length + last != size:
             raise self.damaged(f"its header speaks of {8 + length + last:,} bytes, it has {size:,}")
-        return 8 + length, header
+        return 8 + length, header, sha256(found)
 
 
 @dataclass(frozen=True)

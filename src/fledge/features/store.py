@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fledge.errors import StorageError
 from fledge.features.codec import Codec
-from fledge.features.shard import FeatureSample, SampleInfo, Shard, shard_bytes
+from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
 from fledge.storage import Manifest, ShardEntry, join, sha256, write_atomic
 
 _OPENERS = 16  # headers read at once
-_IDS_KEPT = 32  # shards whose ids stay in memory: more than are shuffled together
+_IDS_KEPT = 32  # shards whose ids and parsed headers stay in memory: more than are shuffled together
 
 
 def write_shard(manifest: Manifest, samples: Sequence[FeatureSample], codec: Codec = "bf16") -> Manifest:
@@ -36,7 +36,7 @@ def put_shard(
     name, data = f"features-{number:05d}.safetensors", shard_bytes(samples, codec)
     write_atomic(join(folder, name), data)
     tokens = sum(len(s.token_ids) for s in samples)
-    return ShardEntry(name, len(data), sha256(data), records=len(samples), tokens=tokens)
+    return ShardEntry(name, len(data), sha256(data), len(samples), tokens, sha256(header_of(data)))
 
 
 class FeatureStore:
@@ -63,6 +63,8 @@ class FeatureStore:
         self.samples: tuple[SampleInfo, ...] = tuple(
             info for number, shard in enumerate(self._shards) for info in shard.infos(number)
         )
+        for shard in self._shards:
+            shard.forget()
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._lock = Lock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -61,7 +62,7 @@ class Target:
         Args:
             spec: what to load; see `fledge.target.resolve`.
             dtype: "bfloat16", "float32" or "float16", what the decoder computes in.
-            device: a torch device.
+            device: a torch device; under torchrun "cuda" is the GPU of the process' local rank.
             cache_dir: where conversions are kept; default $FLEDGE_CACHE or ~/.cache/fledge.
             backend: "native" (the CPU kernels), "torch", or "auto": native where it runs.
         """
@@ -118,6 +119,8 @@ def _load_tokenizer(resolved: ResolvedTarget) -> Any:
 
 
 def _usable_device(device: str) -> torch.device:
+    if device == "cuda" and "LOCAL_RANK" in os.environ:  # under torchrun, a GPU for each process
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         return torch.zeros(1, device=device).device
     except (RuntimeError, AssertionError) as error:

@@ -2,6 +2,12 @@
 
 The layer's matrices move by Muon (momentum, then the nearest orthogonal matrix; Jordan et al. 2024, scaled to AdamW's
 step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by AdamW.
+
+Masters, moments and average may be this process' part of the flat buffers only (masters.py). AdamW doesn't mind. Muon
+needs whole matrices:
+
+    momentum and direction, in parts  ->  all-gather  ->  a matrix' orthogonal one, by one process each, in turn
+                                                      ->  broadcast  ->  update, in parts
 """
 
 from __future__ import annotations
@@ -30,9 +36,13 @@ class Optimizer:
         self._weights = weights
         self._options = options
         self.total_steps = total_steps  # the schedule's length
-        self._first = torch.zeros_like(weights.master)  # AdamW's moments; the first is Muon's momentum too
-        self._second = torch.zeros_like(weights.master)
-        self.average = weights.master.clone() if options.ema else None
+        masters = weights.masters.mine
+        self._first = torch.zeros_like(masters)  # AdamW's moments; the first is Muon's momentum too
+        self._second = torch.zeros_like(masters)
+        self.average = masters.clone() if options.ema else None
+        every, muon = weights.weights.values(), options.optimizer == "muon"
+        self._matrices = [w for w in every if muon and _in_layer(w)]  # these move by Muon
+        self._others = [w for w in every if not (muon and _in_layer(w))]  # these by AdamW
 
     def learning_rate(self, step: int) -> float:
         """AdamW's rate of step 0, 1, ...: linear up, then half a cosine down to `final_learning_rate` of the peak."""
@@ -48,36 +58,34 @@ class Optimizer:
         return o.final_learning_rate + (1 - o.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
 
     def update(self, step: int) -> float:
-        """Apply the gradients, clear them, refresh the compute copies. Returns the gradient norm before clipping."""
+        """Sum the gradients over all processes, apply and clear them, refresh the compute copies.
+
+        Returns the gradient norm before clipping.
+        """
         w, o = self._weights, self._options
-        norm = float(w.grad.norm())
+        grad = w.masters.summed(w.grad)  # [P], this process' part
+        norm = w.masters.norm(grad)
         if norm > o.clip:
-            w.grad.mul_(o.clip / norm)
-        start = 0
-        for weight in w.weights.values():
-            span = slice(start, start + weight.master.numel())
-            matrix = weight.master.dim() == 2
-            if o.optimizer == "muon" and matrix and weight.name != "lm_head":
-                self._muon(weight, span, step)
-            else:
-                share = o.lm_head_rate if weight.name == "lm_head" else 1.0
-                self._adamw(span, step, o.weight_decay if matrix else 0.0, share)
-            start = span.stop
+            grad.mul_(o.clip / norm)
+        for weight in self._others:
+            self._adamw(weight, grad, step)
+        if self._matrices:
+            self._muon(grad, step)
         w.grad.zero_()
         w.refresh()
         if self.average is not None:
             decay = min(o.ema, (step + 1) / (step + 10))  # early on the average follows closely
-            self.average.lerp_(w.master, 1 - decay)
+            self.average.lerp_(w.masters.mine, 1 - decay)
         return norm
 
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Take back the updates made inside; only before the first update that stays."""
-        before = self._weights.master.clone()
+        before = self._weights.masters.mine.clone()
         try:
             yield
         finally:
-            self._weights.master.copy_(before)
+            self._weights.masters.mine.copy_(before)
             self._weights.grad.zero_()
             self._first.zero_()
             self._second.zero_()
@@ -86,53 +94,75 @@ class Optimizer:
             self._weights.refresh()
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a resumed run needs."""
-        state = {"master": self._weights.master, "first": self._first, "second": self._second}
-        return state if self.average is None else state | {"average": self.average}
+        """Everything a resumed run needs, for the leading process to keep: whole, so that any number of processes
+        can go on from it. All processes call this."""
+        return {name: self._weights.masters.collected(part) for name, part in self._parts().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from `state()`."""
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
+        for name, part in self._parts().items():
+            part.copy_(state[name][self._weights.masters.part])
         self._weights.refresh()
 
-    def _muon(self, weight: Weight, span: slice, step: int) -> None:
-        """Move a matrix along the orthogonal matrix nearest to its Nesterov momentum."""
-        o = self._options
-        rate = o.muon_learning_rate * self._schedule(step)
-        momentum = self._first[span].view(weight.master.shape)
-        momentum.lerp_(weight.grad, 1 - _MUON_MOMENTUM)
-        update = orthogonal(weight.grad.lerp(momentum, _MUON_MOMENTUM), weight.compute.dtype)
-        if o.weight_decay:
-            weight.master.mul_(1 - rate * o.weight_decay)
-        weight.master.add_(update, alpha=-rate * _MUON_RMS * math.sqrt(max(update.shape)))
+    def _parts(self) -> dict[str, Tensor]:
+        parts = {"master": self._weights.masters.mine, "first": self._first, "second": self._second}
+        return parts if self.average is None else parts | {"average": self.average}
 
-    def _adamw(self, span: slice, step: int, decay: float, share: float) -> None:
-        """One fused pass over masters, gradients and moments, at `share` of the rate."""
-        o, count = self._options, torch.tensor(float(step + 1))
+    def _muon(self, grad: Tensor, step: int) -> None:
+        """Move matrices along the orthogonal matrices nearest to their Nesterov momenta; `grad` [P] is used up."""
+        w, o, masters = self._weights, self._options, self._weights.masters
+        for weight in self._matrices:
+            mine = w.mine(weight)
+            momentum, direction = self._first[mine], grad[mine]
+            momentum.lerp_(direction, 1 - _MUON_MOMENTUM)
+            direction.lerp_(momentum, _MUON_MOMENTUM)
+        w.grad.copy_(masters.whole(grad))
+        for turn, weight in enumerate(self._matrices):
+            if masters.takes(turn):
+                weight.grad.copy_(orthogonal(weight.grad, weight.compute.dtype))
+        rate, directions = o.muon_learning_rate * self._schedule(step), w.grad[masters.part]
+        for turn, weight in enumerate(self._matrices):
+            masters.hand_round(weight.grad, turn)
+            master = masters.mine[w.mine(weight)]
+            if o.weight_decay:
+                master.mul_(1 - rate * o.weight_decay)
+            size = _MUON_RMS * math.sqrt(max(weight.grad.shape))
+            master.add_(directions[w.mine(weight)], alpha=-rate * size)
+
+    def _adamw(self, weight: Weight, grad: Tensor, step: int) -> None:
+        """One fused pass over what is here of a weight's master, gradient and moments."""
+        o, mine = self._options, self._weights.mine(weight)
+        if mine.start == mine.stop:
+            return
+        count = torch.tensor(float(step + 1), device=grad.device)
         torch._fused_adamw_(
-            [self._weights.master[span]],
-            [self._weights.grad[span]],
-            [self._first[span]],
-            [self._second[span]],
+            [self._weights.masters.mine[mine]],
+            [grad[mine]],
+            [self._first[mine]],
+            [self._second[mine]],
             [],
             [count],
-            lr=share * self.learning_rate(step),
+            lr=self.learning_rate(step) * (o.lm_head_rate if weight.name == "lm_head" else 1.0),
             beta1=o.beta1,
             beta2=o.beta2,
-            weight_decay=decay,
+            weight_decay=o.weight_decay if weight.grad.dim() == 2 else 0.0,
             eps=1e-8,
             amsgrad=False,
             maximize=False,
         )
 
 
+def _in_layer(weight: Weight) -> bool:
+    """A matrix that Muon may move."""
+    return weight.grad.dim() == 2 and weight.name != "lm_head"
+
+
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Roughly the nearest matrix [m, n] with all singular values 1, float32, by Newton-Schulz steps in `dtype`."""
+    """Roughly the nearest matrix [m, n] with all singular values 1, by Newton-Schulz steps in `dtype`."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
     x = (wide / (wide.norm() + 1e-7)).to(dtype)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(_NEWTON_SCHULZ_STEPS):
         square = x @ x.t()
         x = a * x + (b * square + c * (square @ square)) @ x
-    return (x if wide is matrix else x.t()).float()
+    return x if wide is matrix else x.t()

@@ -64,6 +64,10 @@ class TrainOptions(BaseModel):
         0.0, ge=0.0, lt=1.0, description="decay of averaged weights; 0: the last weights are the head"
     )
     seed: int = Field(0, ge=0, description="seed of the order of conversations")
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="under torchrun: ddp keeps everything in each process, fsdp splits masters and optimiser state",
+    )
     dtype: str = Field(
         "bfloat16", pattern="^(bfloat16|float32)$", description="type of products and activations"
     )

@@ -1,9 +1,9 @@
-"""Several processes, one head: each takes a share of every batch, gradients are summed over all.
+"""Several processes, one head: each takes a share of every batch, gradients are summed over all (masters.py).
 
     torchrun --nproc-per-node 2 -m fledge train my.yaml --run-dir runs/my-llm
 
-The head is one layer, so every process holds all of it and its optimiser's state. Sums are weighted as if one process
-had the whole batch, so the losses are those of one process but for the order of additions.
+Sums are weighted as if one process had the whole batch, so the losses are those of one process but for the order of
+additions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Team:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
             return cls()
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            # Flags and counts are summed on the host also where gradients are on a GPU.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property

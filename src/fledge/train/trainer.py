@@ -89,9 +89,9 @@ def train(
     trainer = Trainer(target, source, store, head, options, train_url, team)
     trainer.run(progress if team.leads else silent)
     facts = trainer.facts() | {"coverage": round(coverage, 6)}
-    metadata = replace(head.metadata, training=facts)
+    metadata, weights = replace(head.metadata, training=facts), trainer.weights()
     if team.leads:
-        Head(head.config, trainer.weights(), metadata).save(head_url)
+        Head(head.config, weights, metadata).save(head_url)
     team.wait()
     return TrainSummary(
         steps=trainer.total,
@@ -109,7 +109,7 @@ def train(
 def train_fingerprint(
     target: Target, features_url: str, options: TrainOptions, conversations_url: str | None = None
 ) -> Fingerprint:
-    """What the head depends on; how often things are logged or saved is not part of it, nor is how features come."""
+    """What the head depends on; not how often things are logged or saved, how features come, or what works on it."""
     folders = [features_url] + ([] if conversations_url is None else [conversations_url])
     shards = "".join(shard.sha256 for folder in folders for shard in Manifest.load(folder).shards)
     started = None
@@ -122,7 +122,8 @@ def train_fingerprint(
             "format": FORMAT,
             "target": target.revision,
             "train": options.model_dump(
-                mode="json", exclude={"log_every", "checkpoint_seconds", "init_head", "wandb_project"}
+                mode="json",
+                exclude={"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"},
             ),
             "init_head": started,
             "features": sha256(shards.encode()),
@@ -155,6 +156,7 @@ class Trainer:
         self.total = self._planned = len(self._schedule)
         if not self.total:
             raise DataError(f"no training conversations in {source.url}; respond to more prompts")
+        self._learner.unrolled.weights.distribute(team, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
         self._step_weights = [weight / sum(weights) for weight in weights]
@@ -184,7 +186,7 @@ class Trainer:
                     self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
                 else:
                     progress(self._step, self.total, clock.note())
-                due = time.monotonic() - saved >= self._options.checkpoint_seconds
+                due = self._team.any(time.monotonic() - saved >= self._options.checkpoint_seconds)
                 stopping = self._team.any(stop.is_set())
                 if due or stopping or self._step == self.total:
                     self._save(clock)
@@ -210,7 +212,7 @@ class Trainer:
         }
 
     def weights(self) -> Any:
-        """The finished head's weights."""
+        """The finished head's weights; all processes call this."""
         return self._learner.trained_head(self._optimizer.average)
 
     def _epochs(self, step: int) -> float:
@@ -243,7 +245,6 @@ class Trainer:
     def _try_out(self, infos: Sequence[SampleInfo]) -> None:
         """One step for the clock."""
         self._learner.learn(self._read(infos), self._step_weights, measure=False, team=self._team)
-        self._team.sum_(self._learner.unrolled.weights.grad)
         self._optimizer.update(0)
 
     def _read_step(self, numbered: tuple[int, Sequence[SampleInfo]]) -> TrainBatch | None:
@@ -261,7 +262,6 @@ class Trainer:
     ) -> tuple[BatchMeasures | None, float]:
         """One batch, one update."""
         measures = self._learner.learn(batch, self._step_weights, measure=measure_it, team=self._team)
-        self._team.sum_(self._learner.unrolled.weights.grad)
         norm = self._optimizer.update(self._step)
         clock.add(sum(info.tokens for info in self._schedule[self._step]))
         self._step += 1
@@ -303,8 +303,7 @@ class Trainer:
     def _measure_tau(self) -> Acceptance:
         """Chain tau on held-out conversations, with the weights that will be saved."""
         weights, depth = self._learner.unrolled.weights, self._options.ttt_steps
-        if self._optimizer.average is not None:
-            weights.compute.copy_(self._optimizer.average)
+        weights.refresh(self._optimizer.average)
         assert self._heldout_store is not None
         mine = self._heldout[self._team.rank :: self._team.size]
         found = [r for r, _ in measure(self._learner, self._heldout_store, mine, depth)]
@@ -312,11 +311,11 @@ class Trainer:
         return Acceptance.of((r for part in self._team.gather(found) for r in part), depth)
 
     def _save(self, clock: _Clock) -> None:
+        """All processes take part, the leading one writes."""
+        state = self._optimizer.state()
         if not self._team.leads:
             return
-        Checkpoint(self._step, self.total, clock.seconds(), self._metrics, self._optimizer.state()).save(
-            self._url
-        )
+        Checkpoint(self._step, self.total, clock.seconds(), self._metrics, state).save(self._url)
         if len(self._metrics) > self._drawn:
             write_curves(self._url, self._metrics, time.time() - clock.seconds())
             self._drawn = len(self._metrics)

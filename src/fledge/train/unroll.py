@@ -88,9 +88,9 @@ class UnrolledHead:
             yield output
             hidden = output if self.config.norm_output else hidden
 
-    def head_weights(self, like: HeadWeights, flat: Tensor | None = None) -> HeadWeights:
-        """The trained weights (or those in another flat buffer) as float32 head weights."""
-        return _join(self.weights.tensors(flat), like)
+    def head_weights(self, like: HeadWeights, part: Tensor | None = None) -> HeadWeights:
+        """The trained weights (or those in another buffer, split as the masters are) as float32 head weights."""
+        return _join(self.weights.tensors(part), like)
 
     def _project(
         self, hidden: Tensor, from_embedding: Tensor, step: int, positions: Tensor

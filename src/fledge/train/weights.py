@@ -1,5 +1,7 @@
 """The head's weights while they are trained: float32 masters, compute copies, float32 gradients, all in flat buffers.
 
+Compute copies and gradients are whole in every process; the masters may be split (masters.py).
+
 A matrix whose input is not wider than its output is kept transposed, [in, out]. Its gradient is then x^T @ dy, and of
 the two operands the narrower one is transposed in memory first: twice as fast as letting the product do it.
 """
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor
 
 from fledge.train.elementwise import accumulate, transpose
+from fledge.train.masters import Masters, Parallel, WholeMasters, spread
+from fledge.train.parallel import Team
 from fledge.train.workspace import Workspace
 
 
@@ -21,7 +25,7 @@ class Weight:
     """One weight: views into the flat buffers."""
 
     name: str
-    master: Tensor  # float32
+    span: slice  # its place in them
     compute: Tensor  # the type of the products
     grad: Tensor  # float32; backward functions add to it directly
     transposed: bool  # a matrix stored as [in, out]
@@ -55,7 +59,7 @@ class TrainableWeights:
         vectors = {name: t for name, t in tensors.items() if t.dim() == 1}
         self.matrix_size = sum(t.numel() for t in matrices.values())
         size = self.matrix_size + sum(t.numel() for t in vectors.values())
-        self.master = torch.empty(size, dtype=torch.float32, device=device)
+        flat = torch.empty(size, dtype=torch.float32, device=device)
         self.compute = torch.empty(size, dtype=dtype, device=device)
         self.grad = torch.zeros(size, dtype=torch.float32, device=device)
         self.weights: dict[str, Weight] = {}
@@ -64,26 +68,34 @@ class TrainableWeights:
             transposed = tensor.dim() == 2 and tensor.shape[1] <= tensor.shape[0]
             stored = tensor.t() if transposed else tensor
             span = slice(start, start + tensor.numel())
-            master, compute, grad = (
-                flat[span].view(stored.shape) for flat in (self.master, self.compute, self.grad)
-            )
-            master.copy_(stored)
-            self.weights[name] = Weight(name, master, compute, grad, transposed)
+            flat[span].view(stored.shape).copy_(stored)
+            compute, grad = (buffer[span].view(stored.shape) for buffer in (self.compute, self.grad))
+            self.weights[name] = Weight(name, span, compute, grad, transposed)
             start = span.stop
+        self.masters: Masters = WholeMasters(flat)
         self.refresh()
 
     def __getitem__(self, name: str) -> Weight:
         return self.weights[name]
 
-    def refresh(self) -> None:
-        """Bring the compute copies up to the masters."""
-        self.compute.copy_(self.master)
+    def distribute(self, team: Team, parallel: Parallel) -> None:
+        """Train together with other processes from now on."""
+        self.masters = spread(self.masters.mine, team, parallel, self.compute.dtype)
 
-    def tensors(self, flat: Tensor | None = None) -> dict[str, Tensor]:
-        """Float32 copies by name, [out, in] again, from the masters or from another flat buffer of their layout."""
-        source, found, start = self.master if flat is None else flat, {}, 0
+    def mine(self, weight: Weight) -> slice:
+        """A weight's place in this process' part of the masters; empty if none of it is there."""
+        part = self.masters.part
+        start, stop = (min(max(end, part.start), part.stop) for end in (weight.span.start, weight.span.stop))
+        return slice(start - part.start, stop - part.start)
+
+    def refresh(self, part: Tensor | None = None) -> None:
+        """Bring the compute copies up to the masters, or to a buffer that is split as they are."""
+        self.masters.publish(self.compute, part)
+
+    def tensors(self, part: Tensor | None = None) -> dict[str, Tensor]:
+        """Float32 copies by name, [out, in] again, of the masters or of a buffer that is split as they are."""
+        flat, found = self.masters.whole(self.masters.mine if part is None else part), {}
         for name, weight in self.weights.items():
-            part = source[start : start + weight.master.numel()].view(weight.master.shape)
-            found[name] = (part.t() if weight.transposed else part).contiguous().clone()
-            start += part.numel()
+            stored = flat[weight.span].view(weight.grad.shape)
+            found[name] = (stored.t() if weight.transposed else stored).contiguous().clone()
         return found
