@@ -1,5 +1,8 @@
 """Every peer in its own process and Python, all of them loaded, asked in turn.
 
+Whoever isn't asked is stopped (SIGSTOP), with the processes it started: some engines go on spinning after an answer,
+and beside them rounds of many short forwards take half as long again.
+
 TPOT at one request in flight is the time of a whole answer less the time of its first token, over the other tokens;
 the same for every engine, whatever statistics it keeps. Throughput counts whole answers, prefill included.
 """
@@ -17,6 +20,8 @@ from importlib import resources
 from operator import eq
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+import psutil
 
 from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.sets import find_workload
@@ -85,6 +90,30 @@ class Worker:
     def __init__(self, peer: Peer, mode: str, process: subprocess.Popen[str], log: IO[str]) -> None:
         self.peer, self.mode, self.version = peer.name, mode, ""
         self._process, self._log = process, log
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it run, and stop it again."""
+        self.resume()
+        try:
+            yield
+        finally:
+            self.pause()
+
+    def pause(self) -> None:
+        """Stop it and all that it started."""
+        self._each(psutil.Process.suspend)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._each(psutil.Process.resume)
+
+    def _each(self, call: Callable[[psutil.Process], None]) -> None:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._process.pid)
+            for one in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    call(one)
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Send one line, read one line."""
@@ -204,6 +233,7 @@ def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any])
             worker.send(config)
             yield worker
         finally:
+            worker.resume()
             for stream in (process.stdin, process.stdout):
                 with suppress(BrokenPipeError):  # what an ended process never read
                     if stream is not None:
@@ -248,12 +278,16 @@ def _measure(
             worker.ask({"prompts": prompts[:1], "max_tokens": 4})
         except ServerError as error:
             failed[name] = str(error)
+        worker.pause()
     plain: dict[tuple[str, int], list[list[int]]] = {}  # by peer and level: answers of its plain mode
     for turn in interleaved(options.concurrency, list(workers), options.repeats):
         if turn.name in failed:
             continue
         try:
-            row, tokens = _ask_level(workers[turn.name], prompts, turn.level, turn.repeat, options.max_tokens)
+            with workers[turn.name].awake():
+                row, tokens = _ask_level(
+                    workers[turn.name], prompts, turn.level, turn.repeat, options.max_tokens
+                )
         except ServerError as error:
             failed[turn.name] = str(error)
             continue
