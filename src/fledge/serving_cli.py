@@ -43,6 +43,9 @@ def serve(
         str | None,
         typer.Option(help="a fixed tree, such as 4-4-16 from `fledge tune`; left out: the planner decides"),
     ] = None,
+    tuned: Annotated[
+        str | None, typer.Option(help="a tuned.json of `fledge tune`: what the planner begins with")
+    ] = None,
     draft_weights: Annotated[
         Literal["int8", "bfloat16"] | None,
         typer.Option(help="int8 or bfloat16; left out: int8 on the CPU kernels"),
@@ -99,11 +102,13 @@ def serve(
         )
         serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
         return
+    from fledge.bench.tune import read_tuned
     from fledge.server import ServerOptions, serve
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
 
     shape = _tree(tree, head)
+    start = read_tuned(tuned) if tuned else None
     set_up_logs(log_format)
     options = ServerOptions(
         host=host,
@@ -129,6 +134,7 @@ def serve(
         lookup=lookup,
         draft_weights=draft_weights,
         overlap=overlap,
+        tuned=start,
     )
 
 

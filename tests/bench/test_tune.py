@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fledge.bench.tune import GRID, ShapeRow, TuneOptions, best_shape, pareto, parse_shapes, tune_shapes
+from fledge.bench.tune import (
+    GRID,
+    ShapeRow,
+    TuneOptions,
+    best_shape,
+    pareto,
+    parse_shapes,
+    read_tuned,
+    tune_shapes,
+)
 from fledge.draft import Head
-from fledge.engine import PLAIN, TreeShape
+from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.errors import DataError, EngineError
 from fledge.target import Target
 
@@ -50,4 +59,24 @@ def test_every_shape_is_measured_at_every_concurrency(target: Target, head: Head
     found.save(str(url))
     value = json.loads(url.read_text())
     assert set(value["best"]) == {"1", "2"}
-    assert TreeShape(**value["best"]["1"]) in (PLAIN, TreeShape(2, 2, 4))
+    assert read_tuned(str(url)) == found.best
+    assert read_tuned(str(url))[1] in (PLAIN, TreeShape(2, 2, 4))
+
+
+def test_the_planner_begins_with_what_was_tuned(target: Target, head: Head) -> None:
+    engine = Engine(target, head, max_batch=2, lookup=0, tuned={1: TreeShape(2, 2, 4), 2: PLAIN})
+    engine.generate(["Hello"], max_tokens=4, ignore_eos=True)
+    assert all(used.shape != PLAIN for used in engine.stats().shapes)
+    plain = Engine(target, head, max_batch=2, lookup=0, tuned={2: PLAIN})
+    plain.generate(["Hello"], max_tokens=4, ignore_eos=True)
+    assert [used.shape for used in plain.stats().shapes] == [PLAIN]
+
+
+def test_what_was_tuned_has_to_fit(target: Target, head: Head, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"tuned has .* for 1 requests"):
+        Engine(target, head, tuned={1: TreeShape(20, 1, 21)})
+    with pytest.raises(EngineError, match="needs a draft head and no fixed tree"):
+        Engine(target, tuned={1: PLAIN})
+    (tmp_path / "other.json").write_text('{"best": [1]}')
+    with pytest.raises(DataError, match="is no result of fledge tune"):
+        read_tuned(str(tmp_path / "other.json"))

@@ -174,6 +174,19 @@ def test_timings_move_the_points_beside_them() -> None:
     assert curve.learned(1, 100.0).at(1) == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize("start", [TreeShape(4, 4, 16), PLAIN])
+def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: TreeShape) -> None:
+    planner = Planner(COST, topk=4, confident=False, start={4: start})
+    plans = []
+    for _ in range(132):
+        plan = planner.choose(3)
+        plans.append(PLAIN if plan is None else plan.bound)
+        slow = plan is not None  # nothing of the tree comes true, and it takes a thousand times as long
+        planner.observe(plan.bound if plan else None, 3, 1.0 if slow else 1e-3, [0, 0, 0] if slow else [])
+    assert plans[:32] == [start] * 32
+    assert sum(plan != PLAIN for plan in plans[32:]) < 20
+
+
 def test_it_explains_what_it_did() -> None:
     planner = Planner(COST, topk=4, confident=True)
     serve(planner, 2, 100, 0.7)

@@ -5,11 +5,13 @@
               |        x 2-4-8     request (TPOT) and faster for all (throughput)
               +--------------> TPOT
 
-`tuned.json` keeps the best shape per concurrency; use one with `Engine(target, head, tree=TreeShape(4, 4, 16))`.
+`tuned.json` keeps the best shape per concurrency, where the planner starts:
+`Engine(target, head, tuned=read_tuned(url))`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +28,7 @@ from fledge.bench.workloads import own_workload
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.errors import DataError
-from fledge.storage import write_json
+from fledge.storage import read_bytes, write_json
 from fledge.target import Target
 
 Progress = Callable[[float, float, str], None]
@@ -123,6 +125,17 @@ class Tuned:
             "versions": versions(),
         }
         write_json(url, value)
+
+
+def read_tuned(url: str) -> dict[int, TreeShape]:
+    """The best shape by number of requests, from a `tuned.json`. Raises DataError for any other file."""
+    try:
+        best = json.loads(read_bytes(url))["best"]
+        return {int(level): TreeShape(**shape) for level, shape in best.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{url} is no result of fledge tune ({error!r}); run fledge tune --output {url}"
+        ) from error
 
 
 def parse_shapes(text: str) -> tuple[TreeShape, ...]:

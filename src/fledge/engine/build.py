@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,6 +53,7 @@ def build_parts(
     busy_prefill_rows: int = 256,
     prefix_cache: bool = True,
     overlap: bool | None = None,
+    tuned: Mapping[int, TreeShape] | None = None,
 ) -> EngineParts:
     """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
     if max_batch < 1:
@@ -63,6 +65,7 @@ def build_parts(
     tree, lookup = _with_lookup(head, tree, lookup)
     bounds = _bounds(head, tree, lookup)
     adaptive = head is not None and tree is None
+    _check_tuned(tuned or {}, bounds, adaptive=adaptive)
     pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
     window = max(shape.window for shape in bounds)
     if overlap is None:
@@ -119,7 +122,7 @@ def build_parts(
         nodes = max(shape.nodes for shape in bounds)
         with torch.inference_mode():
             cost = measure_cost(models, max_batch * nodes)
-        planner = Planner(cost, topk=topk, confident=decoder.device.type == "cpu", lookup=lookup)
+        planner = Planner(cost, topk=topk, confident=decoder.device.type == "cpu", lookup=lookup, start=tuned)
     else:
         planner = FixedPlanner(_NO_COST, tree or PLAIN)
     return EngineParts(
@@ -179,3 +182,19 @@ def _bounds(head: HeadRunner | None, tree: TreeShape | None, lookup: int) -> lis
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
     return [tree]
+
+
+def _check_tuned(tuned: Mapping[int, TreeShape], bounds: Sequence[TreeShape], *, adaptive: bool) -> None:
+    """Raise an EngineError for shapes to begin with that no planner of this engine could use."""
+    if tuned and not adaptive:
+        raise EngineError("tuned is what the planner begins with: it needs a draft head and no fixed tree")
+    widest = max(shape.topk for shape in bounds)
+    for requests, shape in tuned.items():
+        if requests < 1 or (
+            shape != PLAIN
+            and not (shape.topk <= widest and 1 <= shape.depth <= MAX_DEPTH and 2 <= shape.nodes <= MAX_NODES)
+        ):
+            raise EngineError(
+                f"tuned has {shape} for {requests} requests; the planner's trees have at most {widest} children, "
+                f"{MAX_DEPTH} levels and {MAX_NODES} nodes: run fledge tune again"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Unpack
@@ -52,6 +52,8 @@ class Engine:
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
     draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
     overlap: the host works on a round's results while the next round runs; left out, on GPUs only.
+    tuned: by number of requests, the tree the planner begins with (`fledge tune`, `fledge.bench.tune.read_tuned`);
+    it goes its own way once it has measured enough.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Engine:
         prefix_cache: bool = True,
         draft_weights: DraftWeights | None = None,
         overlap: bool | None = None,
+        tuned: Mapping[int, TreeShape] | None = None,
     ) -> None:
         self.target = target
         if draft_weights is not None and not isinstance(head, Head):
@@ -85,6 +88,7 @@ class Engine:
             busy_prefill_rows=busy_prefill_rows,
             prefix_cache=prefix_cache,
             overlap=overlap,
+            tuned=tuned,
         )
         self.max_batch = max_batch
         self.overlap = parts.overlap

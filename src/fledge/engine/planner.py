@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,6 +46,7 @@ _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation 
 _FAR_AHEAD = 1.5
 _TRY_LENGTH = 3  # rounds of a try of speculation
 _TRY_SHARE = 0.008  # of all time, for tries that don't pay
+_START_ROUNDS = 32  # of a batch size, that follow what was tuned
 
 
 @dataclass
@@ -88,15 +89,24 @@ def _group(requests: int) -> int:
 class Planner:
     """Plans rounds and learns from what came of them. One per engine."""
 
-    def __init__(self, cost: CostModel, *, topk: int, confident: bool, lookup: int = 0) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        *,
+        topk: int,
+        confident: bool,
+        lookup: int = 0,
+        start: Mapping[int, TreeShape] | None = None,
+    ) -> None:
         """`topk` bounds the trees' width; `confident`: rounds may look at their own probabilities.
 
-        `lookup`: most tokens prompt lookup proposes.
+        `lookup`: most tokens prompt lookup proposes. `start`: by batch size, the shape to begin with.
         """
         self.cost = cost
         self.beliefs = Beliefs(MAX_DEPTH, topk, max(MAX_DEPTH, lookup))
         self.match_rates = MatchRates()
         self._lookup = lookup
+        self._start = dict(start or {})
         self.records: dict[TreeShape, PlannedShape] = {}
         self._confident = confident
         self._topks = [k for k in TOPKS if k <= topk]
@@ -117,6 +127,10 @@ class Planner:
         if self._age >= _REPLAN_ROUNDS:
             self._bounds.clear()
             self._age = 0
+        start = self._starting(requests)
+        if start is not None:
+            self._sizes[_group(requests)].speculates = start != PLAIN
+            return self._plan(start, requests)
         shape, speed = self._best(requests)
         ratio = speed / self.headless_speed(requests)
         if self._try_left:
@@ -230,6 +244,13 @@ class Planner:
     def explain(self) -> list[PlannedShape]:
         """What was used and what came of it, most used first."""
         return sorted(self.records.values(), key=lambda record: -record.rounds)
+
+    def _starting(self, requests: int) -> TreeShape | None:
+        """What was tuned for the nearest batch size, while little is known of this one; None: the planner knows."""
+        rounds = sum(self._measured.get((_group(requests), kind), 0) for kind in (True, False))
+        if not self._start or rounds >= _START_ROUNDS:
+            return None
+        return self._start[min(self._start, key=lambda size: (abs(size - requests), size))]
 
     def _plan(self, shape: TreeShape, requests: int) -> RoundPlan | None:
         if shape == PLAIN:

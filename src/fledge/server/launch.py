@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from types import FrameType
 
 import psutil
@@ -42,10 +43,11 @@ def serve(
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
     overlap: bool | None = None,
+    tuned: Mapping[int, TreeShape] | None = None,
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
 
-    `tree`: this one in every round instead of what the planner decides.
+    `tree`: this one in every round instead of what the planner decides. `tuned`: what the planner begins with.
     """
     with bind(options) as listener:  # before loading, which may take minutes
         engine = load_engine(
@@ -60,6 +62,7 @@ def serve(
             lookup=lookup,
             draft_weights=draft_weights,
             overlap=overlap,
+            tuned=tuned,
         )
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
         sys.setswitchinterval(SWITCH_S)
@@ -94,6 +97,7 @@ def load_engine(
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
     overlap: bool | None = None,
+    tuned: Mapping[int, TreeShape] | None = None,
 ) -> Engine:
     """The engine, after checks that tell what wouldn't work before it fails half-way."""
     loaded = Target.load(target, dtype=dtype, device=device)
@@ -113,6 +117,7 @@ def load_engine(
         draft_weights=draft_weights,
         lookup=lookup,
         overlap=overlap,
+        tuned=tuned,
     )
 
 

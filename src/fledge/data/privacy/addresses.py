@@ -33,32 +33,46 @@ _TAIL_EN = rf"(?:(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2,3}})?(?:,? {_CODE_EN})(?!
 _BEFORE_EN = r"(?:(?:(?:Apt|Apartment|Suite|Ste|Unit|Flat|Level|Studio|Shop)\.? ?\d{1,4}\w?,?\s)|(?:Unit|Flat|Apt|Shop) (?=\d{1,4}/\d))?"
 # ", 80331 München", ", Liberdade, 20818-468 Cunha / RN", ", Nueva Niger, CHIS 38268"
 _TAIL_CODE = rf"(?:(?:, {_TOWN})?(?:, [A-Z]{{2,5}}\.?)?,?\s{{1,2}}{_CODE}(?:,? (?!Mi |Tel|Tél|Mein|O |E |Y ){_TOWN}(?<!\.)(?: ?/ ?[A-Z]{{2}})?)?)"
+_FRENCH = "rue|avenue|av.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier"
+# Each with what a text in lower case must hold, one of these at least, for the pattern to be worth a try; nothing: always.
 _PATTERNS = tuple(
-    re.compile(pattern)
-    for pattern in (
+    (tuple(needs.split("|")) if needs else (), re.compile(pattern))
+    for needs, pattern in (
         # 221B Baker Street, Flat 2, London NW1 6XE
-        rf"(?<![\w.,$€£-]){_BEFORE_EN}\d{{1,6}}(?:[A-Za-z]|[/-]\d{{1,4}})?(?:,? |(?<=/\d\d)\s)(?:(?:North|South|East|West|[NSEW]\.?) )?(?:\d{{1,3}}(?:st|nd|rd|th)|{_CAP})(?: {_CAP}){{0,3}}? (?i:{_ENGLISH})(?![\w'’])\.?"
-        rf"(?: (?:North|South|East|West|[NSEW]{{1,2}})(?!\w))?{_FLAT_EN}?{_TAIL_EN}?",
+        ("",
+         rf"(?<![\w.,$€£-]){_BEFORE_EN}\d{{1,6}}(?:[A-Za-z]|[/-]\d{{1,4}})?(?:,? |(?<=/\d\d)\s)(?:(?:North|South|East|West|[NSEW]\.?) )?(?:\d{{1,3}}(?:st|nd|rd|th)|{_CAP})(?: {_CAP}){{0,3}}? (?i:{_ENGLISH})(?![\w'’])\.?"
+         rf"(?: (?:North|South|East|West|[NSEW]{{1,2}})(?!\w))?{_FLAT_EN}?{_TAIL_EN}?"),
         # any number and capitals that a town and a postal code follow
-        rf"(?<![\w.,$€£-])\d{{1,5}}[A-Za-z]? {_CAP}(?: {_CAP}){{0,2}}, {_TOWN},? (?:[A-Z]{{2}} \d{{5}}|[A-Z]{{1,2}}\d[\dA-Z]? ?\d[A-Z]{{2}})(?!\w)",
-        rf"(?<!\w)(?:Unit|Flat|Apartment|Suite|Studio) \d{{1,4}}\w?,? (?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,3}}{_TAIL_EN}",
+        ("",
+         rf"(?<![\w.,$€£-])\d{{1,5}}[A-Za-z]? {_CAP}(?: {_CAP}){{0,2}}, {_TOWN},? (?:[A-Z]{{2}} \d{{5}}|[A-Z]{{1,2}}\d[\dA-Z]? ?\d[A-Z]{{2}})(?!\w)"),
+        ("unit |flat |apartment |suite |studio ",
+         rf"(?<!\w)(?:Unit|Flat|Apartment|Suite|Studio) \d{{1,4}}\w?,? (?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,3}}{_TAIL_EN}"),
         # H.No. 41, Dutta Street; Plot No. 32, Sector 18
-        rf"(?<!\w)(?:H\.? ?No|House No|Plot No|Door No|Flat No|Shop No|Plot)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_CAP}(?: {_CAP}){{0,3}}(?: \d{{1,3}}(?!\d))?",
-        r"(?<!\w)(?:P\.? ?O\.? Box \d{1,6}|(?:PSC|Unit) \d{3,5},? Box \d{3,5}|USNS? \w+|USC?G?[SC] \w+)(?:,? (?:[AFD]PO) A[AEP] \d{5})?",
+        ("h. no|h.no|h no|hno|house no|plot|door no|flat no|shop no",
+         rf"(?<!\w)(?:H\.? ?No|House No|Plot No|Door No|Flat No|Shop No|Plot)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_CAP}(?: {_CAP}){{0,3}}(?: \d{{1,3}}(?!\d))?"),
+        ("box|usn|usc|usg|uss",
+         r"(?<!\w)(?:P\.? ?O\.? Box \d{1,6}|(?:PSC|Unit) \d{3,5},? Box \d{3,5}|USNS? \w+|USC?G?[SC] \w+)(?:,? (?:[AFD]PO) A[AEP] \d{5})?"),
         # Hauptstraße 12a, 80331 München; Am Alten Markt 3
-        rf"(?<!\w)(?:{_CAP}[ -]){{0,3}}?[{_U}]?[^\W\d_]*(?:straße|strasse|str\.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben|Straße|Strasse|Str\.|Weg|Platz|Allee|Ring|Damm|Gasse|Ufer) {_NUMBER}(?!\w|[.,]\d){_TAIL_CODE}?",
-        rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{4,5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?",
+        ("straße|strasse|str.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben",
+         rf"(?<!\w)(?:{_CAP}[ -]){{0,3}}?[{_U}]?[^\W\d_]*(?:straße|strasse|str\.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben|Straße|Strasse|Str\.|Weg|Platz|Allee|Ring|Damm|Gasse|Ufer) {_NUMBER}(?!\w|[.,]\d){_TAIL_CODE}?"),
+        ("am |an de|auf de|im |in der |zum |zur |unter de|hinter der |beim ",
+         rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{4,5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?"),
         # 12 bis, rue de la Paix, 75002 Paris
-        rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier|avenue)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?{_CAP}(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}(?<!\.)(?:(?:,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?:[ -]?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%]))?{_TAIL_CODE}|,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?![\w%]|[.,]\d|\s[€$%]))",
-        rf"(?<![\w.,]){_NUMBER},? (?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}",
+        (_FRENCH,
+         rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier|avenue)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?{_CAP}(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}(?<!\.)(?:(?:,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?:[ -]?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%]))?{_TAIL_CODE}|,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?![\w%]|[.,]\d|\s[€$%]))"),
+        (_FRENCH,
+         rf"(?<![\w.,]){_NUMBER},? (?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}"),
         # Calle de Alcalá 45, 3º B, 28014 Madrid; Rua Augusta, 1500
-        rf"(?<!\w)(?i:calle|c/|blv\.?|blvd\.?|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plaza|pza\.|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
-        rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}(?![º°])){{0,4}}(?:,? (?:[nN][º°o]\.? ?|# ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|izq|dcha|dto|esq)?(?!\w))?{_TAIL_CODE}?",
+        ("",
+         rf"(?<!\w)(?i:calle|c/|blv\.?|blvd\.?|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plaza|pza\.|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
+         rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}(?![º°])){{0,4}}(?:,? (?:[nN][º°o]\.? ?|# ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|izq|dcha|dto|esq)?(?!\w))?{_TAIL_CODE}?"),
         # C. Alicia Pastor 20
-        rf"(?<!\w)(?<!\. )C\. (?:(?:de la|del|de|la) )?{_CAP}(?: (?:(?:de la|de los|del|de|y) )?{_CAP}){{0,4}},? \d{{1,3}}(?!\d|[.,]\d){_UNIT}*{_TAIL_CODE}?",
+        ("c. ",
+         rf"(?<!\w)(?<!\. )C\. (?:(?:de la|del|de|la) )?{_CAP}(?: (?:(?:de la|de los|del|de|y) )?{_CAP}){{0,4}},? \d{{1,3}}(?!\d|[.,]\d){_UNIT}*{_TAIL_CODE}?"),
         # Calle 45 # 12-30 Sur, Cra. 7 No. 71-21
-        rf"(?<!\w)(?i:calle|carrera|cl|cra?|kr|avenida|av|transversal|tv|diagonal|dg)\.?(?: (?i:calle|carrera))? \d{{1,3}}\w?ª?(?: ?(?i:bis|sur|norte|este|oeste))? (?:#|[nN]o\.?|[nN][°º]\.?) ?\d{{1,3}}\w?(?: ?[-–] ?\d{{1,3}})?(?: (?i:sur|norte|este|oeste))?(?!\w)"
-        rf"(?:,? (?:Bodega|Etapa|Torre|[Aa]partamento|Apto\.?|Casa|Oficina|Interior|Bloque|[Pp]iso)[ \w]{{0,24}})?(?:,?\s\d{{6}})?(?:,?\s(?={_CAP},){_TOWN}(?:, {_CAP}(?: {_CAP})?)?)?",
+        ("#|no.|no |nº|n°",
+         rf"(?<!\w)(?i:calle|carrera|cl|cra?|kr|avenida|av|transversal|tv|diagonal|dg)\.?(?: (?i:calle|carrera))? \d{{1,3}}\w?ª?(?: ?(?i:bis|sur|norte|este|oeste))? (?:#|[nN]o\.?|[nN][°º]\.?) ?\d{{1,3}}\w?(?: ?[-–] ?\d{{1,3}})?(?: (?i:sur|norte|este|oeste))?(?!\w)"
+         rf"(?:,? (?:Bodega|Etapa|Torre|[Aa]partamento|Apto\.?|Casa|Oficina|Interior|Bloque|[Pp]iso)[ \w]{{0,24}})?(?:,?\s\d{{6}})?(?:,?\s(?={_CAP},){_TOWN}(?:, {_CAP}(?: {_CAP})?)?)?"),
     )
 )  # fmt: skip
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")
@@ -68,7 +82,9 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
     """Street addresses: all of them need a number."""
     if not (clues.digits and clues.capitals):
         return
-    for pattern in _PATTERNS:
+    for needs, pattern in _PATTERNS:
+        if needs and not any(need in clues.lower for need in needs):
+            continue
         for match in pattern.finditer(clues.text):
             if not any(character.isdigit() for character in match[0]):
                 continue

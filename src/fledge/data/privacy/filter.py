@@ -118,9 +118,14 @@ class PrivacyFilter:
         context = multiprocessing.get_context("spawn")  # forking a process that runs threads can hang
         with context.Pool(self.options.processes, _start_worker, (self.options,)) as pool:
             waiting = iter(conversations)
-            # A bounded number of chunks is under way, so that memory stays flat however long the input is.
-            while block := list(islice(waiting, _CHUNK * 4 * self.options.processes)):
-                yield from pool.imap(_treat_in_worker, block, chunksize=_CHUNK)
+            under_way: Iterator[Treated] = iter(())
+            # Two blocks are under way, so that no process waits at a block's end, yet memory stays flat however long
+            # the input is.
+            while block := list(islice(waiting, _CHUNK * 2 * self.options.processes)):
+                after = pool.imap(_treat_in_worker, block, chunksize=_CHUNK)
+                yield from under_way
+                under_way = after
+            yield from under_way
 
     def _scan_long(self, text: str) -> list[Finding]:
         if len(text) <= _LONGEST:

@@ -141,12 +141,8 @@ class _People:
         title = TITLE.search(before)
         cue = titled or title is not None
         noble = title is not None and title["particle"] is not None  # "Sra. de la Fuente"
-        greeted = GREETING.search(before) is not None
-        field = FIELD.search(before) is not None
-        introduced = INTRODUCTION.search(before) is not None
-        role = ROLE.search(before) is not None
         if first.initial:
-            return self._initials(at, cue or field)
+            return self._initials(at, cue or FIELD.search(before) is not None)
         saint = at > 0 and self._run[at - 1].word in SAINTS
         if (
             (self._no_name(first.word) and not (noble or (cue and self._could_follow_title(first))))
@@ -155,7 +151,16 @@ class _People:
             or (first.word in SAINTS and at + 1 < len(self._run))
         ):
             return 0, 0.0
-        cued = cue or field or introduced or greeted or role
+        # Words that are no name are most of the words: what is looked for before a name comes after them.
+        greeted = GREETING.search(before) is not None
+        introduced = INTRODUCTION.search(before) is not None
+        cued = (
+            cue
+            or introduced
+            or greeted
+            or FIELD.search(before) is not None
+            or ROLE.search(before) is not None
+        )
         size = self._size(at, cued)
         named = [token.word for token in self._run[at : at + size] if not token.initial]
         if self._goes_on_as_something_else(at + size) and not cue:

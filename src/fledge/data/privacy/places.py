@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.ambiguous import COMMON_PLACES
@@ -164,6 +165,24 @@ def _towns(clues: Clues) -> Iterator[Finding]:
         at += size or 1
 
 
+class _Before:
+    """What the words before a capitalised one say; looked at only for words that may be a place, which few are."""
+
+    def __init__(self, text: str, paired: bool) -> None:
+        self.text, self._paired = text, paired
+
+    @cached_property
+    def personal(self) -> bool:
+        """Somebody lives, works or goes there, or a field is filled in."""
+        text = self.text
+        return self._paired or _PERSONAL.search(text) is not None or _FIELD.search(text) is not None
+
+    @cached_property
+    def locative(self) -> bool:
+        """That, or a preposition of place."""
+        return self.personal or _LOCATIVE.search(self.text) is not None
+
+
 def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) -> tuple[int, float]:
     """How many words from `at` on are a place (0: none), and how sure that is."""
     lists = lexicon()
@@ -171,18 +190,16 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
     if is_fictional_word(first) or (abbreviation and first not in lists.regions):
         return 0, 0.0
-    before = clues.lower[max(0, words[at].start() - 60) : words[at].start()]
-    personal = paired or _PERSONAL.search(before) is not None or _FIELD.search(before) is not None
-    locative = personal or _LOCATIVE.search(before) is not None
+    before = _Before(clues.lower[max(0, words[at].start() - 60) : words[at].start()], paired)
     longest = _run_length(clues.text, words, at)
-    if longest > 1 and first in COMMON_PLACES and not personal:
+    if longest > 1 and first in COMMON_PLACES and not before.personal:
         pair = clues.lower[words[at].start() : words[at + 1].end()]
         apart = words[at + 1].start() - words[at].end() > 1
         if not lists.is_city(pair) and (apart or lists.is_word(words[at + 1][0].lower())):
             return 0, 0.0  # Feira da Ladra, Best Buy
     for size in range(min(longest, 4), 0, -1):
         name = clues.lower[words[at].start() : words[at + size - 1].end()]
-        if name in lists.regions and personal:
+        if name in lists.regions and before.personal:
             return size, 0.65
         if not lists.is_city(name):
             continue
@@ -190,19 +207,23 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
             size = longest
         if size == longest or size > 1 or not _name_goes_on(words[at + size][0].lower()):
             if lists.is_known_city(name):
-                return size, 0.55 if lists.is_any_name(name) and not locative else 0.7
+                return size, 0.55 if lists.is_any_name(name) and not before.locative else 0.7
             end = words[at + size - 1].end()
             if (
-                personal
+                before.personal
                 or _region_after(clues, end)
-                or (locative and not _WEAK.search(before) and first not in NOT_NAMES)
+                or (before.locative and not _WEAK.search(before.text) and first not in NOT_NAMES)
             ):
                 return size, 0.65
     if first in NOT_NAMES or first in HONORIFICS:
         return 0, 0.0
-    if personal and longest > 1 and first in ("de", "le", "la", "les", "da", "do", "dos"):
+    if longest > 1 and first in ("de", "le", "la", "les", "da", "do", "dos") and before.personal:
         return longest, 0.65
-    if first in _PREFIX and longest > 1 and (locative or _region_after(clues, words[at + longest - 1].end())):
+    if (
+        first in _PREFIX
+        and longest > 1
+        and (before.locative or _region_after(clues, words[at + longest - 1].end()))
+    ):
         return longest, 0.65
     end = words[at + longest - 1].end()
     if _region_after(clues, end) and not lists.is_word(first):
@@ -210,7 +231,7 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     name = clues.lower[words[at].start() : end]
     if name in lists.regions or lists.is_word(first):
         return 0, 0.0
-    if personal and longest <= 4 and not lists.is_given(first):
+    if longest <= 4 and not lists.is_given(first) and before.personal:
         return longest, 0.65
     if (
         longest == 1
@@ -220,11 +241,11 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     ):
         return 1, 0.55
     if (
-        locative
-        and longest == 1
+        longest == 1
         and _ENDING.fullmatch(first)
         and first not in lists.common
         and not lists.is_given(first)
+        and before.locative
     ):
         return 1, 0.6
     return 0, 0.0
