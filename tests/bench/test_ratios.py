@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,6 +57,19 @@ def test_an_unknown_part_is_named_before_anything_runs(target: Target, head: Hea
     with pytest.raises(DataError, match=r"there is no part 'tfft'; choose from levels, ttft"):
         measured(target, head, "levels", "tfft")
     assert next(iter(PARTS)) == "levels"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"repeats": 0}, "repeats is 0"),
+        ({"levels": (1, 0)}, "concurrency is 0"),
+        ({"levels": ()}, "no level"),
+    ],
+)
+def test_sizes_that_measure_nothing_are_refused(sizes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Sizes(**sizes)
 
 
 def test_a_saved_result_becomes_the_table_of_a_page(target: Target, head: Head, tmp_path: Path) -> None:

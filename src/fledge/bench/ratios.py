@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from statistics import median
 
 from pydantic import BaseModel
@@ -94,6 +94,14 @@ class Sizes:
     contexts: tuple[int, ...] = (256, 4096)
     rows: tuple[int, ...] = (2, 4, 8, 16, 32)
 
+    def __post_init__(self) -> None:
+        numbers = {"repeats": self.repeats, "max_tokens": self.tokens, "prompts": self.prompts}
+        for name, value in [*numbers.items(), *(("concurrency", level) for level in self.levels)]:
+            if value < 1:
+                raise DataError(f"{name} is {value}; give at least 1")
+        if not self.levels:
+            raise DataError("there is no level to measure; give --concurrency at least one number")
+
 
 class Bench:
     """The target, its head, and the prompts all parts use."""
@@ -125,7 +133,7 @@ class Bench:
         engines = self.engines(PLAIN, HEAD, BAD, max_batch=max(self.sizes.levels))
         rows: dict[tuple[int, str], list[LevelRow]] = {}
         for turn in interleaved(self.sizes.levels, list(engines), self.sizes.repeats + 1):
-            requests = list(islice(chain.from_iterable([self.prompts] * 99), max(4, 2 * turn.level)))
+            requests = self._requests(max(4, 2 * turn.level))
             row = run_level(engines[turn.name], turn.name, requests, turn.level, self.sizes.tokens)
             if turn.repeat:  # the first teaches the planner what this batch size costs
                 rows.setdefault((turn.level, turn.name), []).append(row)
@@ -139,10 +147,10 @@ class Bench:
 
     def ttft(self) -> Iterator[Ratio]:
         """Time to the first token of long prompts, one and eight requests at once."""
-        words = list(chain.from_iterable(self.prompts))
         size = self.sizes.long_prompt
-        stream = words * (2 + size // len(words))
-        longs = [stream[37 * n : 37 * n + size] for n in range(min(16, len(words) // 37))]
+        longs = [
+            list(islice(cycle(chain.from_iterable(self.prompts)), 37 * n, 37 * n + size)) for n in range(8)
+        ]
         engines = self.engines(PLAIN, HEAD, max_batch=8, longest=size)
         for level in (1, 8):
             found: dict[str, list[float]] = {PLAIN: [], HEAD: []}
@@ -209,7 +217,7 @@ class Bench:
             )
             for name, on in (("off", False), ("on", True))
         }
-        requests = list(islice(chain.from_iterable([self.prompts] * 2), 16))
+        requests = self._requests(16)
         for engine in engines.values():
             run_level(engine, "warm", requests[:8], 8, 16)
         speeds: dict[str, list[float]] = {name: [] for name in engines}
@@ -225,6 +233,9 @@ class Bench:
         yield _paired("throughput, 8 at once: overlap on over off", speeds["off"], speeds["on"], "tokens/s")
         what = "host time exposed, share of the rounds, 8 at once: overlap off, on"
         yield Ratio(what=what, base=median(shares["off"]), other=median(shares["on"]), unit="%")
+
+    def _requests(self, count: int) -> list[list[int]]:
+        return [self.prompts[n % len(self.prompts)] for n in range(count)]
 
     def _answer(
         self, engine: Engine, prompt: list[int], *, temperature: float = 0.0, seed: int | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from typing import Literal
+from typing import Literal, TypeVar
 
 from faker import Faker
 
@@ -20,6 +20,8 @@ from fledge.bench.privacy.second_values import SECOND_VALUES, SecondValues
 from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
 from fledge.bench.privacy.values import VALUES, Values
 from fledge.data.privacy.entities import Finding
+
+_Source = TypeVar("_Source")  # draws the values of one text
 
 Half = Literal["develop", "report", "all"]
 Names = Literal["listed", "unlisted"]
@@ -77,27 +79,35 @@ def make_corpus(
 def make_second_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterator[Labelled]:
     """Labelled texts of the second corpus: one line each without neutral sentences around it, the languages in turn."""
     rng = random.Random(seed)
-    lines = {language: _lines("second", language, half) for language in LOCALES}
-    for number in range(records):
-        language = list(LOCALES)[number % len(LOCALES)]
-        some = lines[language]
-        template = some[number // len(LOCALES) % len(some)]
-        values = SecondValues(rng, language)
-        drawn = {name: (entity, partial(draw, values)) for name, (entity, draw) in SECOND_VALUES.items()}
-        yield _fill([template], language, template, drawn, rng)
+    return _single_lines(
+        "second", records, half, rng, lambda language: SecondValues(rng, language), SECOND_VALUES
+    )
 
 
 def make_third_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterator[Labelled]:
     """Labelled texts of the third corpus: as the second, with Faker's values of more countries."""
-    rng = random.Random(seed)
-    fakers = ThirdValues.make_fakers(seed)
-    lines = {language: _lines("third", language, half) for language in LOCALES}
+    rng, fakers = random.Random(seed), ThirdValues.make_fakers(seed)
+    return _single_lines(
+        "third", records, half, rng, lambda language: ThirdValues(rng, language, fakers), THIRD_VALUES
+    )
+
+
+def _single_lines(
+    folder: str,
+    records: int,
+    half: Half,
+    rng: random.Random,
+    values_of: Callable[[str], _Source],
+    slots: Mapping[str, tuple[str | None, Callable[[_Source], str]]],
+) -> Iterator[Labelled]:
+    """One template each, the languages in turn; `values_of` a language draws what fills the slots."""
+    lines = {language: _lines(folder, language, half) for language in LOCALES}
     for number in range(records):
         language = list(LOCALES)[number % len(LOCALES)]
         some = lines[language]
         template = some[number // len(LOCALES) % len(some)]
-        values = ThirdValues(rng, language, fakers)
-        drawn = {name: (entity, partial(draw, values)) for name, (entity, draw) in THIRD_VALUES.items()}
+        values = values_of(language)
+        drawn = {name: (entity, partial(draw, values)) for name, (entity, draw) in slots.items()}
         yield _fill([template], language, template, drawn, rng)
 
 
