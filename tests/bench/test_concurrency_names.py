@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fledge.bench.concurrency import read_shape_name, shape_name
+from fledge.bench.shapes import read_shape_name, shape_name
 from fledge.engine import PLAIN, TreeShape
 
 

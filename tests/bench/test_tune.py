@@ -66,10 +66,13 @@ def test_every_shape_is_measured_at_every_concurrency(target: Target, head: Head
 def test_the_planner_begins_with_what_was_tuned(target: Target, head: Head) -> None:
     engine = Engine(target, head, max_batch=2, lookup=0, tuned={1: TreeShape(2, 2, 4), 2: PLAIN})
     engine.generate(["Hello"], max_tokens=4, ignore_eos=True)
-    assert all(used.shape != PLAIN for used in engine.stats().shapes)
+    assert (
+        engine.stats().phases.draft > 0
+    )  # whatever is left of the tree, once it is known what the nodes are worth
     plain = Engine(target, head, max_batch=2, lookup=0, tuned={2: PLAIN})
     plain.generate(["Hello"], max_tokens=4, ignore_eos=True)
     assert [used.shape for used in plain.stats().shapes] == [PLAIN]
+    assert plain.stats().phases.draft == 0
 
 
 def test_what_was_tuned_has_to_fit(target: Target, head: Head, tmp_path: Path) -> None:

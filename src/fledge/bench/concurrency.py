@@ -5,17 +5,14 @@ Closed loop: whenever a request ends the next one is sent, until all are answere
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from statistics import mean, median, quantiles
 
 from fledge.bench.measure import Progress
 from fledge.bench.results import LevelRow
-from fledge.engine import PLAIN, Completion, Engine, SamplingParams, TreeShape
-
-PLAIN_NAME = "plain decode"
-_SHAPE = re.compile(r"depth (\d+), top (\d+), (\d+) nodes(?:, lookup (\d+))?")
+from fledge.bench.shapes import rounds_since, shape_rounds
+from fledge.engine import Completion, Engine, SamplingParams
 
 
 def sweep(
@@ -61,28 +58,8 @@ def run_level(
                 answers.append(result.completion)
                 in_flight -= 1
     seconds = time.perf_counter() - begin
-    used = {shape: rounds - before.get(shape, 0) for shape, rounds in shape_rounds(engine).items()}
     row = level_row(name, concurrency, answers, seconds)
-    return row.model_copy(update={"shapes": {shape: rounds for shape, rounds in used.items() if rounds}})
-
-
-def shape_rounds(engine: Engine) -> dict[str, int]:
-    """Rounds of each tree shape so far."""
-    return {shape_name(record.shape): record.rounds for record in engine.stats().shapes}
-
-
-def shape_name(shape: TreeShape) -> str:
-    """`depth 4, top 4, 16 nodes, lookup 7`, as it is shown; plain decode has its own name."""
-    if shape.nodes == 1:
-        return PLAIN_NAME
-    lookup = f", lookup {shape.lookup}" if shape.lookup else ""
-    return f"depth {shape.depth}, top {shape.topk}, {shape.nodes} nodes{lookup}"
-
-
-def read_shape_name(name: str) -> TreeShape:
-    """The shape that `shape_name` wrote; plain decode is what isn't a tree."""
-    match = _SHAPE.fullmatch(name)
-    return TreeShape(*(int(number or 0) for number in match.groups())) if match else PLAIN
+    return row.model_copy(update={"shapes": rounds_since(before, engine)})
 
 
 def level_row(name: str, concurrency: int, answers: Sequence[Completion], seconds: float) -> LevelRow:

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from fledge.bench.identity import Identity, compare
 from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
+from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import relative_noise
 from fledge.bench.workloads import Prompt, Workload
-from fledge.engine import Completion, Engine
+from fledge.engine import Completion, Engine, PhaseSeconds
 from fledge.target import Target
 
 Progress = Callable[[float, float, str], None]
@@ -71,11 +72,11 @@ def measure_answers(
             if len(ids) + limits.max_tokens > target.config.max_position_embeddings:
                 found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
                 continue
-            runs = _alternate(engines, ids, limits, swap=index % 2 == 1)
+            runs, shapes = _alternate(engines, ids, limits, swap=index % 2 == 1)
             for head in engines:
                 if head == PLAIN:
                     continue
-                row = answer_row(target, workload.name, prompt, head, runs[PLAIN], runs[head])
+                row = answer_row(target, workload.name, prompt, head, runs[PLAIN], runs[head], shapes[head])
                 found.rows.append(row)
                 if workload is workloads[0] and prompt.question_id in wanted:
                     found.samples.append(_sample(target, prompt, row, runs[head][0]))
@@ -91,8 +92,12 @@ def answer_row(
     head: str,
     plain: Sequence[Completion],
     speculative: Sequence[Completion],
+    shapes: Mapping[str, int] | None = None,
 ) -> AnswerRow:
-    """One prompt's row from the repeats of both; the worst of the repeats decides whether the output is the same."""
+    """One prompt's row from the repeats of both; the worst of the repeats decides whether the output is the same.
+
+    `shapes`: the rounds of each tree shape in the first repeat.
+    """
     identity = max(
         (compare(target, one, other) for one, other in zip(plain, speculative, strict=True)),
         key=lambda found: _WORST.index(found.outcome),
@@ -118,7 +123,9 @@ def answer_row(
         round_tokens=round(stats.tau * stats.rounds),
         drafted_rounds=stats.drafted_rounds,
         accepted_by_depth=stats.accepted_by_depth,
-        phases_ms={name: seconds * 1e3 for name, seconds in asdict(stats.phases).items()},
+        phases_ms=_milliseconds(stats.phases),
+        phases_plain_ms=_milliseconds(plain[0].stats.phases),
+        shapes=dict(shapes or {}),
         outcome=identity.outcome,
         differs_at=identity.position,
         gap=identity.gap,
@@ -126,6 +133,10 @@ def answer_row(
         rejected=reason_to_reject(speedup, stats.tau, identity),
         noise=_noise(plain, speculative),
     )
+
+
+def _milliseconds(phases: PhaseSeconds) -> dict[str, float]:
+    return {name: seconds * 1e3 for name, seconds in asdict(phases).items()}
 
 
 def _noise(*runs: Sequence[Completion]) -> float | None:
@@ -159,14 +170,20 @@ def token_pieces(target: Target, token_ids: Sequence[int], origins: Sequence[int
 
 def _alternate(
     engines: Mapping[str, Engine], ids: list[int], limits: Limits, *, swap: bool
-) -> dict[str, list[Completion]]:
-    """Each engine's answers to one prompt; every second pass goes through the engines in reverse."""
+) -> tuple[dict[str, list[Completion]], dict[str, dict[str, int]]]:
+    """Each engine's answers to one prompt, and its rounds by tree shape in the first of them.
+
+    Every second pass goes through the engines in reverse.
+    """
     runs: dict[str, list[Completion]] = {name: [] for name in engines}
+    shapes: dict[str, dict[str, int]] = {}
     for repeat in range(limits.repeats):
         names = list(engines)
         for name in reversed(names) if swap != (repeat % 2 == 1) else names:
+            before = shape_rounds(engines[name])
             runs[name] += engines[name].generate([ids], max_tokens=limits.max_tokens, temperature=0.0)
-    return runs
+            shapes.setdefault(name, rounds_since(before, engines[name]))
+    return runs, shapes
 
 
 def _warm_up(

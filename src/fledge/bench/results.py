@@ -46,6 +46,8 @@ class AnswerRow(BaseModel):
     drafted_rounds: int  # rounds in which a tree was proposed
     accepted_by_depth: list[int]  # [d - 1]: rounds whose accepted path reached depth d
     phases_ms: dict[str, float] = {}  # prefill, draft, verify, accept, extend, host: one answer's time
+    phases_plain_ms: dict[str, float] = {}  # the same of plain decode
+    shapes: dict[str, int] = {}  # rounds of each tree shape, of the answer that `rounds` counts
     outcome: Outcome
     differs_at: int | None = None  # first position of the answer where the two leave each other
     gap: float | None = None  # how far below the top logit the lower of the two tokens lies there
@@ -67,6 +69,7 @@ class LevelRow(BaseModel):
     p95_tpot_ms: float
     median_ttft_ms: float
     tau: float
+    phases_plain_ms: dict[str, float] = {}  # the same of plain decode
     shapes: dict[str, int] = {}  # rounds of each tree shape
 
 
@@ -84,6 +87,18 @@ class Costs(BaseModel):
     extend: float | None = None  # ratio of one draft-extend of `extend_rows` rows
     extend_ms: float | None = None
     extend_rows: int | None = None
+
+    def at_pace(self, plain_step_ms: float) -> Costs:
+        """The same ratios where a plain step takes this long."""
+        scale = plain_step_ms / self.plain_step_ms
+        return self.model_copy(
+            update={
+                "plain_step_ms": plain_step_ms,
+                "verify_ms": {rows: ms * scale for rows, ms in self.verify_ms.items()},
+                "draft_step_ms": None if self.draft_step_ms is None else self.draft_step_ms * scale,
+                "extend_ms": None if self.extend_ms is None else self.extend_ms * scale,
+            }
+        )
 
 
 class Piece(BaseModel):

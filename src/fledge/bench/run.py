@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from fledge.bench.concurrency import shape_rounds, sweep
+from fledge.bench.concurrency import sweep
 from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
 from fledge.bench.measure import Limits, Measured, Progress, measure_answers
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
 from fledge.bench.sets import find_workload
+from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.draft import DraftWeights, Head, head_runner
 from fledge.engine import Engine, TreeShape

@@ -1,27 +1,31 @@
-"""The simulator against what was measured on this machine.
+"""The simulator against what was measured on this machine, answer by answer.
 
-    by forwards   tau over the mean round, from single forwards that the same benchmark timed: does the round's equation
-                  add up to the speed-up of whole answers? It leaves out the host and other contexts.
-    by shape      the same from config.json and three numbers of the machine, the bytes per second of a plain step, the
-                  FLOP/s of the largest verify and a draft step's fixed cost: is the roofline good enough to plan with?
+    by forwards   an answer's tokens over its rounds, each of them the single forwards that the same benchmark timed and
+                  what the host adds: does the round's equation add up to the speed-up of whole answers?
+    by shape      the same from config.json and a few numbers of the machine: the bytes per second of a plain step, the
+                  FLOP/s of the largest verify, a draft step's fixed cost, and what the host adds to a step and a round.
+                  Is the roofline good enough to plan with?
 
-Tau and the trees used come from the benchmark in both; tau is the median over prompts, as the measured speed-up is.
+The tokens and the trees of each answer's rounds come from the benchmark, and so does the host's time: what its clock
+counted besides forwards. The prediction is the median over the answers, as the measured speed-up is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
-from fledge.bench.concurrency import read_shape_name
-from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds
+from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds, seconds_left
 from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import number, percent, times
-from fledge.bench.results import BenchResult, Costs
+from fledge.bench.results import AnswerRow, BenchResult, Costs
+from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import workload_summary
+from fledge.engine import PLAIN, TreeShape
 from fledge.errors import DataError
 
 CHECK_COLUMNS = ("head", "tau", "measured", "by forwards", "error", "by shape", "error")
@@ -44,54 +48,66 @@ def check_rows(bench: BenchResult, model: ModelShape, draft_vocab: int) -> list[
 
 
 def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_vocab: int) -> float:
-    """tau times a plain step over the mean round, all by the roofline."""
-    tau, costs, shapes = _known(bench, head)
+    """By the roofline."""
+    costs, host, rows = _known(bench, head)
     small = HeadShape.of(model, draft_vocab)
-    device = calibrated(costs, model, small)
-    spent = sum(
-        rounds * round_seconds(model, small, device, 1, read_shape_name(name), costs.context)
-        for name, rounds in shapes.items()
+    device = calibrated(costs, model, small, host)
+    return _median_speedup(rows, lambda tree: round_seconds(model, small, device, 1, tree, costs.context))
+
+
+def predict_from_costs(bench: BenchResult, head: str) -> float:
+    """From the forwards as they were timed."""
+    costs, host, rows = _known(bench, head)
+    return _median_speedup(rows, lambda tree: round_ms(costs, tree, host))
+
+
+class HostTimes(NamedTuple):
+    """Milliseconds that no forward fills."""
+
+    step: float  # of plain decode
+    round: float
+
+
+def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
+    """What the engine's clock counted, per step of plain decode and per round, besides forwards."""
+    steps = sum(max(row.tokens - 1, 1) for row in rows)
+    plain = sum(row.phases_plain_ms.get("host", 0.0) for row in rows) / steps
+    spent = {name: sum(row.phases_ms.get(name, 0.0) for row in rows) for name in ("host", "accept", "draft")}
+    drafts = sum(
+        count * max(read_shape_name(name).depth - 1, 0) for row in rows for name, count in row.shapes.items()
     )
-    plain = forward_seconds(model, device, 1, 1, costs.context)
-    return tau * plain * sum(shapes.values()) / spent
+    growing = max(spent["draft"] - drafts * (costs.draft_step_ms or 0.0), 0.0)
+    return HostTimes(plain, (spent["host"] + spent["accept"] + growing) / sum(row.rounds for row in rows))
 
 
-def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
-    """What this machine reaches in bf16: reading in a plain step, computing in the largest verify, and what a draft
-    step takes beyond reading its weights."""
+def calibrated(costs: Costs, model: ModelShape, head: HeadShape, host: HostTimes) -> Device:
+    """What this machine reaches in bf16: reading in a plain step, computing in the largest verify, what a draft step
+    takes beyond reading its weights, and the host."""
     rows, largest_ms = max(costs.verify_ms.items())
     ideal = Device(bandwidth=1.0, flops=1.0, weight_bytes=2.0, overhead=0.0)
     read = forward_seconds(model, replace(ideal, flops=math.inf), 1, 1, costs.context)
     compute = forward_seconds(model, replace(ideal, bandwidth=math.inf), 1, rows, costs.context)
-    reached = replace(ideal, bandwidth=read / (costs.plain_step_ms / 1e3), flops=compute / (largest_ms / 1e3))
+    step, largest = costs.plain_step_ms / 1e3, largest_ms / 1e3
+    reached = replace(
+        ideal,
+        bandwidth=read / step,
+        flops=compute / (seconds_left(largest, step) or largest),
+        host=host.step / 1e3,
+        host_round=host.round / 1e3,
+    )
     draft = head_seconds(head, reached, costs.draft_rows or 1, features=False)
     return replace(reached, head_overhead=max(0.0, (costs.draft_step_ms or 0.0) / 1e3 - draft))
 
 
-def predict_from_costs(bench: BenchResult, head: str) -> float:
-    """tau over the mean round, in plain steps."""
-    tau, costs, shapes = _known(bench, head)
-    spent = sum(rounds * round_cost(costs, shape) for shape, rounds in shapes.items())
-    return tau * sum(shapes.values()) / spent
-
-
-def _known(bench: BenchResult, head: str) -> tuple[float, Costs, Mapping[str, int]]:
-    costs, shapes = bench.costs, bench.shapes.get(head, {})
-    taus = [row.tau for row in bench.rows(head) if row.speedup is not None and row.rejected is None]
-    if costs is None or costs.draft_step is None or not costs.verify_ms or not taus or not shapes:
-        raise DataError(
-            "this run holds no costs or tree shapes to predict from; run `fledge bench` with bench.cost_repeats above 0"
-        )
-    return median(taus), costs, shapes
-
-
-def round_cost(costs: Costs, shape: str) -> float:
-    """A round of one request in plain steps; draft steps and extend as they were measured."""
-    tree = read_shape_name(shape)
-    if not tree.depth:
-        return 1.0  # plain decode
-    draft, extend = costs.draft_step or 0.0, costs.extend or 0.0
-    return (tree.depth - 1) * draft + verify_cost(costs, tree.nodes) + extend
+def round_ms(costs: Costs, tree: TreeShape, host: HostTimes) -> float:
+    """A round of one request, from single forwards."""
+    verify = verify_cost(costs, tree.nodes) * costs.plain_step_ms
+    if tree == PLAIN:
+        return verify + host.step
+    if not tree.depth:  # nothing but copies
+        return verify + host.round
+    draft, extend = costs.draft_step_ms or 0.0, costs.extend_ms or 0.0
+    return (tree.depth - 1) * draft + verify + extend + host.round
 
 
 def verify_cost(costs: Costs, rows: int) -> float:
@@ -101,3 +117,29 @@ def verify_cost(costs: Costs, rows: int) -> float:
         if rows <= high:
             return before + (after - before) * (rows - low) / (high - low)
     return points[-1][1] * rows / points[-1][0]
+
+
+def _median_speedup(rows: Sequence[AnswerRow], cost: Callable[[TreeShape], float]) -> float:
+    """Of answers whose rounds cost `cost`."""
+    plain = cost(PLAIN)
+    return median(
+        plain
+        * row.round_tokens
+        / sum(count * cost(read_shape_name(name)) for name, count in row.shapes.items())
+        for row in rows
+    )
+
+
+def _known(bench: BenchResult, head: str) -> tuple[Costs, HostTimes, list[AnswerRow]]:
+    """The costs as they were while the answers were measured: a machine's pace drifts by more than they differ."""
+    costs = bench.costs
+    rows = [
+        row for row in bench.rows(head) if row.speedup is not None and row.rejected is None and row.shapes
+    ]
+    if costs is None or costs.draft_step is None or not costs.verify_ms or not rows:
+        raise DataError(
+            "this run holds no costs or tree shapes to predict from; run `fledge bench` with bench.cost_repeats above 0"
+        )
+    host = host_times(costs, rows)
+    step = median(row.tpot_plain_ms for row in rows) - host.step
+    return costs.at_pace(step), host, rows

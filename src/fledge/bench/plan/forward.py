@@ -1,11 +1,11 @@
-"""Seconds of a forward: the slower of reading and computing (the roofline), and what launches cost besides.
+"""Seconds of a forward: reading and computing at once (a roofline with a round knee), and what launches cost besides.
 
-seconds  ^                     ___/  computing: rows * 2 * weights / FLOP/s
-         |          __________/
-         |---------/                 reading: weights / bandwidth (+ each request's KV)
+seconds  ^                      __/  computing: rows * 2 * weights / FLOP/s
+         |            _______---
+         |-----'''                     reading: weights / bandwidth (+ each request's KV)
          +------------------------> rows
 
-round = (depth - 1) draft steps + one verify + one draft-extend, as the engine's own cost model has it
+round = (depth - 1) draft steps + one verify + one draft-extend + what the host adds
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge.bench.plan.shape import HeadShape, ModelShape
-from fledge.engine import TreeShape
+from fledge.engine import PLAIN, TreeShape
 
 _KV_BYTES = 2  # bf16
+# Reading and computing overlap, but not wholly: near the knee a forward takes longer than either. This p-norm fits
+# verifies of 2 to 64 rows on two generations of CPUs; the textbook's roofline has an infinite p.
+_KNEE = 3.0
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,14 @@ class Device:
     flops: float  # per second
     weight_bytes: float  # per weight
     overhead: float  # seconds per layer of a forward: launches, and between devices the exchange of results
-    head_overhead: float = (
-        0.0  # seconds of a head's forward besides its layer: the top tokens, a batch of its own
-    )
+    head_overhead: float = 0.0  # seconds of a head's forward besides its layer: the top tokens, its batch
+    host: float = 0.0  # seconds that no forward fills, per step of plain decode
+    host_round: float = 0.0  # and per speculative round
 
     def at_best(self, read_bytes: float, flops: float) -> float:
-        """Seconds, whichever is slower."""
-        return max(read_bytes / self.bandwidth, flops / self.flops)
+        """Seconds of reading and computing at once."""
+        reading, computing = read_bytes / self.bandwidth, flops / self.flops
+        return (reading**_KNEE + computing**_KNEE) ** (1 / _KNEE)
 
 
 def forward_seconds(model: ModelShape, device: Device, requests: int, rows_each: int, context: int) -> float:
@@ -55,10 +59,18 @@ def round_seconds(
 ) -> float:
     """Draft, verify and extend; plain decode is a shape of depth 0."""
     verify = forward_seconds(model, device, requests, shape.nodes, context)
-    if not shape.depth:
-        return verify
+    if shape == PLAIN:
+        return verify + device.host
+    if not shape.depth:  # nothing but copies
+        return verify + device.host_round
     steps = (shape.depth - 1) * head_seconds(head, device, requests * shape.topk, features=False)
-    return steps + verify + head_seconds(head, device, requests * (shape.depth + 1), features=True)
+    extend = head_seconds(head, device, requests * (shape.depth + 1), features=True)
+    return steps + verify + extend + device.host_round
+
+
+def seconds_left(whole: float, other: float) -> float:
+    """What one of reading and computing takes, where both at once take `whole` seconds and the other `other`."""
+    return max(whole**_KNEE - other**_KNEE, 0.0) ** (1 / _KNEE)
 
 
 def tree_tau(acceptance: Sequence[float], depth: int) -> float:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fledge.bench.concurrency import read_shape_name
 from fledge.bench.report.formats import percent, times
 from fledge.bench.report.speed import Bar, Naming
 from fledge.bench.report.timeline import mean_round
 from fledge.bench.results import BenchResult
+from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import acceptance_by_depth
 
 _BETTER = 0.1  # points of acceptance at every depth
