@@ -123,6 +123,7 @@ NUMBERS: Numbers = {
     "sortcode": (e.BANK_ROUTING, one_of("60-##-##", "11-0#-##", "77_##_##", "23####")),
     "transit": (e.BANK_ROUTING, one_of("#####-815", "#####-006", "0815#####")),
     "blz": (e.BANK_ROUTING, one_of("#0#_#00_##", "#######0", "370_#0#_##")),
+    "agencia": (e.BANK_ROUTING, one_of("####", "####-#", "0###")),
     "rib": (e.BANK_ACCOUNT, one_of("30004_0####_###########_##", "1#706_#####_###########_##", "20041#################")),
     "dlgb": (e.DRIVER_LICENSE, _licence_gb),
     "mrn": (e.MEDICAL_ID, one_of("#######", r"MR\N_######", r"MR\N#######", "##-##-##", "E#########", "0###-####")),

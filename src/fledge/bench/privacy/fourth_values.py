@@ -68,7 +68,11 @@ def _address(v: FourthValues) -> str:
     line, town, gap = _street(v), v.listed("towns"), v.rng.choice((", ", ", ", "\n"))
     if v.language == "en":
         british = v.rng.random() < 0.4
-        end = shape(v.rng, "??#_#??") if british else f"{v.rng.choice(('OH', 'NM', 'WA', 'TX', 'NY'))} {_zip(v)}"
+        end = (
+            shape(v.rng, "??#_#??")
+            if british
+            else f"{v.rng.choice(('OH', 'NM', 'WA', 'TX', 'NY'))} {_zip(v)}"
+        )
         return f"{line}{gap}{town}{' ' if british else ', '}{end}"
     return f"{line}{gap}{_zip(v)} {town}"
 
@@ -87,7 +91,12 @@ def _street(v: FourthValues) -> str:
 
 
 def _zip(v: FourthValues) -> str:
-    forms = {"en": "9#### 4#### 0####", "de": "2#### 7#### 0####", "fr": "2#### 56### 31###", "es": "28### 08### 41###"}
+    forms = {
+        "en": "9#### 4#### 0####",
+        "de": "2#### 7#### 0####",
+        "fr": "2#### 56### 31###",
+        "es": "28### 08### 41###",
+    }
     return v.form({**forms, "pt": "4###-### #####-### 1###-###"})
 
 
@@ -105,13 +114,16 @@ def _email(v: FourthValues) -> str:
     return v.rng.choice((made, made, made, made.title(), made.upper()))
 
 
-def _born(v: FourthValues) -> tuple[int, int, int]:
-    return v.rng.randint(1, 28), v.rng.randint(1, 12), v.rng.randint(1936, 2007)
+_BIRTHS = (1936, 2007)
 
 
-def _dob(v: FourthValues) -> str:
+def _day(v: FourthValues, years: tuple[int, int]) -> tuple[int, int, int]:
+    return v.rng.randint(1, 28), v.rng.randint(1, 12), v.rng.randint(*years)
+
+
+def _dob(v: FourthValues, years: tuple[int, int] = _BIRTHS) -> str:
     """A date as people write it, mostly with the month in words."""
-    day, month, year = _born(v)
+    day, month, year = _day(v, years)
     name = MONTHS[v.language].split()[month - 1]
     short, low = f"{year % 100:02d}", name.lower()
     if v.language == "en":
@@ -119,19 +131,29 @@ def _dob(v: FourthValues) -> str:
         forms = [f"{name} {day}{ending}, {year}", f"{day}{ending} {name} {year}", f"{day} {name[:3]} {year}", f"the {day}{ending} of {name} {year}",
                  f"{name[:3]}. {day}, {year}", f"{low} {day} {year}", f"{day} {name} '{short}"]  # fmt: skip
     elif v.language == "de":
-        forms = [f"{day}. {name} {year}", f"{day}. {name[:3]}. {year}", f"{day}.{name} {year}", f"{day}. {name} {short}"]
+        forms = [
+            f"{day}. {name} {year}",
+            f"{day}. {name[:3]}. {year}",
+            f"{day}.{name} {year}",
+            f"{day}. {name} {short}",
+        ]
     elif v.language == "fr":
         first = "1er" if day == 1 else str(day)
         forms = [f"{first} {name} {year}", f"{first} {name} {short}", f"{day:02d} {name} {year}"]
     else:
-        forms = [f"{day} de {name} de {year}", f"{day} de {name} del {year}", f"{day} {name} {year}", f"{day}-{name[:3]}-{year}"]
+        forms = [
+            f"{day} de {name} de {year}",
+            f"{day} de {name} del {year}",
+            f"{day} {name} {year}",
+            f"{day}-{name[:3]}-{year}",
+        ]
         if v.language == "pt":
             forms[1] = f"{day} de {name.capitalize()} de {year}"
-    return v.rng.choice((*forms, _dob_digits(v)))
+    return v.rng.choice((*forms, _dob_digits(v, years)))
 
 
-def _dob_digits(v: FourthValues) -> str:
-    day, month, year = _born(v)
+def _dob_digits(v: FourthValues, years: tuple[int, int] = _BIRTHS) -> str:
+    day, month, year = _day(v, years)
     short, first, second = f"{year % 100:02d}", *((month, day) if v.language == "en" else (day, month))
     return v.rng.choice(
         (f"{first}/{second}/{short}", f"{first:02d}/{second:02d}/{year}", f"{year}-{month:02d}-{day:02d}", f"{first:02d}-{second:02d}-{year}",
@@ -139,14 +161,14 @@ def _dob_digits(v: FourthValues) -> str:
     )  # fmt: skip
 
 
-def _dob_iso(v: FourthValues) -> str:
-    day, month, year = _born(v)
+def _dob_iso(v: FourthValues, years: tuple[int, int] = _BIRTHS) -> str:
+    day, month, year = _day(v, years)
     return f"{year}-{month:02d}-{day:02d}"
 
 
 def _date(v: FourthValues) -> str:
     """When something that isn't a birth happened."""
-    return v.rng.choice((_dob, _dob_digits, _dob_iso))(v).replace("19", "20")
+    return v.rng.choice((_dob, _dob_digits, _dob_iso))(v, (2019, 2026))
 
 
 def _card(v: FourthValues) -> str:
@@ -156,7 +178,14 @@ def _card(v: FourthValues) -> str:
 
 def _ip(v: FourthValues) -> str:
     ip = v.faker.ipv4_public()
-    return v.rng.choice((ip, ip, f"192.168.{v.rng.randint(0, 254)}.{v.rng.randint(2, 254)}", f"10.{v.rng.randint(0, 99)}.4.{v.rng.randint(2, 254)}"))
+    return v.rng.choice(
+        (
+            ip,
+            ip,
+            f"192.168.{v.rng.randint(0, 254)}.{v.rng.randint(2, 254)}",
+            f"10.{v.rng.randint(0, 99)}.4.{v.rng.randint(2, 254)}",
+        )
+    )
 
 
 def _key(v: FourthValues) -> str:
@@ -172,11 +201,26 @@ def _key(v: FourthValues) -> str:
 
 def _opaque(v: FourthValues) -> str:
     long = base64.b64encode(v.rng.randbytes(32)).decode()
-    return v.rng.choice((long, random_text(v.rng, 32, HEX), random_text(v.rng, 48), random_text(v.rng, 40, WORD + "-_")))
+    return v.rng.choice(
+        (long, random_text(v.rng, 32, HEX), random_text(v.rng, 48), random_text(v.rng, 40, WORD + "-_"))
+    )
 
 
 def _password(v: FourthValues) -> str:
-    word = v.rng.choice(("Sommer", "azerty", "Pumpkin", "Gatito", "saudade", "Blumentopf", "chouchou", "Futebol", "tequila", "Wh1sky"))
+    word = v.rng.choice(
+        (
+            "Sommer",
+            "azerty",
+            "Pumpkin",
+            "Gatito",
+            "saudade",
+            "Blumentopf",
+            "chouchou",
+            "Futebol",
+            "tequila",
+            "Wh1sky",
+        )
+    )
     return v.rng.choice(
         (f"{word}{v.rng.randint(1, 2025)}!", f"{word.swapcase()}_{v.rng.randint(10, 99)}", random_text(v.rng, 14, WORD + "!@#%&*"),
          f"{word}.{random_text(v.rng, 4)}", random_text(v.rng, 10), f"{word}-{v.rng.choice(('tisch', 'lune', 'verde', 'rain'))}-{v.rng.randint(100, 999)}")
@@ -186,7 +230,10 @@ def _password(v: FourthValues) -> str:
 def _url(v: FourthValues) -> str:
     if v.rng.random() < 0.4:
         return s.SECRETS["urlsecret"][1](v.rng)
-    user, word = v.rng.choice(("sa", "etl", "reporting", "ci-bot", "wp_user")), random_text(v.rng, v.rng.randint(8, 18))
+    user, word = (
+        v.rng.choice(("sa", "etl", "reporting", "ci-bot", "wp_user")),
+        random_text(v.rng, v.rng.randint(8, 18)),
+    )
     host = v.rng.choice(("pg01.corp.lan", "172.20.4.11", "db-eu.kontora.app", "mq.fretes.com.br"))
     return v.rng.choice(
         (f"postgres://{user}:{word}@{host}/billing", f"mssql://{user}:{word}@{host}:1433/erp", f"http://{user}:{word}@proxy.{host}:3128",
