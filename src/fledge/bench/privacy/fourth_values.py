@@ -54,9 +54,9 @@ def _particle(v: FourthValues) -> str:
 
 
 def _hyphen(v: FourthValues) -> str:
-    if v.rng.random() < 0.5:
-        return f"{v.listed('given')}-{v.listed('given')} {v.family()}"
-    return f"{v.given()} {v.listed('family')}-{v.listed('family')}"
+    kind = v.rng.choice(("given", "family"))
+    double = "-".join(v.rng.sample(v.lists[f"{v.language} {kind}"], 2))
+    return f"{double} {v.family()}" if kind == "given" else f"{v.given()} {double}"
 
 
 def _name(v: FourthValues) -> str:
@@ -111,7 +111,7 @@ def _email(v: FourthValues) -> str:
          f"{given}.{family}+shop", f"x_{given}_x{v.rng.randint(1, 99)}", f"{family}.family")
     )  # fmt: skip
     made = f"{local}@{host}"
-    return v.rng.choice((made, made, made, made.title(), made.upper()))
+    return v.rng.choice((made, made, made, f"{local.title()}@{host}", made.upper()))
 
 
 _BIRTHS = (1936, 2007)
@@ -236,7 +236,7 @@ def _url(v: FourthValues) -> str:
     )
     host = v.rng.choice(("pg01.corp.lan", "172.20.4.11", "db-eu.kontora.app", "mq.fretes.com.br"))
     return v.rng.choice(
-        (f"postgres://{user}:{word}@{host}/billing", f"mssql://{user}:{word}@{host}:1433/erp", f"http://{user}:{word}@proxy.{host}:3128",
+        (f"postgres://{user}:{word}@{host}/billing", f"mssql://{user}:{word}@{host}:1433/erp", f"http://{user}:{word}@{host}:3128",
          f"sftp://{user}:{word}@{host}/upload", f"clickhouse://{user}:{word}@{host}:9000/events", f"smtp://{user}:{word}@{host}:587",
          f"jdbc:mysql://{host}:3306/shop?user={user}&password={word}", f"https://{host}/export.csv?token={random_text(v.rng, 36)}",
          f"https://{host}/magic-login?auth_token={random_text(v.rng, 40, HEX)}", f"rediss://default:{word}@{host}:6380")
