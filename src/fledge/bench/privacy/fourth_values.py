@@ -23,7 +23,7 @@ class FourthValues(ThirdValues):
 
     def given(self) -> str:
         """A given name."""
-        return self.listed("given") if self.rng.random() < 0.6 else self.faker.first_name()
+        return self.listed("given") if self.rng.random() < 0.6 else " ".join(self.faker.first_name().split())
 
     def family(self) -> str:
         """A family name."""
@@ -297,17 +297,18 @@ FOURTH_VALUES: dict[str, tuple[str | None, Draw]] = {
     # What only looks like personal data.
     "date": (None, _date),
     "product": (None, lambda v: v.rng.choice(v.lists["any products"])),
+    "gadget": (None, lambda v: v.rng.choice(v.lists["any gadgets"])),
     "company": (None, lambda v: v.rng.choice(v.lists["any companies"])),
     "flight": (None, lambda v: v.rng.choice(v.lists["any carriers"]) + shape(v.rng, v.rng.choice(("###", "_####", "####")))),
-    "version": _looks("#.##.# v##.#.# #.#.#-rc# 20##.#.# ##.#.###.#### #.#.#+build.##"),
-    "order": _looks("SO######## ##-######-# ORD-20##-##### W########## #######-# 40########"),
+    "version": _looks("#.##.# v##.#.# #.#.#-rc# 202#.#.# ##.#.###.#### #.#.#+build.##"),
+    "order": _looks("SO######## ##-######-# ORD-202#-##### W########## #######-# 40########"),
     "sku": _looks("###.###.## ??-####-?? ####-##### ART-##### ??#####/## ##.####.##"),
     "tracking": _looks("1Z??##############?? JJD############### ??#########GB 00340434#########"),
     "big": _looks("########## ###_###_### #.###.###.### ############ #########"),
     "decimal": _looks("#.#### ##.## 0.##### -#.### #.##e-# ##.###"),
-    "measure": _looks("##.#_kg ###_mg/dl #.##_mmol/l ##_km/h ###/##_mmHg ##,#_°C #.#_mm ###_kWh"),
+    "pressure": _looks("1##/8# 1##/9#_mmHg 13#_/_8# 1#,#/8 14#-9#"),
     "isbn": _looks("978-#-##-######-# 978########## 979-10-#####-##-# 0-###-#####-X"),
-    "time": _looks("0#:4# 1#:##:## 2#.1#_h 20##-0#-1#T0#:3#:##Z"),
+    "time": _looks("0#:4# 1#:2# 1#:15:0# 0#.1# 09:3#:5#"),
     "price": _looks("$###.## €#,### ##,##_€ £##.## #.###,##_EUR R$_###,## USD_##.##"),
     "sha": (None, lambda v: random_text(v.rng, v.rng.choice((7, 8, 40)), HEX)),
     "uuid": THIRD_VALUES["uuid"],
