@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 from faker import Faker
 
+from fledge.bench.privacy.fourth_values import FOURTH_VALUES, FourthValues
 from fledge.bench.privacy.second_values import SECOND_VALUES, SecondValues
 from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
 from fledge.bench.privacy.values import VALUES, Values
@@ -89,6 +90,14 @@ def make_third_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterat
     rng, fakers = random.Random(seed), ThirdValues.make_fakers(seed)
     return _single_lines(
         "third", records, half, rng, lambda language: ThirdValues(rng, language, fakers), THIRD_VALUES
+    )
+
+
+def make_fourth_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterator[Labelled]:
+    """Labelled texts of the fourth corpus: as the third, by an author who had not seen the filter's rules."""
+    rng, fakers = random.Random(seed), FourthValues.make_fakers(seed)
+    return _single_lines(
+        "fourth", records, half, rng, lambda language: FourthValues(rng, language, fakers), FOURTH_VALUES
     )
 
 

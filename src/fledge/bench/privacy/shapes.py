@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import random as _random
+import re
 import string
 import unicodedata
+from collections.abc import Callable
 from importlib import resources
+from types import ModuleType
 
 HEX = "0123456789abcdef"
 WORD = string.ascii_letters + string.digits
@@ -46,6 +49,25 @@ def ascii_only(text: str) -> str:
     """Without accents, spaces and apostrophes: as it stands in an e-mail address."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return "".join(sign for sign in plain if sign.isalnum() or sign == "-")
+
+
+def one_of(*forms: str) -> Callable[[_random.Random], str]:
+    """Draws one of the forms, filled."""
+    return lambda rng: shape(rng, rng.choice(forms))
+
+
+def valid(number: ModuleType, *forms: str) -> Callable[[_random.Random], str]:
+    """One of the forms with a number in it that has the right check digits."""
+
+    def draw(rng: _random.Random) -> str:
+        form = rng.choice(forms)
+        for _ in range(100_000):
+            made = shape(rng, form)
+            if number.is_valid(re.sub(r"[ ./-]", "", made)):
+                return made
+        raise ValueError(f"no valid number has the form {form}; give another one")
+
+    return draw
 
 
 @functools.cache

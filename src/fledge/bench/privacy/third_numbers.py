@@ -6,9 +6,7 @@ A number with a check digit is drawn until python-stdnum accepts it.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
-from types import ModuleType
 
 from stdnum.au import tfn
 from stdnum.br import cnpj, cpf
@@ -27,7 +25,7 @@ from stdnum.pl import pesel
 from stdnum.pt import nif
 from stdnum.us import itin, rtn, ssn
 
-from fledge.bench.privacy.shapes import shape
+from fledge.bench.privacy.shapes import one_of, shape, valid
 from fledge.data.privacy import entities as e
 
 # Telephones at home, as people type them.
@@ -59,26 +57,8 @@ ABROAD = (
 )
 
 
-def _of(*forms: str) -> Callable[[random.Random], str]:
-    return lambda rng: shape(rng, rng.choice(forms))
-
-
-def _valid(number: ModuleType, *forms: str) -> Callable[[random.Random], str]:
-    """One of the forms with a number in it that has the right check digits."""
-
-    def draw(rng: random.Random) -> str:
-        form = rng.choice(forms)
-        for _ in range(100_000):
-            made = shape(rng, form)
-            if number.is_valid(re.sub(r"[ ./-]", "", made)):
-                return made
-        raise ValueError(f"no valid number has the form {form}; give another one")
-
-    return draw
-
-
 def _nir(rng: random.Random) -> str:
-    made = _valid(nir, "17#01#501####0#", "28#1075########", "19#0813########")(rng)
+    made = valid(nir, "17#01#501####0#", "28#1075########", "19#0813########")(rng)
     spaced = " ".join((made[0], made[1:3], made[3:5], made[5:7], made[7:10], made[10:13], made[13:]))
     return rng.choice((made, spaced, spaced))
 
@@ -130,65 +110,65 @@ def _dl_gb(rng: random.Random) -> str:
 Numbers = dict[str, tuple[str, Callable[[random.Random], str]]]
 NUMBERS: Numbers = {
     # National ids.
-    "ssn": (e.NATIONAL_ID, _valid(ssn, "3##-##-####", "4##-##-####", "5##_##_####", "2##-##-####")),
-    "ssnflat": (e.NATIONAL_ID, _valid(ssn, "4########", "5########")),
-    "nino": (e.NATIONAL_ID, _of("AB######C", "JG_##_##_##_D", "PY_##_##_##_A", "WX######B", "ZL-##-##-##-C")),
-    "aadhaar": (e.NATIONAL_ID, _valid(aadhaar, "4###_####_####", "7###########", "9###-####-####")),
-    "sin": (e.NATIONAL_ID, _valid(sin, "4##_###_###", "5##-###-###")),
-    "perso": (e.NATIONAL_ID, _of("L01X00T47#", "LF3ZT4####", "T22000#29#", "C01X#0P3#8")),
+    "ssn": (e.NATIONAL_ID, valid(ssn, "3##-##-####", "4##-##-####", "5##_##_####", "2##-##-####")),
+    "ssnflat": (e.NATIONAL_ID, valid(ssn, "4########", "5########")),
+    "nino": (e.NATIONAL_ID, one_of("AB######C", "JG_##_##_##_D", "PY_##_##_##_A", "WX######B", "ZL-##-##-##-C")),
+    "aadhaar": (e.NATIONAL_ID, valid(aadhaar, "4###_####_####", "7###########", "9###-####-####")),
+    "sin": (e.NATIONAL_ID, valid(sin, "4##_###_###", "5##-###-###")),
+    "perso": (e.NATIONAL_ID, one_of("L01X00T47#", "LF3ZT4####", "T22000#29#", "C01X#0P3#8")),
     "rvnr": (e.NATIONAL_ID, _rvnr),
     "nir": (e.NATIONAL_ID, _nir),
-    "dni": (e.NATIONAL_ID, _valid(dni, "########?", "########-?", "##.###.###-?")),
-    "nie": (e.NATIONAL_ID, _valid(nie, "X#######?", "Y-#######-?", "Z#######?")),
+    "dni": (e.NATIONAL_ID, valid(dni, "########?", "########-?", "##.###.###-?")),
+    "nie": (e.NATIONAL_ID, valid(nie, "X#######?", "Y-#######-?", "Z#######?")),
     "curp": (e.NATIONAL_ID, _curp),
-    "cpf": (e.NATIONAL_ID, _valid(cpf, "###.###.###-##", "###.###.###-##", "#########-##", "###########")),
-    "rg": (e.NATIONAL_ID, _of("##.###.###-#", "#########", "##.###.###-X", "MG-##.###.###")),
-    "ccpt": (e.NATIONAL_ID, _of("########_#_ZZ#", "########_#ZY#", "#########ZX#")),
+    "cpf": (e.NATIONAL_ID, valid(cpf, "###.###.###-##", "###.###.###-##", "#########-##", "###########")),
+    "rg": (e.NATIONAL_ID, one_of("##.###.###-#", "#########", "##.###.###-X", "MG-##.###.###")),
+    "ccpt": (e.NATIONAL_ID, one_of("########_#_ZZ#", "########_#ZY#", "#########ZX#")),
     "fiscal": (e.NATIONAL_ID, _fiscal),
-    "ahv": (e.NATIONAL_ID, _valid(ahv, "756.####.####.##")),
-    "pesel": (e.NATIONAL_ID, _valid(pesel, "8#0#1######", "9#1#2######")),
-    "bsn": (e.NATIONAL_ID, _valid(bsn, "1########", "2##.##.###")),
+    "ahv": (e.NATIONAL_ID, valid(ahv, "756.####.####.##")),
+    "pesel": (e.NATIONAL_ID, valid(pesel, "8#0#1######", "9#1#2######")),
+    "bsn": (e.NATIONAL_ID, valid(bsn, "1########", "2##.##.###")),
     # Tax ids.
-    "itin": (e.TAX_ID, _valid(itin, "9##-7#-####", "9##-8#-####")),
-    "ein": (e.TAX_ID, _of("##-#######")),
-    "utr": (e.TAX_ID, _valid(utr, "##########", "#####_#####")),
-    "pan": (e.TAX_ID, _of("ABCPK####D", "BQZPS####L", "AFRPM####R")),
-    "tfn": (e.TAX_ID, _valid(tfn, "###_###_###")),
-    "steuer": (e.TAX_ID, _valid(idnr, "##_###_###_###", "###########", "##_###_###_###")),
-    "stnr": (e.TAX_ID, _of("##/###/#####", "###/####/####", "##_###_#####")),
-    "ustid": (e.TAX_ID, _of("DE#########", "DE_###_###_###", "ATU########")),
-    "spi": (e.TAX_ID, _valid(spi, "3############", "1#_##_###_###_###", "0#_##_###_###_###")),
-    "tva": (e.TAX_ID, _of("FR##_###_###_###", "FR###########")),
-    "cif": (e.TAX_ID, _valid(cif, "B########", "A-########")),
+    "itin": (e.TAX_ID, valid(itin, "9##-7#-####", "9##-8#-####")),
+    "ein": (e.TAX_ID, one_of("##-#######")),
+    "utr": (e.TAX_ID, valid(utr, "##########", "#####_#####")),
+    "pan": (e.TAX_ID, one_of("ABCPK####D", "BQZPS####L", "AFRPM####R")),
+    "tfn": (e.TAX_ID, valid(tfn, "###_###_###")),
+    "steuer": (e.TAX_ID, valid(idnr, "##_###_###_###", "###########", "##_###_###_###")),
+    "stnr": (e.TAX_ID, one_of("##/###/#####", "###/####/####", "##_###_#####")),
+    "ustid": (e.TAX_ID, one_of("DE#########", "DE_###_###_###", "ATU########")),
+    "spi": (e.TAX_ID, valid(spi, "3############", "1#_##_###_###_###", "0#_##_###_###_###")),
+    "tva": (e.TAX_ID, one_of("FR##_###_###_###", "FR###########")),
+    "cif": (e.TAX_ID, valid(cif, "B########", "A-########")),
     "rfc": (e.TAX_ID, _rfc),
-    "cnpj": (e.TAX_ID, _valid(cnpj, "##.###.###/0001-##", "########0001##")),
-    "ptnif": (e.TAX_ID, _valid(nif, "2########", "1##_###_###")),
-    "piva": (e.TAX_ID, _valid(iva, "IT0##########", "0##########")),
+    "cnpj": (e.TAX_ID, valid(cnpj, "##.###.###/0001-##", "########0001##")),
+    "ptnif": (e.TAX_ID, valid(nif, "2########", "1##_###_###")),
+    "piva": (e.TAX_ID, valid(iva, "IT0##########", "0##########")),
     # Banks.
-    "aba": (e.BANK_ROUTING, _valid(rtn, "0########", "1########", "32#######")),
-    "sortcode": (e.BANK_ROUTING, _of("20-##-##", "40-##-##", "09-01-##", "30_##_##")),
-    "ifsc": (e.BANK_ROUTING, _of("HDFC000####", r"SBI\N00#####", "ICIC000####")),
-    "bsb": (e.BANK_ROUTING, _of("06#-###", "73#-###")),
-    "blz": (e.BANK_ROUTING, _of("###_###_##", "########")),
-    "acct": (e.BANK_ACCOUNT, _of("########", "##########", "############", "####-####-##", "#########")),
-    "ccc": (e.BANK_ACCOUNT, _valid(ccc, "####_####_##_##########", "####################")),
-    "clabe": (e.BANK_ACCOUNT, _of("0##18###########0#", "012_180_###########_#")),
-    "brconta": (e.BANK_ACCOUNT, _of("#####-#", "######-#", "##.###-#")),
+    "aba": (e.BANK_ROUTING, valid(rtn, "0########", "1########", "32#######")),
+    "sortcode": (e.BANK_ROUTING, one_of("20-##-##", "40-##-##", "09-01-##", "30_##_##")),
+    "ifsc": (e.BANK_ROUTING, one_of("HDFC000####", r"SBI\N00#####", "ICIC000####")),
+    "bsb": (e.BANK_ROUTING, one_of("06#-###", "73#-###")),
+    "blz": (e.BANK_ROUTING, one_of("###_###_##", "########")),
+    "acct": (e.BANK_ACCOUNT, one_of("########", "##########", "############", "####-####-##", "#########")),
+    "ccc": (e.BANK_ACCOUNT, valid(ccc, "####_####_##_##########", "####################")),
+    "clabe": (e.BANK_ACCOUNT, one_of("0##18###########0#", "012_180_###########_#")),
+    "brconta": (e.BANK_ACCOUNT, one_of("#####-#", "######-#", "##.###-#")),
     # Passports and licences.
-    "pass": (e.PASSPORT, _of("?########", "#########", "??#######", "C##*##T#*", "?#######", "##??#####")),
-    "dlus": (e.DRIVER_LICENSE, _of("?#######", "?###-####-####", "########", "?##-##-####", "?####-#####-#####", "##-###-####")),
+    "pass": (e.PASSPORT, one_of("?########", "#########", "??#######", "C##*##T#*", "?#######", "##??#####")),
+    "dlus": (e.DRIVER_LICENSE, one_of("?#######", "?###-####-####", "########", "?##-##-####", "?####-#####-#####", "##-###-####")),
     "dlgb": (e.DRIVER_LICENSE, _dl_gb),
-    "dleu": (e.DRIVER_LICENSE, _of("B###**2*I##", "############", "##########", "U1*#######", "???######")),
+    "dleu": (e.DRIVER_LICENSE, one_of("B###**2*I##", "############", "##########", "U1*#######", "???######")),
     # Medicine and insurance.
-    "mrn": (e.MEDICAL_ID, _of("######", "########", r"MR\N-#######", "#-###-###", "H######")),
-    "nhs": (e.MEDICAL_ID, _valid(nhs, "###_###_####", "##########", "###-###-####")),
-    "mbi": (e.MEDICAL_ID, _of("1EG4-TE#-MK7#", r"2A\N9?G#RX##", "4KJ#-?#1-PQ##")),
-    "ohip": (e.MEDICAL_ID, _of("####-###-###-??", "####_###_###")),
-    "utente": (e.MEDICAL_ID, _of("#########", "###_###_###")),
-    "cns": (e.MEDICAL_ID, _of("7##_####_####_####", "7##############")),
-    "patient": (e.MEDICAL_ID, _of("P-######", "########", "##-####-##", "PAT####*")),
-    "kvnr": (e.INSURANCE_ID, _of("?#########", "?###_###_###")),
-    "member": (e.INSURANCE_ID, _of("???#########", "W#########", "###########-0#", "??####-####", "#########_02")),
-    "policy": (e.INSURANCE_ID, _of("POL-#######", "??-########", "H0-###-####-##", "##########", "?#######-##", "LV_###_####_##")),
-    "nuss": (e.NATIONAL_ID, _of("28/########/##", "08##########", "46_########_##")),
+    "mrn": (e.MEDICAL_ID, one_of("######", "########", r"MR\N-#######", "#-###-###", "H######")),
+    "nhs": (e.MEDICAL_ID, valid(nhs, "###_###_####", "##########", "###-###-####")),
+    "mbi": (e.MEDICAL_ID, one_of("1EG4-TE#-MK7#", r"2A\N9?G#RX##", "4KJ#-?#1-PQ##")),
+    "ohip": (e.MEDICAL_ID, one_of("####-###-###-??", "####_###_###")),
+    "utente": (e.MEDICAL_ID, one_of("#########", "###_###_###")),
+    "cns": (e.MEDICAL_ID, one_of("7##_####_####_####", "7##############")),
+    "patient": (e.MEDICAL_ID, one_of("P-######", "########", "##-####-##", "PAT####*")),
+    "kvnr": (e.INSURANCE_ID, one_of("?#########", "?###_###_###")),
+    "member": (e.INSURANCE_ID, one_of("???#########", "W#########", "###########-0#", "??####-####", "#########_02")),
+    "policy": (e.INSURANCE_ID, one_of("POL-#######", "??-########", "H0-###-####-##", "##########", "?#######-##", "LV_###_####_##")),
+    "nuss": (e.NATIONAL_ID, one_of("28/########/##", "08##########", "46_########_##")),
 }  # fmt: skip

@@ -24,7 +24,7 @@ LOCALES = {
     "pt": ("pt_BR", "pt_PT"),
 }
 _WORLD = ("it_IT", "pl_PL", "nl_NL", "tr_TR", "sv_SE", "ro_RO", "hu_HU", "id_ID", "cs_CZ", "vi_VN")
-_MONTHS = {
+MONTHS = {
     "en": "January February March April May June July August September October November December",
     "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
     "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
@@ -36,12 +36,14 @@ _MONTHS = {
 class ThirdValues:
     """Draws for one record: its language, and one of that language's countries."""
 
+    folder = "third"  # whose lists.txt is drawn from
+
     def __init__(self, rng: random.Random, language: str, fakers: Mapping[str, Faker]):
         self.rng = rng
         self.language = language
         self.faker = fakers[rng.choice(LOCALES[language])]
         self.fakers = fakers
-        self.lists = lists("third")
+        self.lists = lists(self.folder)
 
     @classmethod
     def make_fakers(cls, seed: int) -> dict[str, Faker]:
@@ -124,7 +126,7 @@ def _phone(v: ThirdValues) -> str:
 
 def _date(v: ThirdValues) -> str:
     day, month, year = v.rng.randint(1, 28), v.rng.randint(1, 12), v.rng.randint(1938, 2006)
-    name = _MONTHS[v.language].split()[month - 1]
+    name = MONTHS[v.language].split()[month - 1]
     if v.language == "en":
         forms = [f"{day} {name} {year}", f"{name} {day}, {year}", f"{name[:3]} {day} {year}", f"{month:02d}/{day:02d}/{year}",
                  f"{day}-{name[:3]}-{year}", f"{day}th of {name} {year}" if 3 < day < 21 else f"{name} {day}, {year}",
