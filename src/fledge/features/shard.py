@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from sys import intern
 from typing import Any
 
 import safetensors.torch
@@ -159,8 +160,8 @@ class Shard:
             SampleInfo(
                 shard=number,
                 index=index,
-                split=row["split"],
-                category=row["category"],
+                split=intern(row["split"]),
+                category=intern(row["category"]),
                 temperature=row["temperature"],
                 tokens=row["tokens"],
                 supervised=row["supervised"],

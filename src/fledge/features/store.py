@@ -21,7 +21,7 @@ from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, s
 from fledge.storage import Manifest, ShardEntry, join, sha256, write_atomic
 
 _OPENERS = 16  # headers read at once
-_IDS_KEPT = 32  # shards whose ids and parsed headers stay in memory: more than are shuffled together
+_IDS_KEPT = 18  # shards whose ids and parsed headers stay in memory: more than are shuffled together
 
 
 def write_shard(manifest: Manifest, samples: Sequence[FeatureSample], codec: Codec = "bf16") -> Manifest:
