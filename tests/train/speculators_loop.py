@@ -2,6 +2,8 @@
 
     python tests/train/speculators_loop.py FILE        # FILE and the questions come from speculators_peer.py
 
+Its Python needs a torchvision built for its torch, or none: transformers imports it where it finds it.
+
 Prints "ready VERSION", then for every line "step I" on stdin "SECONDS LOSS" of a step on batch I. A step is the body of
 speculators' `Trainer.train_epoch`, unchanged: autocast, forward, backward, clipping, its AdamW and its schedule. The
 model is its `Eagle3DraftModel.from_training_args`, the batches are laid out by its `shift_batch` and `CollateFn`.

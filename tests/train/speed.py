@@ -109,14 +109,11 @@ def measure(
         if peer:
             seconds["speculators"].append(peer.step(index)[0])
     count, tokens = sum(map(len, batches[1:])), sum(i.tokens for b in batches[1:] for i in b)
+    notes = {"speculators": f"  ({peer.version}, its trainer's step, lm_head frozen)"} if peer else {}
     for name, spent in seconds.items():
-        note = (
-            f"  ({peer.version}, its trainer's step, lm_head frozen)"
-            if peer and name == "speculators"
-            else ""
-        )
         total = sum(spent)
-        print(f"{name:<11} {count / total:6.2f} samples/s {tokens / total:7,.0f} tokens/s{note}", flush=True)
+        rates = f"{count / total:6.2f} samples/s {tokens / total:7,.0f} tokens/s"
+        print(f"{name:<11} {rates}{notes.get(name, '')}", flush=True)
     with FlopCounterMode(display=False) as counter:
         for batch in memory[1:]:
             learner.learn(batch, weights, measure=False)  # type: ignore[arg-type]
