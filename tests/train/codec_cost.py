@@ -51,7 +51,8 @@ def main() -> None:
     before, after = found.tau
     print(
         f"{sizes[1] / sizes[0]:.3f} of the bytes; tau {before:.3f} from bf16, {after:.3f} from fp8: "
-        f"{after / before - 1:+.1%} ({found.low:+.3f} .. {found.high:+.3f}, 95 %) on {found.conversations} held-out conversations"
+        f"{after / before - 1:+.1%} (difference {found.low:+.3f} .. {found.high:+.3f} with 95 %, "
+        f"{found.conversations} held-out conversations)"
     )
 
 
