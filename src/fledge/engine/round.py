@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
+from fledge.engine import native_tree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
@@ -230,6 +231,15 @@ def accept(
     A node is on the path if every bit of its ancestor mask belongs to a node that matched. Siblings differ, so at
     most one node per depth is, and scattering node numbers by depth yields the path.
     """
+    if native_tree.runs_here(chosen):
+        return Accepted(*native_tree.accept(tree, chosen, layout.path_depths.shape[1] + 1, speculates))
+    return accept_plainly(tree, chosen, layout, speculates)
+
+
+def accept_plainly(
+    tree: DraftTree, chosen: Tensor, layout: TreeLayout | VerifyLayout, speculates: Tensor | None = None
+) -> Accepted:
+    """`accept` in torch alone, for any device."""
     depth = layout.path_depths.shape[1]
     matched = tree.token_ids == chosen.gather(1, tree.parents.clamp(min=0))  # [B, N]
     if speculates is not None:
