@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from fledge.engine.beliefs import Beliefs
@@ -349,8 +349,9 @@ class FixedPlanner(Planner):
         self._count(shape, requests, requests + sum(depths), seconds)
 
 
-def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> Tensor:
+def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:
     """Summed probabilities [deepest] of the nodes [B, N] by depth, depth 1 first."""
-    sums = torch.zeros(deepest + 1, dtype=torch.float32, device=depths.device)
-    sums.scatter_add_(0, depths.reshape(-1), log_probs.exp().reshape(-1))
-    return sums[1:]
+    probabilities = np.exp(log_probs.numpy(force=True))
+    sums = np.bincount(depths.numpy(force=True).ravel(), probabilities.ravel(), deepest + 1)
+    found: list[float] = sums[1:].tolist()
+    return found
