@@ -65,9 +65,8 @@ class TreeGrowth:
             batch, topk * topk
         )
         if self._follower is not None:
-            own = (self._expanded[-1] == self._follower.number[:, None]).repeat_interleave(topk, 1)
             first = 1 + sum(level.shape[1] for level in self.levels)
-            scores = self._follower.raised(self._level + 2, children, scores, own, first)
+            scores = self._follower.raised(self._level + 2, children, scores, self._expanded[-1], first)
         self._tokens.append(children)
         self.levels.append(scores)
         self._level += 1
@@ -89,8 +88,12 @@ class TreeGrowth:
     @property
     def open_mass(self) -> Tensor:
         """[B] probability that the next token is a child of a frontier node which only the head can name."""
+        follower, level = self._follower, self._level + 1
+        if native_tree.runs_here(self.frontier_scores):
+            followed = None if follower is None else follower.followed
+            return native_tree.open_mass(followed, level, self.frontier_scores)
         mass = self.frontier_scores.exp().sum(1)
-        covered = None if self._follower is None else self._follower.covered(self._level + 1)
+        covered = None if follower is None else follower.covered(level)
         return mass if covered is None else mass - covered
 
     def candidates(self) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from ctypes import c_int64, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,17 @@ from fledge.native import unavailable_reason
 from fledge.native.build import library
 
 _INT64, _FLOAT = torch.int64, torch.float32
+
+
+class PathRows(NamedTuple):
+    """The S rows on the accepted paths of B requests, end to end; KV moves from slots move[0] to move[1]."""
+
+    row_start: Tensor  # [B + 1] int32
+    last: Tensor  # [B] int64, each request's last
+    positions: Tensor  # [S] int32
+    tokens: Tensor  # [S] int32, what follows each
+    source: Tensor  # [S] int64, which of the verified rows it was
+    move: Tensor  # [2, S] int64
 
 
 def runs_here(tensor: Tensor) -> bool:
@@ -65,6 +77,98 @@ def select(
         nodes,
     )
     return tree
+
+
+def path_rows(
+    accepted: tuple[Tensor, Tensor, Tensor],
+    length: Tensor,
+    first_row: Tensor,
+    page_table: Tensor,
+    page_size: int,
+) -> PathRows:
+    """See `round.path_rows`: `accepted` as `accept` returns it."""
+    emits, path = accepted[0], accepted[1]
+    requests, width = path.shape
+    rows = sum(emits.tolist())
+    found = PathRows(
+        row_start=torch.empty(requests + 1, dtype=torch.int32),
+        last=torch.empty(requests, dtype=_INT64),
+        positions=torch.empty(rows, dtype=torch.int32),
+        tokens=torch.empty(rows, dtype=torch.int32),
+        source=torch.empty(rows, dtype=_INT64),
+        move=torch.empty(2, rows, dtype=_INT64),
+    )
+    inputs = (*accepted, length, first_row, page_table)
+    _call("fledge_path_rows", (*inputs, *found), requests, width, page_table.shape[1], page_size)
+    return found
+
+
+def advance(emits: Tensor, tokens: Tensor, length: Tensor, bonus: Tensor, history: Tensor) -> None:
+    """See `RunningBatch.advance`; what is carried is written to."""
+    _call("fledge_advance", (emits, tokens, length, bonus, history), *tokens.shape, history.shape[1])
+
+
+def find_repeats(
+    history: Tensor, last: Tensor, longest: int, count: int, log_rates: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `lookup.find`: the proposed tokens [B, count], their log probabilities, the lengths of the matches [B]."""
+    requests, known = history.shape
+    matched, tokens = torch.empty(requests, dtype=_INT64), torch.empty(requests, count, dtype=_INT64)
+    log_probs = torch.empty(requests, count, dtype=_FLOAT)
+    outputs = (matched, tokens, log_probs)
+    _call("fledge_find_repeats", (history, last, log_rates, *outputs), requests, known, longest, count)
+    return tokens, log_probs, matched
+
+
+class Followed(NamedTuple):
+    """Each request's proposal, M tokens, and how far its tree goes together with it; `raised` moves that on."""
+
+    token_ids: Tensor  # [B, M] int64
+    log_probs: Tensor  # [B, M] float32
+    agreed: Tensor  # [B] int64: k, tokens the head proposed as well,
+    number: Tensor  # [B] int64: the last of them as a candidate's number; the root,
+    score: Tensor  # [B] float32, and its cumulative log probability
+
+
+def raised(
+    followed: Followed,
+    level: int,
+    tokens: Tensor,
+    scores: Tensor,
+    parents: Tensor | None,
+    first: int,
+    log_rest: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """See `Follower.raised`; `log_rest` is asked for all requests and both opinions at once."""
+    requests, candidates = scores.shape
+    topk = candidates if parents is None else candidates // parents.shape[1]
+    place, opinions = torch.empty(requests, dtype=_INT64), torch.empty(2, requests, dtype=_FLOAT)
+    proposed, rates, agreed, number, score = followed
+    sizes = (requests, candidates, topk)
+    inputs = (tokens, scores, parents, proposed, rates, number, score)
+    _call("fledge_follow", (*inputs, place, opinions), *sizes, proposed.shape[1], level)
+    found = torch.empty(requests, candidates, dtype=_FLOAT)
+    inputs = (tokens, scores, parents, place, opinions, log_rest(opinions), agreed)
+    _call("fledge_raise", (*inputs, number, score, found), *sizes, level, first)
+    return found
+
+
+def open_mass(followed: Followed | None, level: int, frontier: Tensor) -> Tensor:
+    """See `TreeGrowth.open_mass`, within rounding: [B] of the scores [B, K] of a level's frontier."""
+    rates, agreed, score = (None, None, None) if followed is None else (followed[1], followed[2], followed[4])
+    mass = torch.empty(len(frontier), dtype=_FLOAT)
+    count = 0 if rates is None else rates.shape[1]
+    _call("fledge_open_mass", (frontier, rates, agreed, score, mass), *frontier.shape, count, level)
+    return mass
+
+
+def slots(followed: Followed, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `Follower.slots`."""
+    requests, count = followed.token_ids.shape
+    tokens, parents = (torch.empty(requests, count, dtype=_INT64) for _ in range(2))
+    scores = torch.empty(requests, count, dtype=_FLOAT)
+    _call("fledge_fill_slots", (*followed, tokens, scores, parents), requests, count, candidates)
+    return tokens, scores, parents
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
+from fledge.engine.native_tree import PathRows
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
 from fledge.engine.rows import Selection
@@ -265,37 +266,51 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     Head position p takes feature g[p] and token x[p + 1], so the row of a path node takes what the node chose.
     """
     models, batch, now, shape, layout = this[:5]
-    path, emitted, rows = accepted.path, accepted.emitted, layout.path_rows
-    positions = now.length[:, None] + rows.steps
-    tokens, source = emitted.reshape(-1), (path + this.rows.first_row_column).reshape(-1)
-    if models.decoder.device.type == "cpu":  # where reading is free, no further than each path goes
-        rows, some = _some_rows(rows, accepted.emits)
-        path = path[:, : int(accepted.emits.max())]
-        positions, tokens, source = positions.view(-1)[some], tokens[some], source[some]
+    path = path_rows(this, accepted)
     if not shape.chain:  # a chain's nodes are where they belong already
-        _move_path(this, path)
+        models.decoder.move_kv(models.kv, path.move[0], path.move[1])
     if features is not None:
-        features = features.index_select(0, source)
+        features = features.index_select(0, path.source)
+    rows = layout.path_rows._replace(row_start=path.row_start)
+    out = run_head(models, now, rows, path.positions, path.tokens, features, path.last)
+    batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, path.last))
+    batch.advance(accepted.emits, accepted.emitted)
+
+
+def path_rows(this: Round, accepted: Accepted) -> PathRows:
+    """What extend needs of the paths; on a CPU no further than each of them goes."""
+    page_table, size = this.now.page_table, this.models.decoder.page_size
+    if native_tree.runs_here(accepted.path):
+        return native_tree.path_rows(accepted, this.now.length, this.rows.first_row, page_table, size)
+    return path_rows_plainly(this, accepted)
+
+
+def path_rows_plainly(this: Round, accepted: Accepted) -> PathRows:
+    """`path_rows` in torch alone, for any device."""
+    now, layout, size = this.now, this.layout, this.models.decoder.page_size
+    rows, path = layout.path_rows, accepted.path
+    index = torch.stack((path, layout.no_path[:, :-1])) + now.length[:, None]  # [2, B, D + 1]: from, to
+    page = now.page_table.expand(2, -1, -1).gather(2, index // size)
+    move = (page * size + index % size).view(2, -1)
+    positions, tokens = (now.length[:, None] + rows.steps).view(-1), accepted.emitted.reshape(-1)
+    source = (path + this.rows.first_row_column).reshape(-1)
+    if path.is_cpu:  # where reading is free
+        rows, some = _some_rows(rows, accepted.emits)
+        positions, tokens, source, move = positions[some], tokens[some], source[some], move[:, some]
     last = rows.first_row + (accepted.emits - 1)  # [B]
-    out = run_head(models, now, rows, positions.view(-1), tokens, features, last)
-    batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
-    batch.remember(emitted)
-    now.length.add_(accepted.emits)
-    now.bonus.copy_(tokens.index_select(0, last))
+    return PathRows(rows.row_start, last, positions, tokens.to(torch.int32), source, move)
 
 
 def _fall_behind(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     """Make an accepted chain part of the committed length; the head hears of it later."""
-    batch, now, layout = this.batch, this.now, this.layout
-    rows, some = _some_rows(layout.path_rows, accepted.emits)
+    batch, layout = this.batch, this.layout
+    _, some = _some_rows(layout.path_rows, accepted.emits)
     tokens = accepted.emitted.reshape(-1)[some]
     if features is not None and batch.sizes.pending:  # without room to remember, the head is never run
         source = (accepted.path + this.rows.first_row_column).reshape(-1)[some]
         place = layout.path_rows.steps.repeat(batch.size)[some]
         batch.fall_further(accepted.emits, place, tokens, features.index_select(0, source))
-    batch.remember(accepted.emitted)
-    now.length.add_(accepted.emits)
-    now.bonus.copy_(tokens.index_select(0, rows.first_row + (accepted.emits - 1)))
+    batch.advance(accepted.emits, accepted.emitted)
 
 
 def catch_up(models: Models, batch: RunningBatch) -> None:
@@ -326,14 +341,3 @@ def _logprobs(
     if selection is None or selection.logprobs is None or rows.logits is None:
         return None
     return path_logprobs(rows.logits, selection.logprobs, path_rows, emitted)
-
-
-def _move_path(this: Round, path: Tensor) -> None:
-    """Move the target's KV of the path's nodes from index L + node to L + depth."""
-    models, _, now, _, layout = this[:5]
-    size = models.decoder.page_size
-    window = torch.stack((path[:, 1:], layout.path_depths[:, : path.shape[1] - 1]))  # [2, B, D]: from, to
-    index = window + now.length[:, None]
-    page = now.page_table.expand(2, -1, -1).gather(2, index // size)
-    slots = (page * size + index % size).view(2, -1)
-    models.decoder.move_kv(models.kv, slots[0], slots[1])

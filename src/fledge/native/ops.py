@@ -168,24 +168,3 @@ def sample(
     p = [c_void_p(t.data_ptr()) for t in held]
     library().fledge_sample(p[0], c_int64(rows), c_int64(vocabulary), *p[1:], c_void_p(out.data_ptr()))
     return out
-
-
-def find_repeats(history: Tensor, last: Tensor, longest: int, count: int) -> tuple[Tensor, Tensor]:
-    """The longest earlier runs that equal the ends of history [B, T] int32 at `last` [B] int32, and what followed.
-
-    Lengths [B] int64, 0: none, and the `count` tokens [B, count] int64, -1: none.
-    """
-    rows = len(history)
-    matched = torch.empty(rows, dtype=torch.int64)
-    proposed = torch.full((rows, count), -1, dtype=torch.int64)
-    library().fledge_find_repeats(
-        c_void_p(history.data_ptr()),
-        c_int64(history.stride(0)),
-        c_void_p(last.contiguous().data_ptr()),
-        c_int64(rows),
-        c_int64(longest),
-        c_int64(count),
-        c_void_p(matched.data_ptr()),
-        c_void_p(proposed.data_ptr()),
-    )
-    return matched, proposed

@@ -72,4 +72,13 @@ inline void select_nodes(const Candidates& c, int64_t wanted, int64_t nodes, int
   }
 }
 
+// Makes the first `emits` of a round's `tokens` [width] part of a request: its history [known] begins at position 0.
+inline void advance(int64_t emits, const int64_t* tokens, int64_t width, int32_t* length, int64_t* bonus,
+                    int32_t* history, int64_t known) {
+  for (int64_t n = 0; known && n < width; ++n)
+    history[std::min(*length + 1 + n, known - 1)] = static_cast<int32_t>(tokens[n]);
+  *length += static_cast<int32_t>(emits);
+  *bonus = tokens[emits - 1];
+}
+
 }  // namespace fledge
