@@ -19,7 +19,15 @@ from fledge.engine.forwards import Models
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts, TreeShape
 from fledge.engine.lookup import Proposal
-from fledge.engine.round import Round, accept, accept_plainly, path_rows, path_rows_plainly
+from fledge.engine.round import (
+    Round,
+    accept,
+    accept_plainly,
+    path_rows,
+    path_rows_plainly,
+    verify_rows,
+    verify_rows_plainly,
+)
 from fledge.native import unavailable_reason
 
 LAYOUTS = Layouts(torch.device("cpu"))
@@ -69,7 +77,11 @@ def plainly(patch: pytest.MonkeyPatch) -> None:
 def same(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
-        assert a.tolist() == b.tolist()
+    same_values(ours, theirs)
+
+
+def same_values(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
+    assert [a.tolist() for a in ours] == [b.tolist() for b in theirs]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -103,6 +115,10 @@ def test_accepted_paths_are_the_same(
     tree = growth.select(nodes, wanted)
     same(tree, growth.select_plainly(nodes, wanted))
     layout = LAYOUTS.verify(requests, nodes, shape.cut(len(growth.levels), nodes).reach)
+    length = torch.tensor([rng.randrange(99) for _ in range(requests)], dtype=torch.int32)
+    picked = torch.tensor(sorted(rng.sample(range(requests * nodes), rng.randrange(1, requests * nodes + 1))))
+    for which in (None, picked):
+        same_values(verify_rows(tree, length, which), verify_rows_plainly(tree, length, which))
     chosen = likely(rng, tree)
     speculates = torch.tensor([rng.random() < 0.8 for _ in range(requests)]) if some else None
     accepted = accept(tree, chosen, layout, speculates)

@@ -79,6 +79,17 @@ def select(
     return tree
 
 
+def verify_rows(tree: DraftTree, length: Tensor, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """See `round.verify_rows`: tokens [R] int32, positions [R] int32, masks [R] int64."""
+    requests, nodes = tree.token_ids.shape
+    rows = requests * nodes if picked is None else len(picked)
+    tokens, positions = torch.empty(rows, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
+    masks = torch.empty(rows, dtype=_INT64)
+    inputs = (tree.token_ids, tree.depths, tree.window_mask, length, picked)
+    _call("fledge_verify_rows", (*inputs, tokens, positions, masks), rows, nodes)
+    return tokens, positions, masks
+
+
 def path_rows(
     accepted: tuple[Tensor, Tensor, Tensor],
     length: Tensor,
@@ -179,7 +190,8 @@ def _available() -> bool:
 def _call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
     """Call a kernel that takes pointers, then sizes. What it writes to is contiguous."""
     held = [None if t is None else t.contiguous() for t in tensors]
-    _kernel(name, len(held), len(sizes))(*(None if t is None else t.data_ptr() for t in held), *sizes)
+    pointers = [None if t is None else t.data_ptr() for t in held]
+    _kernel(name, len(pointers), len(sizes))(*pointers, *sizes)
 
 
 @functools.cache

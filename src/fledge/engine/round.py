@@ -110,9 +110,8 @@ def _finish(
     verified = verify(this, tree)
     clock.lap("verify")
     accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
-    path_rows = accepted.path + rows.first_row_column
     selection = batch.selection.selection(shape.nodes)
-    logprobs = _logprobs(selection, verified, path_rows, accepted.emitted)
+    logprobs = _logprobs(selection, verified, accepted.path, accepted.emitted, rows)
     batch.selection.count(accepted.emitted, accepted.emits)
     clock.lap("accept")
     if follow:
@@ -134,7 +133,7 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
         models, now, layout, now.bonus, now.length, mask=None, selection=selection, features=follow
     )
     chosen = rows.chosen[:, None]
-    logprobs = _logprobs(selection, rows, None, chosen)
+    logprobs = _logprobs(selection, rows, None, chosen, layout)
     batch.selection.count(chosen, None)
     clock.lap("verify")
     if rows.features is not None:
@@ -165,10 +164,12 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     proposal = _look_up(batch, plan) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
     growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
-    hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])  # [B * K, H]
+    hidden: Tensor | None = None  # [B * K, H]
     for level, offset in enumerate(layout.draft_offset):
         if not plan.goes_deeper(level + 1, growth.open_mass):
             break
+        if hidden is None:
+            hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])
         tokens, mask = growth.frontier_tokens.reshape(-1), growth.frontier_mask.view(-1)
         out = draft_step(
             models, now, layout.draft_rows, tokens, level, offset, mask=mask, hidden=hidden, topk=topk
@@ -201,19 +202,14 @@ def _sizes(
 def verify(this: Round, tree: DraftTree) -> TargetRows:
     """One target forward over the trees' nodes; chosen [B, N], features [R, 3 * Ht] kept for extend."""
     models, batch, now, shape, _, layout, picked = this
-    tokens = tree.token_ids.clamp(min=0).view(-1)  # an empty node is never accepted, whatever it is
-    positions = (now.length[:, None] + tree.depths).view(-1)
-    mask = None if shape.chain else tree.window_mask.view(-1)
-    if picked is not None:
-        tokens, positions = tokens[picked], positions[picked]
-        mask = None if mask is None else mask[picked]
+    tokens, positions, mask = verify_rows(tree, now.length, picked)
     rows = run_target(
         models,
         now,
         layout,
         tokens,
         positions,
-        mask=mask,
+        mask=None if shape.chain else mask,
         selection=batch.selection.selection(shape.nodes),
         features=True,
         tree=tree,
@@ -222,6 +218,22 @@ def verify(this: Round, tree: DraftTree) -> TargetRows:
     if picked is not None:
         chosen = chosen.new_full((batch.size * shape.nodes,), -1).index_copy_(0, picked, chosen)
     return rows._replace(chosen=chosen.view(-1, shape.nodes))
+
+
+def verify_rows(tree: DraftTree, length: Tensor, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [R] int32, positions [R] and masks [R] of the `picked` nodes; None: of all."""
+    if native_tree.runs_here(length):
+        return native_tree.verify_rows(tree, length, picked)
+    return verify_rows_plainly(tree, length, picked)
+
+
+def verify_rows_plainly(
+    tree: DraftTree, length: Tensor, picked: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`verify_rows` in torch alone, for any device."""
+    tokens = tree.token_ids.clamp(min=0).to(torch.int32).view(-1)  # an empty node is never accepted
+    positions, mask = (length[:, None] + tree.depths).view(-1), tree.window_mask.reshape(-1)
+    return (tokens, positions, mask) if picked is None else (tokens[picked], positions[picked], mask[picked])
 
 
 def accept(
@@ -335,9 +347,10 @@ def _some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
 
 
 def _logprobs(
-    selection: Selection | None, rows: TargetRows, path_rows: Tensor | None, emitted: Tensor
+    selection: Selection | None, rows: TargetRows, path: Tensor | None, emitted: Tensor, layout: RowLayout
 ) -> PathLogprobs | None:
     """Log probabilities of the path's tokens [B, W], for the requests that want them."""
     if selection is None or selection.logprobs is None or rows.logits is None:
         return None
+    path_rows = None if path is None else path + layout.first_row_column
     return path_logprobs(rows.logits, selection.logprobs, path_rows, emitted)

@@ -138,6 +138,9 @@ class PackedMatrix:
         return out
 
 
+_Sizes, _Pointers = c_int64 * 3, c_void_p * 6
+
+
 class BatchArguments:
     """The batch part of a forward call; keeps its tensors alive while the call runs."""
 
@@ -148,8 +151,8 @@ class BatchArguments:
             t if t.dtype == torch.int32 and t.is_contiguous() else t.int().contiguous() for t in tensors
         )
         self.mask = None if window_mask is None else window_mask.contiguous()
-        self.sizes = (c_int64 * 3)(rows, requests, pages)
-        self.pointers = (c_void_p * 6)(*(t.data_ptr() for t in self.held))
+        self.sizes = _Sizes(rows, requests, pages)
+        self.pointers = _Pointers(*[t.data_ptr() for t in self.held])
 
     @property
     def mask_pointer(self) -> c_void_p:

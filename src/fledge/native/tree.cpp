@@ -35,6 +35,18 @@ void fledge_select(const int64_t* candidate_ids, const float* scores, const int6
   }
 }
 
+// The verify's R rows: nodes `picked` [R] of all B * N, null: all of them. An empty node is token 0.
+void fledge_verify_rows(const int64_t* token_ids, const int64_t* depths, const int64_t* mask, const int32_t* length,
+                        const int64_t* picked, int32_t* tokens, int32_t* positions, int64_t* masks, int64_t rows,
+                        int64_t nodes) {
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t n = picked ? picked[r] : r;
+    tokens[r] = static_cast<int32_t>(std::max<int64_t>(token_ids[n], 0));
+    positions[r] = static_cast<int32_t>(length[n / nodes] + depths[n]);
+    masks[r] = mask[n];
+  }
+}
+
 // The rows of the verify's R that are on the accepted paths, end to end, S in all: each one's position and next token,
 // where it was verified, and the KV slots it is moved between. `first_row` [B] of the verify.
 void fledge_path_rows(const int64_t* emits, const int64_t* path, const int64_t* emitted, const int32_t* length,
