@@ -35,20 +35,22 @@ class Beliefs:
         self.mass = _PRIOR_BEST * _PRIOR_NEXT**levels * _PRIOR_RANK ** np.arange(ranks)[None]
         self._seen = np.full(depth, _PRIOR)
         self._next = np.full(depth, _PRIOR_NEXT)  # [d]: from depth d to d + 1
-        self._reached = np.full(reach + 1, _PRIOR)
-        self._predicted = np.full(reach + 1, _PRIOR)
+        self._reached = [_PRIOR] * (reach + 1)
+        self._predicted = [_PRIOR] * (reach + 1)
         self._calibration = np.ones(reach + 1, np.float32)
         self.calibration = [1.0] * (reach + 1)
 
     def observe(self, depths: Sequence[int], masses: Sequence[float]) -> None:
         """A round's accepted depths, one per speculating request, and its nodes' summed probabilities by depth."""
         for sums in (self._reached, self._predicted):  # what fades makes room for the first guess again
-            sums *= _DECAY
-            sums += _PRIOR * (1 - _DECAY)
-        count = next((n for n, mass in enumerate(masses) if mass <= 0), len(masses))
-        self._reached[1 : count + 1] += [sum(d > n for d in depths) for n in range(count)]
-        self._predicted[1 : count + 1] += masses[:count]
-        self._calibration[1:] = self._reached[1:] / self._predicted[1:]
+            sums[:] = [before * _DECAY + _PRIOR * (1 - _DECAY) for before in sums]
+        for depth, mass in enumerate(masses, start=1):
+            if mass <= 0:
+                break
+            self._reached[depth] += sum(d >= depth for d in depths)
+            self._predicted[depth] += mass
+        ratios = [seen / expected for seen, expected in zip(self._reached, self._predicted, strict=True)]
+        self._calibration[1:] = ratios[1:]
         self.calibration = self._calibration.tolist()
 
     def observe_levels(self, levels: Sequence[Tensor], depth: int) -> None:

@@ -77,7 +77,6 @@ class MatchRates:
                 self._count(min(matched + step, LONGEST) - 1, guess == token)
                 if guess != token:
                     break
-        self._log = None
 
     def log_rates(self, device: torch.device) -> Tensor:
         """[LONGEST + 1] float32, natural logarithms by length; entry 0, no match, is -inf."""
@@ -90,6 +89,7 @@ class MatchRates:
         self._seen[index] = min(self._seen[index] + 1, _MOST_SEEN)
         self.rates[index] += (hit - self.rates[index]) / self._seen[index]
         self.rates[index] = min(self.rates[index], 0.99)
+        self._log = None
 
 
 def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Proposal:

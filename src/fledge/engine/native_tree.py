@@ -22,14 +22,15 @@ _INT64, _FLOAT = torch.int64, torch.float32
 
 
 class PathRows(NamedTuple):
-    """The S rows on the accepted paths of B requests, end to end; KV moves from slots move[0] to move[1]."""
+    """The S rows on the accepted paths of B requests, end to end."""
 
     row_start: Tensor  # [B + 1] int32
     last: Tensor  # [B] int64, each request's last
     positions: Tensor  # [S] int32
     tokens: Tensor  # [S] int32, what follows each
     source: Tensor  # [S] int64, which of the verified rows it was
-    move: Tensor  # [2, S] int64
+    old_slot: Tensor  # [S] int64, where its KV was written,
+    new_slot: Tensor  # [S] int64, and where it belongs now
 
 
 def runs_here(tensor: Tensor) -> bool:
@@ -107,7 +108,8 @@ def path_rows(
         positions=torch.empty(rows, dtype=torch.int32),
         tokens=torch.empty(rows, dtype=torch.int32),
         source=torch.empty(rows, dtype=_INT64),
-        move=torch.empty(2, rows, dtype=_INT64),
+        old_slot=torch.empty(rows, dtype=_INT64),
+        new_slot=torch.empty(rows, dtype=_INT64),
     )
     inputs = (*accepted, length, first_row, page_table)
     _call("fledge_path_rows", (*inputs, *found), requests, width, page_table.shape[1], page_size)

@@ -17,6 +17,7 @@ the time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,11 @@ class _BatchSize:
 def most_nodes(topk: int) -> int:
     """Nodes of the largest tree of this width."""
     return min(MAX_NODES, 1 + TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates)
+
+
+@functools.cache
+def _deepest(topk: int, lookup: int) -> TreeShape:
+    return TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup)
 
 
 def _group(requests: int) -> int:
@@ -257,8 +263,7 @@ class Planner:
             return None
         if not self._confident:
             return RoundPlan(replace(shape, lookup=self._lookup), self.match_rates)
-        deepest = TreeShape(MAX_DEPTH, shape.topk, most_nodes(shape.topk), self._lookup)
-        return ConfidentPlan(deepest, self, requests)
+        return ConfidentPlan(_deepest(shape.topk, self._lookup), self, requests)
 
     def _copying(self, requests: int) -> RoundPlan | None:
         """Without the head: lookup's drafts, as far as they pay."""

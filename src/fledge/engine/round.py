@@ -280,7 +280,7 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     models, batch, now, shape, layout = this[:5]
     path = path_rows(this, accepted)
     if not shape.chain:  # a chain's nodes are where they belong already
-        models.decoder.move_kv(models.kv, path.move[0], path.move[1])
+        models.decoder.move_kv(models.kv, path.old_slot, path.new_slot)
     if features is not None:
         features = features.index_select(0, path.source)
     rows = layout.path_rows._replace(row_start=path.row_start)
@@ -310,7 +310,7 @@ def path_rows_plainly(this: Round, accepted: Accepted) -> PathRows:
         rows, some = _some_rows(rows, accepted.emits)
         positions, tokens, source, move = positions[some], tokens[some], source[some], move[:, some]
     last = rows.first_row + (accepted.emits - 1)  # [B]
-    return PathRows(rows.row_start, last, positions, tokens.to(torch.int32), source, move)
+    return PathRows(rows.row_start, last, positions, tokens.to(torch.int32), source, *move.unbind())
 
 
 def _fall_behind(this: Round, accepted: Accepted, features: Tensor | None) -> None:

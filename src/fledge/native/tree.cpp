@@ -51,10 +51,9 @@ void fledge_verify_rows(const int64_t* token_ids, const int64_t* depths, const i
 // where it was verified, and the KV slots it is moved between. `first_row` [B] of the verify.
 void fledge_path_rows(const int64_t* emits, const int64_t* path, const int64_t* emitted, const int32_t* length,
                       const int64_t* first_row, const int32_t* page_table, int32_t* row_start, int64_t* last,
-                      int32_t* positions, int32_t* tokens, int64_t* source, int64_t* move,
+                      int32_t* positions, int32_t* tokens, int64_t* source, int64_t* from, int64_t* to,
                       int64_t requests, int64_t width, int64_t pages, int64_t page_size) {
-  int64_t row = 0, rows = 0;
-  for (int64_t b = 0; b < requests; ++b) rows += emits[b];
+  int64_t row = 0;
   row_start[0] = 0;
   for (int64_t b = 0; b < requests; ++b) {
     const int32_t* table = page_table + b * pages;
@@ -64,8 +63,8 @@ void fledge_path_rows(const int64_t* emits, const int64_t* path, const int64_t* 
       positions[row] = static_cast<int32_t>(length[b] + d);
       tokens[row] = static_cast<int32_t>(emitted[b * width + d]);
       source[row] = first_row[b] + node;
-      move[row] = slot(length[b] + node);
-      move[rows + row] = slot(length[b] + d);
+      from[row] = slot(length[b] + node);
+      to[row] = slot(length[b] + d);
     }
     row_start[b + 1] = static_cast<int32_t>(row);
     last[b] = row - 1;
