@@ -36,8 +36,9 @@ class Follower:
     """Where each request's tree and its proposal still go together."""
 
     def __init__(self, proposal: Proposal) -> None:
-        none, likely = torch.zeros_like(proposal.matched), torch.zeros_like(proposal.log_probs[:, 0])
-        self.followed = Followed(proposal.token_ids, proposal.log_probs, none, none.clone(), likely)
+        kinds = torch.int64, torch.int64, torch.float32
+        none = [torch.zeros_like(proposal.matched, dtype=kind) for kind in kinds]
+        self.followed = Followed(proposal.token_ids, proposal.log_probs, *none)
 
     def raised(
         self, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int

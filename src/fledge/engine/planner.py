@@ -87,6 +87,13 @@ def _deepest(topk: int, lookup: int) -> TreeShape:
     return TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup)
 
 
+@functools.cache
+def _shapes(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
+    """The trees to choose from, of no more candidates than the `known` that beliefs tell apart."""
+    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
+    return tuple(TreeShape(depth, topk, nodes) for nodes in NODES if depth < nodes <= limit)
+
+
 def _group(requests: int) -> int:
     """Batch sizes that share what was measured: up to 4 each its own, then half a power of two apart."""
     return requests if requests <= 4 else next(n for n in _GROUPS if requests <= n or n == _GROUPS[-1])
@@ -306,12 +313,8 @@ class Planner:
         for topk in self._topks:
             for depth in range(1, MAX_DEPTH + 1):
                 worth = self.beliefs.best_nodes(depth, topk)
-                limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, len(worth) + 1)
-                for nodes in NODES:
-                    if not depth < nodes <= limit:
-                        continue
-                    shape = TreeShape(depth, topk, nodes)
-                    tau = 1.0 + float(worth[nodes - 2])
+                for shape in _shapes(depth, topk, len(worth)):
+                    tau = 1.0 + float(worth[shape.nodes - 2])
                     speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
                     if speed > most:
                         best, most = shape, speed
