@@ -36,7 +36,7 @@ DATE = re.compile(
 )  # fmt: skip
 _BORN = re.compile(
     r"(?<![^\W_])(?=[bdgnafc])(?:date (?:of|de) (?:birth|naissance)|birth[ _-]?(?:dates?|day)|b-?day|birthed|dob|d\.o\.b|d\.d\.n|ddn|dn(?=[ :.]{1,3}\d)|born|gebore[nr]?e?|geburts?\w*|geb(?![^\W_])|ge?b\.?-?(?:dat|tag)\w*"
-    r"|nee?s?(?![^\W_])(?= (?:le|la|en|a|au|the|d)(?![^\W_])| ?[(:,]?\s?\d)|naissance|anniversaire|naquit|nacid[oa]s?|nacio|naci(?![^\W_])|nac\.?(?![^\W_])|fe?ch?a?\.? (?:de )?na[cs]\w*|f\.? ?nac\w*|nacimiento|cumpleanos|nascid[oa]s?|nasci(?![^\W_])|nasceu|nasc\.?(?![^\W_])"
+    r"|nee?s?(?:\(e?s?\)|[·./-]e?s?)?(?![^\W_])(?=\s?:?\s(?:le|la|en|a|au|the|d)(?![^\W_])|\s?[(:,]?\s?\d)|naissance|anniversaire|naquit|nacid[oa]s?|nacio|naci(?![^\W_])|nac\.?(?![^\W_])|fe?ch?a?\.? (?:de )?na[cs]\w*|f\.? ?nac\w*|nacimiento|cumpleanos|nascid[oa]s?|nasci(?![^\W_])|nasceu|nasc\.?(?![^\W_])"
     r"|(?:data|dt)\.? (?:de )?nasc\w*|nascimento|aniversario(?= (?:e|:))|fdn(?![^\W_])|came into the world|n\.(?= ?\d{1,2}[./-])(?<=[,(;] n\.)|b\.(?= ?\d{1,2}[./-])(?<=[,(;] b\.))"
 )
 _STAR = re.compile(r"(?<=[(,;\s])\* ?(?=\d{1,2}\.)")  # German and genealogical: "* 3.4.1985"

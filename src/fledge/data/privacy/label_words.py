@@ -80,7 +80,7 @@ LABELS = (
     _label(
         e.MEDICAL_ID,
         r"(?=(?:.*\d){4})[A-Z0-9]{5,15}",
-        r"(?:numero|n\.?[º°o]) (?:de |du |do )?(?:dossier|expediente|processo|ficha|historia|registro|sejour|admission)", r"dossier(?= ?(?:n|:))", r"aktennummer", r"akten-nr", r"akte\b", r"kartei\w*", r"file (?:number|no)", r"hist\.? ?clin\w*\.?",
+        r"(?:numero|n\.?[º°o]) (?:de |du |do )?(?:dossier|expediente|processo|ficha|historia|registro|sejour|admission)", r"dossier(?= ?(?:n|:|[a-z]{0,3}-?\d))", r"aktennummer", r"akten-nr", r"akte\b", r"kartei\w*", r"file (?:number|no)", r"hist\.? ?clin\w*\.?",
         r"h\.? ?c\.?(?= (?:n|:|\d))", r"chart", r"expediente", r"ficha(?= ?(?:n|:))", r"identifiant patient", r"admission (?:number|no|id)", r"id (?=pa[ct]ient)", r"registro(?= ?(?:n|:))", r"case (?:number|no)",
         context=_PATIENT,
     ),
@@ -121,7 +121,7 @@ LABELS = (
     _label(
         e.TAX_ID,
         r"(?=(?:.*\d){6})[A-Z0-9]{8,15}",
-        r"tax\b(?: payer| file| reference)?(?: identification| reference)?", r"taxpayer", r"tin\b", r"ein\b(?=_|$|[\s:#]{1,3}(?:number|no\b|is\b|#|\d\d-))", r"fein\b", r"itin\b", r"atin\b", r"tfn\b", r"utr\b", r"vat\b", r"abn\b", r"gst(?:in)?\b", r"paye\b", r"employer identification", r"federal (?:tax )?id\b", r"business number",
+        r"tax\b(?: payer| file| reference)?(?: identification| reference)?", r"taxpayer", r"tin\b", r"ein\b(?=_|$|[\s:#]{1,3}(?:number|no\b|is\b|of\b|for\b|#|\d\d-))", r"fein\b", r"itin\b", r"atin\b", r"tfn\b", r"utr\b", r"vat\b", r"abn\b", r"gst(?:in)?\b", r"paye\b", r"employer identification", r"federal (?:tax )?id\b", r"business number",
         r"steuer-?\s?id\w*", r"steuer-?\s?nummer", r"steuerliche\w*", r"st\.?-?nr", r"steueridentifikationsnummer", r"idnr", r"ident-?nr", r"ust\.?[ _-]?id\S*", r"umsatzsteuer\w*", r"mwst-?nr", r"numero fiscal(?:e)?", r"uid\b(?=[ :-]{0,2}(?:atu|che))", r"steuerident\w*", r"tin-?nummer",
         r"n[º°] fiscal", r"identifiant fiscal", r"reference fiscale", r"avis d'impot", r"spi\b", r"(?:n[º°] |numero )?tva\b(?: intra\w*)?", r"cif\b", r"nif\b", r"contribuinte", r"contribuyente", r"cnpj\b", r"rfc\b(?! \d)", r"cuit\b", r"cuil\b", r"ruc\b", r"nit\b(?=[ :#]|$)", r"rif\b",
         r"identifica(?:cion|cao) fiscal", r"cedula (?:de identificacion )?(?:fiscal|tributaria)", r"pan\b(?= ?(?:card|number|no|:|is))(?: card)?", r"pan\b(?=_|$)", r"steuer-?nr", r"siren\b", r"siret\b", r"p\.? ?iva\b", r"partita iva", r"inscricao (?:estadual|municipal)", r"numero de identificacao fiscal",
@@ -140,11 +140,11 @@ LABELS = (
         e.PHONE_NUMBER,
         r"\+?\d{7,15}(?:X\d{1,6})?",
         r"(?:tele)?phones?", r"tel\b", r"mobile\b", r"cell(?:phone)?\b", r"call(?:ing|ed)?\b", r"dial\b", r"text(?: me|ing)?\b(?= (?:me|him|her|us|them|at|on)\b)", r"texted",
-        r"fax\b", r"whats?app", r"telegram", r"signal\b", r"sms\b", r"reach (?:me|us|him|her|them|\w+ (?:at|on))", r"hotline", r"contact(?: me| us| number)", r"let (?:me|us|him|her) know", r"ring (?:me|him|her|us|them|\w+ on)", r"phone(?:d|s)", r"notify", r"landline", r"voicemail", r"pager",
+        r"fax\b", r"whats?app", r"telegram", r"signal\b", r"sms\b", r"reach (?:me|us|him|her|them|\w+ (?:at|on))", r"hotline", r"contact(?: me| us| number)", r"let (?:me|us|him|her) know", r"ring (?:me|him|her|us|them|\w+ on)", r"phone(?:d|s)", r"notify", r"landline", r"voicemail", r"pager", r"localiza\w*",
         r"tele?fon\w*", r"handy\w*", r"mobil\w*", r"rufnummer\w*", r"(?:an)?rufen?\b", r"ruf\b", r"ruft\b", r"erreichbar", r"erreich(?:en|t|e)\b", r"durchwahl", r"festnetz", r"melde[nt]?\b", r"benachrichtig\w*", r"verstandig\w*", r"anruf\b", r"geben sie", r"sagen sie",
         r"telephon\w*", r"tel\b", r"fon\b", r"tlf\b", r"tlfno?\b", r"telf\b", r"telm\b", r"portable", r"appele[rz]", r"appelle", r"joindre", r"joignable", r"telefonos?", r"movil", r"celular\w*", r"fixe\b", r"prevene[zr]", r"prevenir", r"contacte[rz]", r"rappele[rz]", r"mobile", r"avise[rz]?\b", r"avis(?:ar|e|em|en|ad|ame|enme)\b", r"comuni[cq]\w+",
         r"ll?am(?:ar|e|en|ame|eme|adme|anos|enos|enme|adnos)\b", r"telefone", r"telemovel", r"ligar?\b", r"ligu(?:e|em)(?:-\w{1,3})?", r"zap\b", r"wpp\b", r"fone\b", r"contact\w{1,3}(?:-me)?\b", r"contat\w+(?:-me)?", r"fal(?:ar|e|em) com", r"marque(?= (?:el|al))",
-        r"mein(?:e)? nummer", r"my number", r"mi numero", r"meu numero", r"mon num(?:ero)?\b", r"(?:new|old|other|neue|alte|nouveau|nuevo|novo) (?:number|nummer|num(?:ero)?)\b", r"(?:num(?:ero)?|number|nummer)(?=[ :.,]{1,3}(?:ahora|agora|now|jetzt|maintenant))",
+        r"(?:my|meine?|mi|meu|mon) num(?:ber|mer|ero)?(?!\w| (?:fiscal|de\b|d[aeo]s?\b|of\b|social|client))", r"(?:new|old|other|neue|alte|nouveau|nuevo|novo) (?:number|nummer|num(?:ero)?)\b", r"(?:num(?:ero)?|number|nummer)(?=[ :.,]{1,3}(?:ahora|agora|now|jetzt|maintenant))",
         r"(?:chang\w*|troqu\w*|cambi\w*|mud\w*|gewechselt\w*) (?:de |my |meine )?num(?:ero|ber|mer)?\b",
     ),
     _label(NUMBER, r".*", r"numbers?\b", r"nummern?\b", r"num(?:ero)?\b", r"no\b(?=[.:]? ?\d|\. ?[a-z]{1,3}\d)", r"nr\b", r"n\.?[º°]"),
@@ -223,15 +223,19 @@ _CAMEL = re.compile(r"(?<=[a-zß-ÿ0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 @lru_cache(maxsize=4096)
+def field_words(name: str) -> str:
+    """The words of a field's name, folded: "taxId" is "tax id"."""
+    return " ".join(word for word in re.split(r"[\W_]+", fold(_CAMEL.sub(" ", name).lower())) if word)
+
+
+@lru_cache(maxsize=4096)
 def field_label(name: str) -> Label | None:
     """The label a field's name holds: taxId, EMPLOYER_EIN, "n. de passeport"; the last one if it holds several."""
-    words = [word for word in re.split(r"[\W_]+", fold(_CAMEL.sub(" ", name).lower())) if word]
-    if not words or _NO_FIELD.intersection(words):
+    text = field_words(name)
+    if not text or _NO_FIELD.intersection(text.split()):
         return None
     found = None
-    text = " ".join(words)
     for _, _, label in labels_in(text, 0, len(text)):
-        if label.entity == NUMBER and found is not None:
-            continue
-        found = label
-    return None if found is None or found.entity in (OTHER, NUMBER) else found
+        if label.entity != NUMBER:
+            found = label
+    return None if found is None or found.entity == OTHER else found
