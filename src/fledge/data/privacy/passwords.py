@@ -36,7 +36,7 @@ _PASSWORD = re.compile(
 )
 # Cheap: without one of these there is no password.
 _TRIGGER = re.compile(
-    r"pas[sw]|pwd|psw|pw|kennw|losung|codewort|zugang|mdp|code|contrase|clave|senha|palavra|palabra|log|cred|identif|acc?es|lan|fi|hotspot|pin|key",
+    r"pas[sw]|pwd|psw|pw|kennw|losung|codewort|zugang|mdp|code|contrase|clave|senha|palavra|palabra|log|cred|identif|acc?es|lan|fi|hotspot|pin|key|curl|wget|user|benutz|utili|usu[aá]ri",
 )
 _FIELD = re.compile(  # dbPassword: "Xy12-3", <adminPwd>Xy12-3</adminPwd>
     r"(?<![^\W_])(?P<key>[A-Za-z][\w-]{2,40})(?:[\"'`]?\]?\s?(?::=|=>|[:=])\s{0,2}|>)(?P<quote>\\?[\"'`]?)(?P<value>[^\s\"'`<>\\]{4,64})"
@@ -70,7 +70,7 @@ _CODE = re.compile(
 )
 # "config.password", "req.body.newPassword": words with a capital at most at their beginning
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-_CODE_WORD = re.compile(r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,}(?![a-z]))(?:_*(?:[A-Z][a-z]+\d?|[A-Z]{2,}(?![a-z])|(?<=_)[a-z\d]+))*_*|id")
+_CODE_WORD = re.compile(r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,})(?:_*(?:[A-Z][a-z]+\d?|(?<=_)[A-Za-z\d]+|(?:ID|URL|DB|API|JWT|SSH|AWS|IP)(?![a-z])))*_*")
 _OBJECTS = frozenset(
     "config settings self this os env process request req args params data user account options secrets credentials props form values event body state app ctx cfg conf db".split()
 )
