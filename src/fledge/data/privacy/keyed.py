@@ -25,7 +25,7 @@ _FIELD = re.compile(
 )
 _QUOTED = {mark: re.compile(rf"[^{mark}\n\\]{{2,80}}(?=\\?{mark})") for mark in "\"'`"}
 _NUMBER = re.compile(r"\+?\(?[A-Za-z]{0,6}[ -]?\d[\dA-Za-z]*\)?(?:[ ./-]{1,2}\(?(?:\d[\dA-Za-z]*|[A-Z]{1,2}(?!\w))\)?)*")
-_DIGITS_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+_DIGITS_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?!\w)")
 _ISO = re.compile(r"(?:19|20)\d\d-\d\d-\d\d(?=[T ]\d)")
 _BIRTH = re.compile(
     r"birth(?: ?day| ?date)?$|date (?:of|de) (?:birth|naissance)|\bdob\b|\bbday\b|geburtsdatum|geburtstag|\bgeb\b(?: ?dat\w*)?|geboren(?: am)?$|naissance$|nacimiento$|nascimento$|\b(?:fecha|data|dt|f)? ?na[cs]c?$"
@@ -53,12 +53,16 @@ def find_keyed(clues: Clues) -> Iterator[Finding]:
         elif kind == e.PERSON:
             continue
         else:
-            value = (_ISO.match(text, start) or DATE.match(text.lower(), start)) if kind == e.DATE_OF_BIRTH else _NUMBER.match(text, start)
+            value = _date(text, start) if kind == e.DATE_OF_BIRTH else _NUMBER.match(text, start)
         if value is None:
             continue
         size = _size(kind, value[0].rstrip(" .,-"))
         if size:
             yield Finding(start, start + size, kind if isinstance(kind, str) else kind.entity, 0.94)
+
+
+def _date(text: str, start: int) -> re.Match[str] | None:
+    return _ISO.match(text, start) or _DIGITS_DATE.match(text, start) or DATE.match(text.lower(), start)
 
 
 @lru_cache(maxsize=4096)

@@ -53,6 +53,7 @@ _UNIT = re.compile(
 )
 _MONEY = re.compile(r"(?:[€$£]|usd|eur|gbp|chf)\s?$")
 _REACH = 45  # characters between a label and its value
+_CLOSE = 12  # characters between two labels of one value
 _PHONE_REACH = 75  # "let Ms Ng, the form teacher, know on 0171 1234567"
 _AT_NUMBER = re.compile(
     r"(?<!\w)(?:on|at|under|unter|auf|au|al|en el|pelo|no|ao|para o|to)(?: (?:number|num(?:ero)?|nummer|tel|der|die))?\.?:? ?$"
@@ -86,7 +87,7 @@ def find_labelled(clues: Clues) -> Iterator[Finding]:
 
 def fits(label: Label, value: str) -> bool:
     """Whether a value has the form the label asks for, and is no date."""
-    compact = re.sub(r"[^0-9A-Z+x]", "", value.upper().replace("X", "x") if value.islower() else value).upper()
+    compact = re.sub(r"[^0-9A-Z+]", "", value.upper())
     if label.value.fullmatch(compact) is None:
         return False
     return label.entity == e.BANK_ROUTING or DATE.fullmatch(value.lower()) is None
@@ -120,7 +121,7 @@ def _labelled_values(clues: Clues) -> list[Value]:
             _Place(*place) for place in labels_in(folded, window, start + 4) if place[1] <= start and _applies(place[2], folded)
         ]
         digits = sum(character.isalnum() for character in match[0])
-        near = _before(clues, folded, places, past, start)
+        near = _before(folded, places, past, match)
         if near is None or near.entity == NUMBER:
             near = _topic(folded, places, past, start) or near
         if near is None and label is not None and _same_again(folded, label, past, start, digits - size, match[0]):
@@ -136,17 +137,18 @@ def _applies(label: Label, folded: str) -> bool:
     return label.context is None or label.context.search(folded) is not None
 
 
-def _before(clues: Clues, folded: str, places: list[_Place], past: int, start: int) -> Label | None:
+def _before(folded: str, places: list[_Place], past: int, value: re.Match[str]) -> Label | None:
     """The nearest label before a value that is not another value's."""
-    if not places:
+    if not places or places[-1].start < past - 1:
         return None
-    last = places[-1]
-    if last.label.entity == NUMBER and len(places) > 1 and start - places[-2].end <= _REACH:
-        # "Führerschein Klasse B (Nr. 1234)": the number of what is named before it.
-        if places[-2].start >= past - 1 and not _BROKEN.search(folded, places[-2].end, last.start):
-            last = _Place(places[-2].start, last.end, places[-2].label)
-    if last.start < past - 1:
-        return None
+    last, start = places[-1], value.start()
+    # "Führerschein Klasse B (Nr. 1234)", "Medicare card 2428": what stands before a word that says less.
+    vague = last.label.entity == NUMBER or (last.label.entity != OTHER and not fits(last.label, value[0]))
+    if vague and len(places) > 1 and past - 1 <= places[-2].start and start - places[-2].end <= _REACH:
+        earlier = places[-2]
+        close = last.label.entity == NUMBER or last.start - earlier.end <= _CLOSE
+        if close and not _BROKEN.search(folded, earlier.end, last.start):
+            last = _Place(earlier.start, last.end, earlier.label)
     reach = _REACH
     if last.label.entity == e.PHONE_NUMBER and _AT_NUMBER.search(folded, last.end, start):
         reach = _PHONE_REACH

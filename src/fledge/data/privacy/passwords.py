@@ -23,11 +23,12 @@ _WEAK = re.compile(  # words that name a place to log in as often as the passwor
 )
 _OF = r"(?:(?:for|für|fuer|pour|para|des?|du|do|da|del|der|von|vom|of|at|in|im|auf|on|to|zum?|zur|am|beim|bei|en|dans|chez|aux?|no|na|here|there|hier)\b[^.:=\n>]{0,40}?)?"
 _STILL = (
-    r"(?:\s(?:still|now|just|currently|simply|probably|übrigens|noch|immer|jetzt|weiterhin|einfach|nach wie vor|toujours|maintenant|désormais|encore|todavía|sigue siendo|ahora|"
-    r"aún|ainda|agora|sempre|mesmo|bien|changed to|set to|geändert auf|btw|actually|again)){0,2}"
+    r"(?:\s*\b(?:still|now|just|currently|simply|probably|übrigens|noch|immer|jetzt|weiterhin|einfach|nach wie vor|toujours|maintenant|désormais|encore|todavía|sigue siendo|ahora|"
+    r"aún|ainda|agora|sempre|mesmo|bien|changed to|set to|geändert auf|btw|actually|again)\b){0,2}"
 )
 _LINK = (
-    r"(?:[:=]{1,2}|=>|->|→|\bis\b:?|'s\b|\bwas\b:?|\bare\b:?|\bist\b:?|\blautet\b:?|\bwar\b:?|\bheißt\b|\best\b\s?:?|\bétait\b|\bes\b:?|\bé\b:?|\bera\b:?|\bto\b|\bsigue siendo\b|\bcontinua(?: a ser| sendo)?\b|\breste\b|\bbleibt\b)"
+    r"(?:[:=]{1,2}|=>|->|→|\bis\b:?|'s\b|\bwas\b:?|\bare\b:?|\bist\b:?|\blautet\b:?|\bwar\b:?|\bheißt\b|\best\b\s?:?|\bétait\b|\bes\b:?|\bé\b:?|\bera\b:?|\bto\b|\bsigue siendo\b|\bcontinua(?: a ser| sendo)?\b|\breste\b|\bbleibt\b"
+    r"|\b(?:geändert|gesetzt|zurückgesetzt|changed|set|reset|updated|changée?|modifiée?|réinitialisée?|cambiad[ao]|cambió|restablecid[ao]|mudad[ao]|mudou|alterad[ao]|redefinid[ao])\s(?:to|auf|en|à|a|para|por)\b)"
 )
 _PASSWORD = re.compile(
     rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:{_OF}{_LINK}{_STILL}:?)|\s(?=[\"'`«]))"
@@ -65,7 +66,7 @@ _PIN = re.compile(
 _IN_CONNECTION = re.compile(r"(?i)(?:;|\s|^|\")(?:pwd|password)=(?P<value>[^;\s\"'<>]{4,64})(?=;|\s|\"|$)")
 # "= input(", "= os.environ[", ": str", "= {{ secret }}"
 _CODE = re.compile(
-    r"[A-Za-z_][\w.]*[(\[](?:[\w., ]*[)\]]:?)?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b|(?:https?|file)://|%[({s]",
+    r"[A-Za-z_][\w.]*[(\[][\w., ]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b|(?:https?|file)://|%[({s]",
     re.IGNORECASE,
 )
 # "config.password", "req.body.newPassword": words with a capital at most at their beginning
@@ -133,7 +134,7 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     """Whether a word after "password is" is one, and not prose ("is required") or code ("= input()")."""
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False
-    if _ATTRIBUTE.fullmatch(value) and not quoted and _is_code(value):
+    if _ATTRIBUTE.fullmatch(value) and not quoted and _is_code(value) and (symbol or not any(map(str.isdigit, value))):
         return False
     if value.isdigit():
         return 4 <= len(value) <= 12
