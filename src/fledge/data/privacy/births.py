@@ -25,6 +25,10 @@ _YEAR = r"(?:1[89]|20)\d\d"
 _DAY = r"(?:0?[1-9]|[12]\d|3[01])"
 _MONTH = r"(?:0?[1-9]|1[0-2])"
 _SHORT = r"['´`]?\d\d"
+_ORDINAL = (
+    r"(?:twenty|thirty)[ -](?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth)|(?:thir|four|fif|six|seven|eigh|nine)teenth|first|second|third|fourth|fifth|sixth|seventh|eighth"
+    r"|ninth|tenth|eleventh|twelfth|twentieth|thirtieth|premier|primero|primeiro|uno|(?:ers|zwei|drit|vier|funf|sechs|sieb|ach|neun|zehn|elf|zwolf)ten"
+)
 _LINK = r"[ ./-]{1,2}"
 DATE = re.compile(
     rf"(?<!\w)(?:{_YEAR}(?P<s>[-/. ]){_MONTH}(?P=s){_DAY}(?:t\d\d:\d\d(?::\d\d(?:\.\d+)?)?z?)?"
@@ -32,12 +36,13 @@ DATE = re.compile(
     rf"|{_DAY}[ ./-]{{1,2}}(?:i{{1,3}}|iv|vi{{0,3}}|ix|xi{{0,2}})[ ./-]{{1,2}}{_YEAR}"
     rf"|{_DAY}(?:st|nd|rd|th|er|\.|[ºª°])?[ ./-]{{0,2}}(?:de |of |d.|dia )?(?:{_MONTHS})(?:\.|,)?[ ./-]{{0,2}}(?:de |del |do |of |del ano )?(?:{_YEAR}|{_SHORT})"
     rf"|(?:{_MONTHS})\.?[ ./-]{{0,2}}(?:the )?{_DAY}(?:st|nd|rd|th)?(?:,|\.)?[ ./-]{{0,2}}(?:{_YEAR}|(?<=[,/-]){_SHORT}|(?<=[,/-] ){_SHORT})"
+    rf"|(?:{_ORDINAL})(?: of| de)? (?:{_MONTHS}),? (?:de |del )?{_YEAR}|(?:{_MONTHS}) (?:the )?(?:{_ORDINAL}),? {_YEAR}"
     rf"|{_YEAR}[ ./-](?:{_MONTHS})\.?[ ./-]{_DAY})(?!\w)"
 )  # fmt: skip
 _BORN = re.compile(
     r"(?<![^\W_])(?=[bdgnafc])(?:date (?:of|de) (?:birth|naissance)|birth[ _-]?(?:dates?|day)|b-?day|birthed|dob|d\.o\.b|d\.d\.n|ddn|dn(?=[ :.]{1,3}\d)|born|gebore[nr]?e?|geburts?\w*|geb(?![^\W_])|ge?b\.?-?(?:dat|tag)\w*"
     r"|nee?s?(?:\(e?s?\)|[·./-]e?s?)?(?![^\W_])(?=\s?:?\s(?:le|la|en|a|au|the|d)(?![^\W_])|\s?[(:,]?\s?\d)|naissance|anniversaire|naquit|nacid[oa]s?|nacio|naci(?![^\W_])|nac\.?(?![^\W_])|fe?ch?a?\.? (?:de )?na[cs]\w*|f\.? ?nac\w*|nacimiento|cumpleanos|nascid[oa]s?|nasci(?![^\W_])|nasceu|nasc\.?(?![^\W_])"
-    r"|(?:data|dt)\.? (?:de )?nasc\w*|nascimento|aniversario(?= (?:e|:))|fdn(?![^\W_])|came into the world|n\.(?= ?\d{1,2}[./-])(?<=[,(;] n\.)|b\.(?= ?\d{1,2}[./-])(?<=[,(;] b\.))"
+    r"|(?:data|dt)\.? (?:de )?nasc\w*|nascimento|aniversario(?= (?:e|:))|fdn(?![^\W_])|came into the world|n\.(?= ?\d{1,2}[./-])(?<=[,(;] n\.)|b\.(?= ?\d{1,2}[./ -])(?<=[(;]b\.)|b\.(?= ?\d{1,2}[./ -])(?<=[,(;] b\.))"
 )
 _STAR = re.compile(r"(?<=[(,;\s])\* ?(?=\d{1,2}\.)")  # German and genealogical: "* 3.4.1985"
 _DIGITS_DATE = re.compile(

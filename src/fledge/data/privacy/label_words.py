@@ -48,7 +48,7 @@ LABELS = (
         r"bestell\w*", r"rechnung\w*", r"artikel\w*", r"sendung\w*", r"auftrag\w*", r"seriennummer", r"modell", r"seite\b",
         r"commande", r"facture", r"colis", r"suivi", r"modele", r"reference", r"referenz", r"referencia", r"pedido", r"factura", r"envio", r"fatura",
         r"encomenda", r"modelo", r"articulo", r"artigo", r"protocolo", r"population", r"revenue", r"transaction",
-        r"uuid", r"hash", r"checksum", r"timestamp", r"earnings call", r"conference call", r"call(?:ing|s|ed)? (?:the |this |a )?(?:function|method|api|endpoint|script|procedure|it|tool)\b", r"account[ _-]id\b", r"booking", r"reservation", r"reserva\b",
+        r"uuid", r"hash", r"checksum", r"timestamp", r"earnings call", r"conference call", r"call (?:stack|me (?:when|if|after|maybe)|back (?:in|if|when))\b", r"routing (?:table|protocol|engine|polic\w+|rules?|layer|key)", r"call(?:ing|s|ed)? (?:the |this |a )?(?:function|method|api|endpoint|script|procedure|it|tool)\b", r"account[ _-]id\b", r"booking", r"reservation", r"reserva\b",
         r"buchung\w*", r"confirmation", r"coupon", r"voucher", r"gutschein\w*", r"promo\b", r"vorgang\w*", r"aktenzeichen", r"lot\b", r"charge(?:nnummer|n-?nr)",
         r"guia\b", r"rastre\w*", r"seguimiento", r"builds?\b", r"firmware", r"episode", r"lieferschein\w*", r"devis\b", r"presupuesto", r"orcamento", r"serie\b",
         r"sendungs\w*", r"barcode", r"ean\b", r"gtin\b", r"asin\b", r"upc\b", r"pr\b(?= ?#)", r"issue\b", r"jira", r"request[ _-]id\b", r"trace[ _-]id\b", r"session[ _-]id\b",
@@ -56,13 +56,13 @@ LABELS = (
     _label(
         e.PASSPORT,
         r"(?=(?:.*\d){4})[A-Z0-9]{6,12}",
-        r"passports?(?:nummer)?", r"pass (?=(?:no|nr|nummer|number)\b)", r"reise ?pas\w*", r"passnummer", r"pas{1,2}-?nr", r"passeports?", r"pasaportes?", r"passaportes?", r"pasap\b",
+        r"passports?(?:nummer)?", r"pass (?=(?:no|nr|nummer|number|hat|lautet)\b)", r"reise ?pas\w*", r"passnummer", r"pas{1,2}-?nr", r"passeports?", r"pasaportes?", r"passaportes?", r"pasap\b",
         r"travel document", r"titre de voyage", r"documento de via[jg]em?", r"passe?p\b",
     ),
     _label(
         e.DRIVER_LICENSE,
         r"(?=(?:.*\d){4})[A-Z0-9]{5,18}",
-        r"driver'?s?'?s? licen[sc]es?", r"driving licen[sc]es?", r"dl\b", r"licen[sc]e (?:number|no)", r"driver'?s? permit", r"driving permit",
+        r"driver'?s?'?s? licen[sc]es?", r"driving licen[sc]es?", r"dl\b", r"licen[sc]e (?:number|no)", r"lic\b(?=\.? ?(?:#|n[or]|num|:))", r"num(?:ero|\.)? de (?:licen[cs]ia|carteira|carta)", r"driver'?s? permit", r"driving permit",
         r"(?:provisional|drivers?) lic\b", r"licen[sc]ia de motorista",
         r"f(?:u|ue)hrerschein\w*", r"fahrerlaubnis\w*", r"lenkerberechtigung", r"fuhrerausweis\w*", r"permis(?= (?:de|b|a|c|am|be|n|probatoire|moto|poids)\b)(?: de conduire)?(?: [a-e]{1,2}\b)?",
         r"(?:carnet?|licencia|permiso|registro) (?:de |para )?(?:conduci\w+|conducto\w*|manejo|manejar)", r"carteira (?:nacional )?de (?:motorista|habilitacao|conducao)",
@@ -71,7 +71,7 @@ LABELS = (
     _label(
         e.MEDICAL_ID,
         r"(?=(?:.*\d){4})[A-Z0-9]{5,15}",
-        r"medical (?:records?|file|chart|card|id)", r"mrn\b", r"patient(?:en)?[ _-]?(?:id|ident\w*|identifier|number|no|nummer|nr|kennung|chart|file|record|akte)\b", r"health (?:card|record|service|id)s?",
+        r"medical (?:records?|file|chart|card|id)", r"mrn\b", r"pat\.?[ _-]?(?:id|nr|no|num\w*)\b", r"patient(?:en)?[ _-]?(?:id|ident\w*|identifier|number|no|nummer|nr|kennung|chart|file|record|akte)\b", r"health (?:card|record|service|id)s?",
         r"nhs\b", r"chi\b(?= (?:number|no))", r"medicare", r"medicaid", r"health care number", r"ohip", r"phn\b", r"ihi\b", r"mbi\b", r"dossier (?:medical|patient|hospitalier|clinique)", r"histori[ac]l? (?:clinic[ao]|medic[ao])",
         r"prontuario", r"processo (?:clinico|hospitalar)", r"numero de utente", r"n\.?[º°] (?:de |do )?utente", r"cartao (?:nacional de saude|(?:do )?sus|de utente)", r"utente\b", r"nhc\b", r"ipp\b", r"hosp\.?(?:ital)? (?:no|nr|num|number|id)\b", r"cns\b", r"sns\b",
         r"patientenakte\w*", r"krankenakte\w*", r"krankenblatt\w*", r"fallnummer", r"fall-nr", r"aufnahmenummer", r"hospital number", r"tarjeta sanitaria", r"cip\b", r"carte vitale(?= (?:n(?:[°º.]|o\b|um|r\b)|:))", r"cuenta medica", r"expediente (?:clinico|medico)", r"ficha (?:clinica|medica)",
@@ -87,10 +87,16 @@ LABELS = (
     _label(
         e.INSURANCE_ID,
         r"(?=(?:.*\d){4})[A-Z0-9]{5,16}",
-        r"insurance", r"policy(?=\s?(?:number|no|nr|id|#|:|is|with|held|holder))", r"member(?:ship)?[ _-]?(?:id|number|no)\b", r"subscriber", r"group (?:number|no|id)\b(?=.{0,3}\d)", r"claim (?:number|no|id)\b",
+        r"insurance", r"policy(?=\s?(?:[a-z]{0,3}[ -]?\d|number|no|nr|id|#|:|is|with|held|holder))", r"member(?:ship)?[ _-]?(?:id|number|no)\b", r"subscriber", r"group (?:number|no|id)\b(?=.{0,3}\d)", r"claim (?:number|no|id)\b",
         r"versicherten\w*", r"krankenversicherung\w*", r"krankenkasse\w*", r"versicherungs?\w*", r"police\b(?=\s?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"versichert(?= (?:unter|mit|bei))", r"mitglieds\w*", r"schaden(?:nummer|-nr)", r"gesundheitskarte", r"egk\b", r"vers\.?-? ?nr",
-        r"kvnr", r"(?:kranken|lebens|haftpflicht|kfz-?|auto|hausrat|unfall)(?:versicher|kassen)\w*", r"assurances?\b", r"mutuelle", r"numero d.adherent", r"adherent(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"numero de sinistre", r"seguro(?! social)s?\b", r"poliza", r"apolice", r"policen?-?(?:nummer|nr)", r"contrat d'assurance",
+        r"kvnr", r"kv-?(?:nr|nummer)", r"(?:n[º°]|numero) d.assuree?", r"assuree?(?= ?(?:n(?:[°º.]|o\b|um)|:))", r"(?:kranken|lebens|haftpflicht|kfz-?|auto|hausrat|unfall)(?:versicher|kassen)\w*", r"assurances?\b", r"mutuelle", r"numero d.adherent", r"adherent(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"numero de sinistre", r"seguro(?! social)s?\b", r"poliza", r"apolice", r"policen?-?(?:nummer|nr)", r"contrat d'assurance",
         r"asegurad[oa]", r"segurad[oa]", r"afiliad[oa]", r"num(?:ero|\.)? de (?:afiliacion|socio|asociado)", r"carteirinha", r"beneficiari[oa]", r"plano de saude", r"convenio(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"obra social", r"sinistro", r"siniestro", r"matricula d[oa] plano", r"prevoyance", r"sociétaire", r"societaire",
+    ),
+    _label(
+        e.INSURANCE_ID,
+        r"(?=(?:.*\d){4})[A-Z0-9]{5,16}",
+        r"(?:numero|n[º°]) (?:de |du |do )?(?:contrat\w*|matricula)", r"contrat(?= ?(?:n(?:[°º.]|o\b|um)|habitation|auto))(?: habitation| auto)?", r"vertrags?(?:nummer|-?nr)", r"contract (?:number|no)", r"matricula", r"vertrag\b(?= nr)",
+        context=r"assur|mutuelle|segur[oa]|insur|versicher|apolice|poliza|plano|unimed|convenio|sinist",
     ),
     _label(
         e.BANK_ROUTING,
@@ -108,7 +114,7 @@ LABELS = (
         r"[A-Z]{0,4}\d{5,24}[A-Z0-9]{0,12}",
         r"(?:bank |checking |savings |current |chequing |deposit )?accounts?\b", r"bank acc?\b", r"acct\b", r"a/c\b", r"konto\w*", r"(?:giro|spar|bank|gehalts|haupt)konto\w*", r"kto\b", r"rib\b",
         r"depotnummer", r"clabe\b", r"compte\b", r"cuenta\b", r"cta\b", r"contas?\b(?: corrente| bancaria| poupanca| salario)?", r"nib\b", r"ccc\b", r"cbu\b", r"cvu\b",
-        r"bban\b", r"acc\b", r"poupanca(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"chave pix", r"pix\b",
+        r"bban\b", r"acc\b", r"poupanca(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"chave pix", r"pix\b", r"c/c\b",
     ),
     _label(e.IBAN_CODE, r"[A-Z]{2}\d{2}[A-Z0-9]{8,30}", r"iban\b"),
     _label(
@@ -121,8 +127,8 @@ LABELS = (
     _label(
         e.TAX_ID,
         r"(?=(?:.*\d){6})[A-Z0-9]{8,15}",
-        r"tax\b(?: payer| file| reference)?(?: identification| reference)?", r"taxpayer", r"tin\b", r"ein\b(?=_|$|[\s:#]{1,3}(?:number|no\b|is\b|of\b|for\b|#|\d\d-))", r"fein\b", r"itin\b", r"atin\b", r"tfn\b", r"utr\b", r"vat\b", r"abn\b", r"gst(?:in)?\b", r"paye\b", r"employer identification", r"federal (?:tax )?id\b", r"business number",
-        r"steuer-?\s?id\w*", r"steuer-?\s?nummer", r"steuerliche\w*", r"st\.?-?nr", r"steueridentifikationsnummer", r"idnr", r"ident-?nr", r"ust\.?[ _-]?id\S*", r"umsatzsteuer\w*", r"mwst-?nr", r"numero fiscal(?:e)?", r"uid\b(?=[ :-]{0,2}(?:atu|che))", r"steuerident\w*", r"tin-?nummer",
+        r"tax\b(?: payer| file| reference)?(?: identification| reference)?", r"taxpayer(?: id\w*)?", r"tin\b", r"ein\b(?=_|$|[\s:#]{1,3}(?:number|no\b|is\b|of\b|for\b|#|\d\d-\d))", r"fein\b", r"itin\b", r"atin\b", r"tfn\b", r"utr\b", r"vat\b", r"abn\b", r"gst(?:in)?\b", r"paye\b", r"employer identification", r"federal (?:tax )?id\b", r"business number",
+        r"steuer-?\s?id\w*", r"steuer-?\s?nummer", r"steuerliche\w*", r"st\.?-?nr", r"steuernr", r"nipc\b", r"nie?f\b(?=[ :])", r"steueridentifikationsnummer", r"idnr", r"ident-?nr", r"ust\.?[ _-]?id\S*", r"umsatzsteuer\w*", r"mwst-?nr", r"numero fiscal(?:e)?", r"uid\b(?=[ :-]{0,2}(?:atu|che))", r"steuerident\w*", r"tin-?nummer",
         r"n[º°] fiscal", r"identifiant fiscal", r"reference fiscale", r"avis d'impot", r"spi\b", r"(?:n[º°] |numero )?tva\b(?: intra\w*)?", r"cif\b", r"nif\b", r"contribuinte", r"contribuyente", r"cnpj\b", r"rfc\b(?! \d)", r"cuit\b", r"cuil\b", r"ruc\b", r"nit\b(?=[ :#]|$)", r"rif\b",
         r"identifica(?:cion|cao) fiscal", r"cedula (?:de identificacion )?(?:fiscal|tributaria)", r"pan\b(?= ?(?:card|number|no|:|is))(?: card)?", r"pan\b(?=_|$)", r"steuer-?nr", r"siren\b", r"siret\b", r"p\.? ?iva\b", r"partita iva", r"inscricao (?:estadual|municipal)", r"numero de identificacao fiscal",
     ),
@@ -133,7 +139,7 @@ LABELS = (
         r"citizen(?:ship)? (?:card|id|number)", r"residen(?:t|ce) (?:permit|card)", r"green card", r"alien (?:registration )?number", r"a-number", r"government id", r"photo id\b", r"state id\b", r"voter id", r"personalausweis\w*", r"perso\b", r"ausweis\w*", r"sozialversicherung\w*", r"sv-?(?:nr|nummer)", r"svnr\b", r"rentenversicherung\w*", r"rv-?nr", r"rvnr\b", r"aufenthaltstitel\w*",
         r"(?:numero de )?secu\b", r"num secu", r"securite sociale", r"nss\b", r"nir\b", r"insee\b", r"carte (?:nationale )?d.identite", r"carte de sejour", r"titre de sejour", r"piece d.identite", r"cni\b", r"dni\b", r"d\.n\.i\.?", r"nie\b", r"cedulas?\b(?: de (?:ciudadania|identidad|extranjeria))?", r"c\.c\.(?= ?\d)", r"rut\b", r"run\b(?=[ :#]{1,3}\d{1,2}\.?\d{3}\.?\d{3}-)", r"ine\b(?=[ :#]|$)", r"clave (?:de elector|unica)",
         r"documento (?:nacional )?de identi\w*", r"documento(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"seguridad social", r"seguro social", r"num(?:ero|\.)? de (?:seguridad|afiliacion) social", r"cpf\b", r"rg\b", r"cartao (?:de|do) cidadao", r"cc\b(?= ?(?:n\.?[º°]|\d{8} ?\d))", r"registro geral", r"titulo de eleitor", r"pis(?:/pasep)?\b(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"nis\b(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))",
-        r"bilhete de identidade", r"seguranca social", r"niss\b", r"curp\b", r"aadhaa?r", r"sin\b(?=(?: ?(?:#|no\.?|number|is))?[:\s]{1,2}\d{3}|_|$)", r"bsn\b", r"pesel\b",
+        r"bilhete de identidade", r"bi(?:/cc)?\b(?= n(?:[°º.]|o\b|um|r\b))", r"seguranca social", r"niss\b", r"curp\b", r"aadhaa?r", r"sin\b(?=(?: ?(?:#|no\.?|number|is))?[:\s]{1,2}\d{3}|_|$)", r"bsn\b", r"pesel\b",
         r"codice fiscale", r"personnummer", r"personal (?:number|identity|identification)", r"ahv\b", r"identidade", r"burgerservicenummer", r"nss\b",
     ),
     _label(
@@ -165,6 +171,9 @@ def _compiled() -> re.Pattern[str]:
     for row, label in enumerate(LABELS):
         for word in label.words:
             branches = [word] if word[0].isalnum() else _spelled(word)
+            acronym = re.match(r"[a-z]{3,5}(?=\\b)", word)  # N.I.F.
+            if acronym and label.entity not in (OTHER, NUMBER):
+                branches.append(r"\.".join(acronym[0]) + r"\b\.?" + word[acronym.end() + 2 :])
             for branch in branches:
                 filed.setdefault(branch[0], {}).setdefault(row, []).append(branch[1:])
     letters = []
@@ -176,7 +185,7 @@ def _compiled() -> re.Pattern[str]:
         letters.append(f"{letter}(?:{inner})")
     pattern = "|".join(letters).replace(r"\b", r"(?![^\W_])")
     pattern = re.sub(r"(?<=[\w)?}*]) (?=[\w(])", r"[\\s_-]", pattern)
-    return re.compile(rf"(?<![^\W_])(?<!@)(?:{pattern})(?!\w*(?:@|\.[a-z]))")
+    return re.compile(rf"(?<![^\W_])(?<!@)(?:{pattern})(?!\w*(?:@|\.[a-z])|_(?:type|count|rate|status|hash|len|format|name|date))")
 
 
 def _spelled(word: str) -> list[str]:

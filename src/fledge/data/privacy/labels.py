@@ -31,7 +31,7 @@ _ABBREVIATIONS = (
     "nat med mob tlf telf doc exp hist clin hosp apt prof frau hr herr mme mlle nac nasc dat fec steuer mwst ust"
 )
 _BROKEN = re.compile(
-    r"(?<!\.)(?<![^\w]\w)" + "".join(rf"(?<!\b{word})" for word in _ABBREVIATIONS.split()) + r"[.!?]\s|;\s|\n\s*\n"
+    r"(?<!\.)(?<![^\w]\w)(?<!nr)" + "".join(rf"(?<!\b{word})" for word in _ABBREVIATIONS.split()) + r"[.!?]\s|;\s|\n\s*\n"
     r"|\s[-–—]\s(?!\d*[a-z]*\d)|, (?:and|und|et|y|e) "
 )
 _AFTER = re.compile(
@@ -49,8 +49,9 @@ _ANOTHERS = re.compile(
 # What is counted in these is no number of anybody's: "3269639942 units".
 _UNIT = re.compile(
     r"\s?(?:units?|tokens?|bytes?|[kmgt]i?b|bits|rows?|lines?|records?|people|users|items|shares|copies|dollars?|euros?|times|views|requests|inhabitants|seconds|ms"
-    r"|stück|zeilen|einheiten|einwohner|sekunden|euro|lignes|unités|habitants|octets|fois|filas|líneas|unidades|habitantes|linhas|veces|vezes|%|€|\$|£|usd|eur|gbp|brl|chf|pesos|reais)(?!\w)"
+    r"|stück|zeilen|einheiten|einwohner|sekunden|euro|lignes|unités|habitants|octets|fois|filas|líneas|unidades|habitantes|linhas|veces|vezes|%|€|\$|£|usd|eur|gbp|brl|chf|pesos|reais|entries|members|einträge|per (?:month|year|week)|pro (?:monat|jahr)|par (?:mois|an)|por m[eê]s|al mes)(?!\w)"
 )
+_AMOUNT = re.compile(r"\d{1,3}(?:[., ]?\d{3})*[.,]\d{2}|\d+\.\d")
 _MONEY = re.compile(r"(?:[€$£]|usd|eur|gbp|chf)\s?$")
 _REACH = 45  # characters between a label and its value
 _CLOSE = 12  # characters between two labels of one value
@@ -88,7 +89,7 @@ def find_labelled(clues: Clues) -> Iterator[Finding]:
 def fits(label: Label, value: str) -> bool:
     """Whether a value has the form the label asks for, and is no date."""
     compact = re.sub(r"[^0-9A-Z+]", "", value.upper())
-    if label.value.fullmatch(compact) is None:
+    if label.value.fullmatch(compact) is None or _AMOUNT.fullmatch(value):
         return False
     return label.entity == e.BANK_ROUTING or DATE.fullmatch(value.lower()) is None
 
@@ -113,13 +114,17 @@ def _labelled_values(clues: Clues) -> list[Value]:
     found: list[Value] = []
     places: list[_Place] = []  # labels so far; only the neighbourhood of values is looked at
     past = 0  # end of the value before
+    read = 0  # how far labels have been looked for
     size, label = 0, None  # of the value before
     for match in _VALUE.finditer(text):
         start, end = match.span()
-        window = max(past - 1, start - _TOPIC_REACH, 0)
+        window = max(past - 1, start - _TOPIC_REACH, read)
         places += [
-            _Place(*place) for place in labels_in(folded, window, start + 4) if place[1] <= start and _applies(place[2], folded)
+            _Place(*place)
+            for place in labels_in(folded, window, start + 4)
+            if place[1] <= start and _applies(place[2], folded)
         ]
+        read = max(read, past - 1, places[-1].end if places else 0)
         digits = sum(character.isalnum() for character in match[0])
         near = _before(folded, places, past, match)
         if near is None or near.entity == NUMBER:
@@ -127,10 +132,17 @@ def _labelled_values(clues: Clues) -> list[Value]:
         if near is None and label is not None and _same_again(folded, label, past, start, digits - size, match[0]):
             near = label
         label = near or _behind(folded, end)
-        past, size = end, digits
         if label is not None:
             found.append((match, label))
+            if near is not None and near.entity not in (OTHER, NUMBER) and _waits(near, match[0], digits):
+                continue  # "the passport that ends in 103, in full X1234567": the label waits for its value
+        past, size = end, digits
     return found
+
+
+def _waits(label: Label, value: str, size: int) -> bool:
+    """Whether a label's value is still to come: what stands there is a date or too short."""
+    return (size < 5 or DATE.fullmatch(value.lower()) is not None) and not fits(label, value)
 
 
 def _applies(label: Label, folded: str) -> bool:

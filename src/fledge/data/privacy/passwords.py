@@ -14,7 +14,7 @@ from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.label_words import field_words
 
 _LABEL = (
-    r"pass[ _-]?(?:word|wort|phrase|code|key)|passwd|pass|pwd|psw|pswd|pw|kennwort|losung(?:swort)?|codewort|zugangscode|mot de passe|mdp|code (?:d['’]acc[eè]s|secret|wifi)|contrase(?:ñ|n)a"
+    r"pass[ _-]?(?:word|wort|phrase|code|key)|passwd|pass|pwd|psw|pswd|pw|kennwort|losung(?:swort)?|codewort|zugangscode|mot de passe|mdp|code (?:d['’]acc[eè]s|secret|(?:du |de la )?wi-?fi)|contrase(?:ñ|n)a"
     r"|clave|passe?|senha|palavra[- ]passe|palavra[- ]chave|palabra clave|login|log-?in|credentials|creds|zugangsdaten|identifiants|credenciales|credenciais|acceso|acesso"
     r"|w-?lan(?:[- ]?(?:key|schl(?:ü|ue)ssel))?|wi-?fi|hotspot|pin(?:[ -]?(?:code|number))?"
 )
@@ -24,15 +24,29 @@ _WEAK = re.compile(  # words that name a place to log in as often as the passwor
 _OF = r"(?:(?:for|für|fuer|pour|para|des?|du|do|da|del|der|von|vom|of|at|in|im|auf|on|to|zum?|zur|am|beim|bei|en|dans|chez|aux?|no|na|here|there|hier)\b[^.:=\n>]{0,40}?)?"
 _STILL = (
     r"(?:\s*\b(?:still|now|just|currently|simply|probably|übrigens|noch|immer|jetzt|weiterhin|einfach|nach wie vor|toujours|maintenant|désormais|encore|todavía|sigue siendo|ahora|"
-    r"aún|ainda|agora|sempre|mesmo|bien|changed to|set to|geändert auf|btw|actually|again)\b){0,2}"
+    r"aún|ainda|agora|sempre|mesmo|bien|changed to|set to|geändert auf|btw|actually|again|vorher|zuletzt|früher|avant|antes|before|previously|formerly|originally|always|immer noch)\b){0,2}"
 )
 _LINK = (
     r"(?:[:=]{1,2}|=>|->|→|\bis\b:?|'s\b|\bwas\b:?|\bare\b:?|\bist\b:?|\blautet\b:?|\bwar\b:?|\bheißt\b|\best\b\s?:?|\bétait\b|\bes\b:?|\bé\b:?|\bera\b:?|\bto\b|\bsigue siendo\b|\bcontinua(?: a ser| sendo)?\b|\breste\b|\bbleibt\b"
-    r"|\b(?:geändert|gesetzt|zurückgesetzt|changed|set|reset|updated|changée?|modifiée?|réinitialisée?|cambiad[ao]|cambió|restablecid[ao]|mudad[ao]|mudou|alterad[ao]|redefinid[ao])\s(?:to|auf|en|à|a|para|por)\b)"
+    r"|\bc['’]est\b|\b(?:geändert|gesetzt|zurückgesetzt|changed|set|reset|updated|changée?|modifiée?|réinitialisée?|cambiad[ao]|cambió|restablecid[ao]|mudad[ao]|mudou|alterad[ao]|redefinid[ao])\s(?:to|auf|en|à|a|para|por)\b)"
 )
 _PASSWORD = re.compile(
     rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:{_OF}{_LINK}{_STILL}:?)|\s(?=[\"'`«]))"
     rf"\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<>“”]{{4,64}})",
+    re.IGNORECASE,
+)
+# "temporary password Xy12-345 expires", "the default password (Xy12-345)", "I use Xy12-345 as my password"
+_NAMED = (
+    r"pass(?:word|wort|code|phrase)|passwd|kennwort|mot de passe|mdp|contrase(?:ñ|n)a|senha|palavra-passe"
+)
+_BARE = re.compile(
+    rf"(?<![^\W_])(?:(?:{_NAMED})\s\(?(?P<value>[^\s\"'`«»<>()]{{7,64}})"
+    rf"|(?P<before>[^\s\"'`«»<>()]{{6,64}})[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_NAMED})(?!\w))",
+    re.IGNORECASE,
+)
+_NAMED_SIGN = re.compile(_NAMED)
+_TECHNICAL = re.compile(
+    r"(?:sha|md|base|utf|aes|rsa|pbkdf|argon|bcrypt|oauth|http|ipv|x5|win|v|ldap|php|mysql|sql|py|log|wpa|step|level|field|test|user)\W?\d\w*|\d+\w{1,3}|\d+[- ]\w+|\w+\d\.\w+|[\d.,:/-]+",
     re.IGNORECASE,
 )
 # Cheap: without one of these there is no password.
@@ -50,8 +64,8 @@ _BESIDE_EMAIL = re.compile(
 )  # ann@acme.org / Xy12-3
 # "log in as anna with Xy12-3", "user anna, pass Xy12-3", "user: anna / Xy12-3", "Benutzer anna und Xy12-3"
 _BESIDE_USER = re.compile(
-    r"(?<![^\W_])(?:user(?:name)?|login|log in as|sign in as|benutzer(?:name)?|utilisateur|identifiant|usuario|utilizador|usuário)\s?[:=]?\s?[\"'`]?(?P<user>[\w.@+-]{2,40})[\"'`]?"
-    r"(?:\s?[,;/|]\s?|\s(?:and|with|und|mit|et|avec|y|con|e|com)\s)(?:the |das |le |la |el |a |o )?(?:pass(?:word|wort|wd)?|pwd|pw|kennwort|mdp|mot de passe|contraseña|clave|senha)?\s?[:=]?\s?[\"'`]?"
+    r"(?<![^\W_])(?:user(?:name)?|login|creds|credentials|zugang(?:sdaten)?|identifiants|acceso|acesso|log in as|sign in as|benutzer(?:name)?|utilisateur|identifiant|usuario|utilizador|usuário)\s?[:=]?\s?[\"'`]?(?P<user>[\w.@+-]{2,40})[\"'`]?"
+    r"(?:\s?[,;/|]\s?|\s(?:and|with|und|mit|et|avec|y|con|e|com)\s)(?:the |das |le |la |el |a |o )?(?:pass(?:word|wort|wd)?|pwd|pw|kennwort|mdp|mot de passe|contraseña|clave|senha|palavra-passe)?\s?[:=]?\s?[\"'`]?"
     r"(?P<value>[^\s\"'`<>]{5,64})",
     re.IGNORECASE,
 )
@@ -61,7 +75,8 @@ _ON_COMMAND_LINE = re.compile(
     r"[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
 )
 _PIN = re.compile(
-    r"(?<![^\W_])(?:PIN|Pin|pin)(?:[ -]?(?:code|Code|number))?(?: (?:is|ist|est|es|é))?:? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)"
+    r"(?<![^\W_])pin(?:[ -]?(?:code|number))?(?: (?:is|ist|est|es|é))?:? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)(?! (?:to|as|on)(?: the)? (?:high|low|gnd|input|output|esp|arduino|gpio|raspberry))",
+    re.IGNORECASE,
 )
 _IN_CONNECTION = re.compile(r"(?i)(?:;|\s|^|\")(?:pwd|password)=(?P<value>[^;\s\"'<>]{4,64})(?=;|\s|\"|$)")
 # "= input(", "= os.environ[", ": str", "= {{ secret }}"
@@ -100,12 +115,18 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
         value, link = _trimmed(match["value"]), match["link"]
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None
-        if weak and not _odd(value):
-            continue
-        if weak and value.replace(".", "").isdigit():
-            continue
+        if (weak and not _odd(value)) or (match["label"].lower().startswith("pin") and value.isdigit()):
+            continue  # numbers behind "PIN" are found above
         if _is_password(value, bool(match["quote"]), symbol):
             yield _finding(match, value, 0.85)
+    if _NAMED_SIGN.search(clues.lower):
+        for match in _BARE.finditer(text):
+            group = "value" if match["value"] else "before"
+            value = _trimmed(match[group])
+            mixed = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
+            if len(value) >= 6 and mixed and not _TECHNICAL.fullmatch(value) and _is_password(value, False, True):
+                start = match.start(group)
+                yield Finding(start, start + len(value), e.PASSWORD, 0.75)
     for match in _FIELD.finditer(text):
         value = _trimmed(match["value"]).rstrip("&")
         if _FIELD_WORDS.search(field_words(match["key"])) and _is_password(value, bool(match["quote"]), True):
