@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.chats import find_chat_names
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import (
     ASK,
@@ -34,9 +35,11 @@ from fledge.data.privacy.cues import (
     TITLE,
 )
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
+from fledge.data.privacy.rare_names import goes_before_family, may_begin, may_go_on, may_sign, signs
 from fledge.data.privacy.unusual_names import find_unusual_names
 
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
@@ -80,6 +83,8 @@ def find_people(clues: Clues) -> Iterator[Finding]:
         for run in _runs(clues.text):
             yield from _People(clues, run).find()
     yield from find_unusual_names(clues)
+    yield from find_chat_names(clues)
+    yield from find_in_fields(clues, (e.PERSON,))
 
 
 def _runs(text: str) -> Iterator[list[Token]]:
@@ -144,8 +149,15 @@ class _People:
         if first.initial:
             return self._initials(at, cue or FIELD.search(before) is not None)
         saint = at > 0 and self._run[at - 1].word in SAINTS
+        signed = self._signed(at)
+        if signed:
+            return signed, 0.7
         if (
-            (self._no_name(first.word) and not (noble or (cue and self._could_follow_title(first))))
+            (
+                self._no_name(first.word)
+                and not (noble or (cue and self._could_follow_title(first)))
+                and not self._by_its_place(at, before)
+            )
             or (self._is_abbreviation(first) and not cue)
             or (saint and not cue)
             or (first.word in SAINTS and at + 1 < len(self._run))
@@ -179,6 +191,21 @@ class _People:
             ASK.search(before) is not None or NEXT_IS_PERSON.match(self._clues.text, first.end) is not None
         )
         return (size, 0.6) if asked and self._could_be_a_name(first.word) else (0, 0.0)
+
+    def _by_its_place(self, at: int, before: str) -> bool:
+        """Whether a word that is on no list, and known as a rare word, begins a name."""
+        first = self._run[at]
+        beside = at + 1 < len(self._run) and self._run[at + 1].start - first.end == 1
+        return may_begin(self._clues, first.start, first.end, before) or (
+            beside and goes_before_family(self._clues, first.word, self._run[at + 1].word)
+        )
+
+    def _signed(self, at: int) -> int:
+        """How many words there are if the run is a signature: all of it from `at` on, in a line of its own."""
+        if at or not signs(self._clues, self._run[0].start, self._run[-1].end):
+            return 0
+        named = [token.word for token in self._run if not token.initial]
+        return len(self._run) if may_sign(self._clues, named) else 0
 
     def _several(self, first: Token, named: list[str], before: str) -> float:
         words = self._words
@@ -215,6 +242,8 @@ class _People:
             return 0.6
         unknown = [self._is_unknown(word) for word in named]
         numbered = re.match(r"\s?\d", self._clues.text[end : end + 2]) is not None  # a product
+        if beside and not numbered and goes_before_family(self._clues, first.word, last):
+            return 0.55
         if beside and not numbered and len(named) <= 3 and all(unknown) and self._clues.language != "de":
             return 0.55
         return 0.0
@@ -332,6 +361,11 @@ class _People:
             else words.is_everyday(token.word)
         )
         between = self._clues.lower[before.end : token.start]
+        if at - first > 1 or cued:
+            inner = all(t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at])
+            apart = between.strip() in ("y", "e") or NEXT_IS_NO_PERSON.match(self._clues.lower, before.end)
+            if (inner or at - first == 1) and not apart and may_go_on(self._clues, token.word):
+                return True
         return (
             at - first == 1
             and plain

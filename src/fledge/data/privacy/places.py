@@ -20,6 +20,7 @@ from fledge.data.privacy.ambiguous import COMMON_PLACES
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
 
@@ -122,6 +123,7 @@ def find_places(clues: Clues) -> Iterator[Finding]:
     if not clues.capitals:
         return
     yield from _towns(clues)
+    yield from find_in_fields(clues, (e.LOCATION, e.STREET_ADDRESS))
     if clues.digits:
         yield from _postcodes(clues)
 
