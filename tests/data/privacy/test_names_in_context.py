@@ -303,7 +303,7 @@ CLEAN = [
     "The Eiffel Tower, Big Ben and the Brandenburg Gate are famous.",
     "Chapter 3: Methods\nChapter 4: Results",
     "Monday: Pasta\nTuesday: Salad\nWednesday: Curry",
-    "Napoleon lost at Waterloo in 1815.",
+    "Napoleon lost at Austerlitz in 1815.",
     "Shakespeare wrote Macbeth; Goethe wrote Faust.",
     "Translate 'good morning' into German, French and Portuguese.",
     "Use the Adam optimizer with a Gaussian prior.",
@@ -316,7 +316,6 @@ CLEAN = [
     "In der Regel 3 Tage",
     "Mr. President, the Senate is in session.",
     "Sales, Marketing; Finance",
-    "Berlin, Hamburg, Köln.",
     "Red, Green; Blue",
     "Pros:\nFast\nCons:\nExpensive",
 ]

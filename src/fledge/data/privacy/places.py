@@ -32,7 +32,7 @@ _JOIN = re.compile(
     r"[ \u00a0](?:(?:am|an der|im|auf|bei|ob der|sur|sous|de la|de los|de las|de|del|do|da|dos|das|la|le|les|el|of|the|upon|on|under|e|y|d['’]) ?)?|(?<=St\.) "
 )
 _LOCATIVE = re.compile(
-    r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|aus|nach|bei|von|um|raum|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
+    r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|across|towards?|leaves|reach(?:ed|es)?|aus|nach|bei|von|ab|um|raum|richtung|gegen|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
 )
 # Prepositions that are everyday words otherwise: not enough for an ambiguous name.
 _WEAK = re.compile(r"(?<![^\W_])(?:of|to|de|a|da|do|no|na|at|von|um|via|über|en|para|visit)\s$")
@@ -42,6 +42,13 @@ _PERSONAL = re.compile(
     r"|(?:wohn\w*|leb(?:e|t|en|te)|gebor\w*|aufgewachsen|arbeite\w*|wohnhaft|umzug|umgezogen|gezogen|zieh\w*|reise|fahr\w*|flug|verlegt|verzogen|sommer|winter|flieg\w*|zug|komm\w*|stamm\w*|büro|wohnung|filiale|haus|hotel|treffen)(?: \w+){0,2} (?:in|aus|nach|bei|von)"
     r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|déménag\w*|emménag\w*|habitant|natif|native) (?:de|du)"
     r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|vecin[oa]|natural|originari[oa]|mud\w*) de"
+    r"|(?:departs?|departing|departed|depart|leaves|leav(?:e|es|ing)|arriv(?:e|es|ed|ing)|land(?:s|ed|ing)?|drove|flew|driving|bound|transfer(?:red)?|commut\w+|studie[sd]|stud(?:y|ying)|back|parked|stuck|stopp(?:ed|ing)) (?:from|for|in|at|to)"
+    r"|(?:part\w*|décoll\w*|sort\w*|revien\w*|reven\w*|rentr\w*|provenance|départ|arrivée|déménag\w*|gare|mairie|banlieue|tribunal|région|environs|côté|hôpital|centre) (?:de|d['’]|du)"
+    r"|(?:sal\w{1,5}|part\w*|despeg\w*|regres\w*|volv\w*|vuelt\w*|proced\w*|ven\w{2,4}|desplaz\w*|afueras|estación|ayuntamiento|alrededores|cerca|juzgado|barrio|centro) (?:de)"
+    r"|(?:llega\w*|llegu\w*|mud\w*|traslad\w*|volv\w*|vuelv\w*|ida|viaje|acerc\w*) (?:a|hasta|hacia)|(?:llega\w*|estudi\w*|aparc\w*|hosped\w*|nacid[oa]|domiciliad[oa]|residente|vecindad|sede|tienda|finca|parcela) en"
+    r"|(?:sa[íi]\w{0,4}|part\w*|decol\w*|regress\w*|volt\w*|proveniente|arredores|arrabaldes|estação|câmara|tribunal|prefeitura|rodoviária|centro|perto) (?:de|da|do)|(?:cheg\w*|mud\w*|ida|viagem|desloc\w*) (?:a|ao|à|até|em)"
+    r"|(?:estud\w*|hosped\w*|estacion\w*|residente|domiciliad[oa]|nascid[oa]|sede|loja|terreno|sítio) (?:em|no|na)"
+    r"|(?:ab|bis|richtung|abfahrt|ankunft|bahnhof|studier\w*|abgeflogen|ankomm\w*|landen?|geparkt|ansässig|zweigstelle|praxis|kanzlei|amtsgericht|stadtwerke|rathaus|landkreis|umland|nähe)(?: \w+)?(?: (?:in|ab|von|nach))?"
     r"|(?:heirat\w*|marient?|casan?|casam?|casou|casó|married|marry|wedding|issued|expedid[oa]s?|emitid[oa]s?|délivrée?s?|ausgestellt)(?: am| on| le| el)?(?: [\d./-]{6,10})? (?:in|at|à|en|em|no|na)"
     r"|(?:i'm|i am|this is|hi|hello|hallo|bonjour|salut|hola|buenas|olá|oi|boa tarde|bom dia|hier(?: ist)?|ich bin|ici|je suis|soy|sou (?:o|a)|sou|aqui é|aquí),? [^\W\d_]{2,20} (?:from|aus|de|do|da)"
     r"|(?:mor\w*|viv\w*|nasc\w*|trabalh\w*|resid\w*|cresc\w*|fic\w*|localizad[oa]|escritório|casa|apartamento|hotel|reunião|estou|estamos) (?:\w+ )?(?:em|no|na)|(?:viaj\w*|voo|vou|vamos|ir|mud\w*|transferi\w*|comboio|trem|chegar|regress\w*|volt\w*) (?:para|a|ao|até)|(?:sou|somos|venho|vem|é|natural|mud\w*) (?:de|do|da))\s$"
@@ -50,6 +57,12 @@ _LIVES = re.compile(
     r"(?<![^\W_])(?i:i (?:\w+ )?(?:live|work|grew up|was born|am based) in|i(?:['’]| a)?m from|i come from|(?:living|based|born|moved|moving) (?:in|to)|(?:wohne|lebe|arbeite)(?: \w+)? in|(?:komme|bin) aus|geboren in"
     r"|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
     r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
+)
+_IN = re.compile(
+    r"(?<![^\W_])(?:in|to|from|near|at|around|nach|aus|bei|ab|à|vers|en|em|hasta|desde|até) (?P<town>[a-zà-öø-ÿ]{4,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
+)
+_ENDED = re.compile(
+    r"\s*(?:[,.!?;:)\n]|$|(?:and|und|et|y|e|but|now|since|for|on|at|with|next|this|tomorrow|today|still|steht|am|um|mit|noch|oder|pour|avec|le|ce|cette|demain|con|para|el|este|esta|mañana|com|no|amanhã|tá|às?)\b)"
 )
 _GERMAN_JOIN = re.compile(r" (?:am|an der|im|in der|vor der|ob der|auf der) ")
 _PAIR = re.compile(r" (?:to|and|nach|und|bis|à|et|a|y|hasta|e|até|para|or|oder|ou|o) ")  # from X to Y
@@ -120,6 +133,7 @@ _TOWN_AFTER_CODE = re.compile(
 def find_places(clues: Clues) -> Iterator[Finding]:
     """Towns, regions, postal codes."""
     yield from _lower_case(clues)
+    yield from _lower_towns(clues)
     if not clues.capitals:
         return
     yield from _towns(clues)
@@ -145,6 +159,21 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
             ended and name not in NOT_NAMES and (big or name not in COMMON_PLACES)
         ):
             yield Finding(start, end, e.LOCATION, 0.65)
+
+
+def _lower_towns(clues: Clues) -> Iterator[Finding]:
+    """ "see you saturday in kassel?": a city in lower case that is no word, after "in" and at a sentence's end."""
+    lists = lexicon()
+    for match in _IN.finditer(clues.text):
+        end = match.end()
+        while end > match.start("town"):
+            name = clues.text[match.start("town") : end]
+            if lists.is_city(name) and _ENDED.match(clues.text, end):
+                sure = lists.is_known_city(name) or " " in name or lists.common.get(name, 0.0) < 3.2
+                if sure and name not in COMMON_PLACES and not lists.is_given(name) and name not in NOT_NAMES:
+                    yield Finding(match.start("town"), end, e.LOCATION, 0.6)
+                break
+            end = clues.text.rfind(" ", match.start("town"), end)
 
 
 def _towns(clues: Clues) -> Iterator[Finding]:
