@@ -34,7 +34,7 @@ _BEFORE_EN = r"(?:(?:(?:Apt|Apartment|Suite|Ste|Unit|Flat|Level|Studio|Shop)\.? 
 # ", 80331 München", ", Liberdade, 20818-468 Cunha / RN", ", Nueva Niger, CHIS 38268"
 _GERMAN_ENDS = (
     r"platz|berg|bach|tor|wald|see|park|markt|hof|feld|felde|wiese|wiesen|garten|gärten|schleuse|mühle|kirche|brücke|teich|anger|linden|eichen|buchen|birken|tannen|ulmen|weiden|hang|rain|kamp|wehr"
-    r"|bahnhof|schloss|rathaus|brunnen|turm|dom|aue|winkel|busch|heide|moor|hafen|kanal|stadion|friedhof|deich|stein|grund|quelle|mauer|burg|ring|graben|ufer|bahn|schule|post|halde|höhe|leite|kreuz|rosen|ried|zeile|tal"
+    r"|bahnhof|schloss|rathaus|brunnen|turm|dom|aue|winkel|busch|heide|moor|hafen|kanal|stadion|friedhof|deich|stein|grund|quelle|mauer|burg|halde|höhe|leite|kreuz|rosen|ried|zeile|tal"
 )
 _TAIL_CODE = rf"(?:(?:, {_TOWN})?(?:, [A-Z]{{2,5}}\.?)?,?\s{{1,2}}{_CODE}(?:,? (?!Mi |Tel|Tél|Mein|O |E |Y ){_TOWN}(?<!\.)(?: ?/ ?[A-Z]{{2}})?)?)"
 _FRENCH = "rue|avenue|av.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier|venelle|montée|traverse|esplanade|promenade|cité|clos|hameau|lotissement|résidence|voie|mail"
@@ -64,9 +64,9 @@ _PATTERNS = tuple(
          rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{4,5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?"),
         # Unter den Eichen 8, An der Mühle 12b: without a code only before what streets are called after
         ("am |an de|auf de|im |in de|zum |zur |unter de|hinter de|beim |vor de",
-         rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{_U}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°]|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"),
-        ("postfach|postale|apartado|apdo|caixa postal|casilla",
-         rf"(?<!\w)(?i:postfach|boîte postale|apartado(?: de correos| postal)?|apdo\.?(?: de correos)?|caixa postal|casilla(?: de correo| postal)?)(?: (?:n\.? ?[º°]|nr\.|no\.))? \d{{1,3}}(?: ?\d{{2,3}}){{0,2}}(?!\d){_TAIL_CODE}?"),
+         rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{_U}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°/]|-\d|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"),
+        ("postfach|postale|apartado|apdo|caixa postal|casilla de|casilla postal",
+         rf"(?<!\w)(?i:postfach|boîte postale|apartado(?: de correos| postal)?|apdo\.?(?: de correos)?|caixa postal|casilla (?:de correo|postal))(?: (?:n\.? ?[º°]|nr\.|no\.))? \d{{1,3}}(?: ?\d{{2,3}}){{0,2}}(?!\d){_TAIL_CODE}?"),
         # 12 bis, rue de la Paix, 75002 Paris
         (_FRENCH,
          rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:{_FRENCH_KINDS})(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?{_CAP}(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}(?<!\.)(?:(?:,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?:[ -]?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%]))?{_TAIL_CODE}|,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?![\w%]|[.,]\d|\s[€$%]))"),
@@ -74,7 +74,7 @@ _PATTERNS = tuple(
          rf"(?<![\w.,]){_NUMBER},? (?i:{_FRENCH_KINDS})(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}"),
         # Calle de Alcalá 45, 3º B, 28014 Madrid; Rua Augusta, 1500
         ("",
-         rf"(?<!\w)(?i:calle|c/|bulevar|blv\.?|blvd\.?|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plaza|pza\.|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
+         rf"(?<!\w)(?i:calle|c/|bulevar|blv\.?|blvd\.?|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plazuela|plaza|pza\.|praceta|calçada|rotunda|azinhaga|costanilla|polígono|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
          rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}(?![º°])){{0,4}}(?:,? (?:[nN](?:\.? ?[º°]|o)\.? ?|# ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|[iI]zq|[dD]cha|[dD]to|[eE]sq|[fF]te)?(?!\w))?{_TAIL_CODE}?"),
         # C. Alicia Pastor 20
         ("c. ",
@@ -87,7 +87,7 @@ _PATTERNS = tuple(
 )  # fmt: skip
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")
 # A title in capitals, not an address: "5 Miles Through The Park".
-_HEADLINE = re.compile(r"^\d+ (?:Things|Ways|Steps|Tips|Reasons|Miles|Best|Great|New|Top|Years|Days)\b|\b(?:Through|And|With|For) ")
+_HEADLINE = re.compile(r"^\d+ (?:Things|Ways|Steps|Tips|Reasons|Miles|Best|Great|New|Top|Years|Days)\b|\b(?:Through|And|With|For) |[.] (?:Das|Die|Der|The|Le|La|El) ")
 _LOWER_KINDS = ("street", "road", "avenue", " ave", " lane", "straße", "strasse", "str. ", "weg ", "gasse ", "allee ", "platz ", "calle ", "avenida ", "plaza ", "rua ", "travessa ", "praça ", "rue ", "chemin ", "allée ", "impasse ")
 # "i live at 14 maple road", "hauptstraße 3": in lower case, with the number on its side and nothing counted after it
 _LOWER = re.compile(

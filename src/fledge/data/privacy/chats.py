@@ -58,12 +58,17 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
         if not name[0].islower():
             continue
         introduced = _INTRODUCED.match(clues.text, match.end() + 1) is not None
-        named = words.is_given(name) and name not in NOT_NAMES
-        if _is_plain(words, name) or (named and (ended or introduced) and words.common.get(name, 0.0) < 4.6):
+        frequency = words.common.get(name, 0.0)
+        named = words.is_given(name) or (name in words.rare_given and frequency < 3.8)
+        limit = 4.6 if words.is_ambiguous_name(name) else 5.6
+        here = (ended or introduced) and frequency < limit
+        if _is_plain(words, name) or (named and here and name not in NOT_NAMES):
             yield Finding(*match.span("name"), e.PERSON, 0.65)
     for match in _INTRODUCED.finditer(clues.text):
         greeted = _GREETED.search(clues.text, max(0, match.start() - _GREETING_BEFORE), match.start() + 1)
-        if match["name"][0].islower() and _is_plain(words, match["name"], 4.9 if greeted else 4.6):
+        name = match["name"]
+        odd = greeted and name in words.rare_given and words.common.get(name, 0.0) < 3.8
+        if name[0].islower() and (odd or _is_plain(words, name, 4.9 if greeted else 4.6)):
             yield Finding(*match.span("name"), e.PERSON, 0.65)
     for pattern in (_RELATED, _SIGNED):
         for match in pattern.finditer(clues.text):

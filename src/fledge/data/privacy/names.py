@@ -22,6 +22,7 @@ from fledge.data.privacy.chats import find_chat_names
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import (
     ASK,
+    CALLED,
     CAPITAL_PARTICLES,
     FIELD,
     GREETING,
@@ -39,7 +40,7 @@ from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
-from fledge.data.privacy.rare_names import goes_before_family, may_begin, may_go_on, may_sign, signs
+from fledge.data.privacy.rare_names import beside_a_name, beside_a_thing, goes_before_family, may_begin, may_go_on, may_sign, signs
 from fledge.data.privacy.unusual_names import find_unusual_names
 
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
@@ -60,9 +61,6 @@ _ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
     "es": re.compile(r"(?<!\w)(?:una?|los|las)\s$"),
     "pt": re.compile(r"(?<!\w)(?:uma?)\s$"),
 }
-_AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
-_AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}) {_AND} $")
-_AND_AFTER = re.compile(rf" {_AND} ({_CAPITAL})")
 _GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words are taken for family names
 _RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
@@ -123,6 +121,7 @@ class _People:
         self._clues = clues
         self._run = run
         self._words: Lexicon = lexicon()
+        self._called = False  # whether what is looked at follows "his name is"
 
     def find(self) -> Iterator[Finding]:
         at = 0
@@ -173,11 +172,12 @@ class _People:
             or FIELD.search(before) is not None
             or ROLE.search(before) is not None
         )
+        self._called = CALLED.search(before) is not None
         size = self._size(at, cued)
         named = [token.word for token in self._run[at : at + size] if not token.initial]
         if self._goes_on_as_something_else(at + size) and not cue:
             return 0, 0.0
-        if cued:
+        if cued and not self._is_german_noun(first, size, cue or introduced or greeted):
             if any(self._words.is_any_name(word) for word in named):
                 return size, 0.9
             known = self._words.is_city(first.word) or first.word in self._words.regions
@@ -191,6 +191,11 @@ class _People:
             ASK.search(before) is not None or NEXT_IS_PERSON.match(self._clues.text, first.end) is not None
         )
         return (size, 0.6) if asked and self._could_be_a_name(first.word) else (0, 0.0)
+
+    def _is_german_noun(self, first: Token, size: int, sure: bool) -> bool:
+        """ "dass mein Vermieter Kautionsabrechnungen schickt": nouns have capitals too."""
+        unlisted = not sure and size == 1 and not self._words.is_any_name(first.word)
+        return unlisted and self._clues.language == "de" and len(first.word) > 9
 
     def _by_its_place(self, at: int, before: str) -> bool:
         """Whether a word that is on no list, and known as a rare word, begins a name."""
@@ -260,7 +265,8 @@ class _People:
 
     def _could_be_a_name(self, word: str) -> bool:
         words = self._words
-        return (words.is_any_name(word) and not words.is_known_city(word)) or self._is_unknown(word)
+        unknown = self._is_unknown(word) or (word not in words.common and len(word) > 2)
+        return (words.is_any_name(word) or unknown) and not words.is_known_city(word)
 
     def _alone(self, token: Token, before: str) -> bool:
         """Whether a single word is a given name that stands for a person."""
@@ -277,22 +283,13 @@ class _People:
                 and token.word not in words.common
                 and text.startswith(("'s ", "’s "), token.end)
             )
-            return odd or (words.is_given(token.word) and self._beside_a_name(token))
+            named = words.is_given(token.word) or token.word in words.rare_given
+            return odd or (named and token.word not in NOT_NAMES and beside_a_name(self._clues, token.start, token.end))
         if token.end - token.start <= 4 and text[token.start : token.end].isupper():
             return False
-        if _ARTICLE[self._clues.language].search(before):
+        if _ARTICLE[self._clues.language].search(before) or beside_a_thing(self._clues, token.start, token.end):
             return False
         return re.match(r"\s?\d", text[token.end : token.end + 2]) is None
-
-    def _beside_a_name(self, token: Token) -> bool:
-        """Anna and Rose: a given name that is no other word stands on the other side of an "and"."""
-        text, words = self._clues.text, self._words
-        beside = [
-            _AND_BEFORE.search(text, max(0, token.start - 30), token.start),
-            _AND_AFTER.match(text, token.end),
-        ]
-        names = [match[1].lower() for match in beside if match]
-        return any(words.is_given(name) and not words.is_ambiguous_name(name) for name in names)
 
     def _initials(self, at: int, cue: bool) -> tuple[int, float]:
         """J. R. Smith: initials before a family name."""
@@ -341,14 +338,14 @@ class _People:
         """Ana de Belo Horizonte: after a given name and "de", where she is from, not what she is called."""
         words, run = self._words, self._run
         between = self._clues.lower[run[at - 1].end : run[at].start].strip()
-        if (
-            between not in ("de", "da", "do")
-            or run[at].word in words.family
-            or not words.is_given(run[at - 1].word)
-        ):
+        if between not in ("de", "da", "do") or not words.is_given(run[at - 1].word):
             return False
+        before = self._clues.lower[max(0, run[at - 1].start - 48) : run[at - 1].start]
+        if INTRODUCTION.search(before) is None and self._clues.language not in ("es", "pt"):
+            return False  # Anaïs de Brossard
         ends = [token.end for token in run[at : at + 3]]
-        return any(words.is_city(self._clues.lower[run[at].start : end]) for end in ends)
+        names = [self._clues.lower[run[at].start : end] for end in ends]
+        return any(words.is_city(name) and (name not in words.family) for name in names)
 
     def _is_surname(self, first: int, at: int, cued: bool) -> bool:
         """Whether a word on no list of names is one by its place: right after a name that means nothing else."""
@@ -361,6 +358,8 @@ class _People:
             else words.is_everyday(token.word)
         )
         between = self._clues.lower[before.end : token.start]
+        if self._called and at - first == 1 and self._clues.language != "de" and token.word not in NOT_NAMES:
+            return between.strip() not in ("y", "e")
         if at - first > 1 or cued:
             inner = all(t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at])
             apart = between.strip() in ("y", "e") or NEXT_IS_NO_PERSON.match(self._clues.lower, before.end)

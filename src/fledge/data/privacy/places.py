@@ -42,13 +42,13 @@ _PERSONAL = re.compile(
     r"|(?:wohn\w*|leb(?:e|t|en|te)|gebor\w*|aufgewachsen|arbeite\w*|wohnhaft|umzug|umgezogen|gezogen|zieh\w*|reise|fahr\w*|flug|verlegt|verzogen|sommer|winter|flieg\w*|zug|komm\w*|stamm\w*|büro|wohnung|filiale|haus|hotel|treffen)(?: \w+){0,2} (?:in|aus|nach|bei|von)"
     r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|déménag\w*|emménag\w*|habitant|natif|native) (?:de|du)"
     r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|vecin[oa]|natural|originari[oa]|mud\w*) de"
-    r"|(?:departs?|departing|departed|depart|leaves|leav(?:e|es|ing)|arriv(?:e|es|ed|ing)|land(?:s|ed|ing)?|drove|flew|driving|bound|transfer(?:red)?|commut\w+|studie[sd]|stud(?:y|ying)|back|parked|stuck|stopp(?:ed|ing)) (?:from|for|in|at|to)"
+    r"|(?:departs?|departing|departed|depart|leaves|leav(?:e|es|ing)|arriv(?:e|es|ed|ing)|land(?:s|ed|ing)?|drove|flew|driving|bound|transfer(?:red)?|commut\w+|studie[sd]|stud(?:y|ying)|back|parked|stuck|stopp(?:ed|ing)) (?:from|in|at)"
     r"|(?:part\w*|décoll\w*|sort\w*|revien\w*|reven\w*|rentr\w*|provenance|départ|arrivée|déménag\w*|gare|mairie|banlieue|tribunal|région|environs|côté|hôpital|centre) (?:de|d['’]|du)"
     r"|(?:sal\w{1,5}|part\w*|despeg\w*|regres\w*|volv\w*|vuelt\w*|proced\w*|ven\w{2,4}|desplaz\w*|afueras|estación|ayuntamiento|alrededores|cerca|juzgado|barrio|centro) (?:de)"
     r"|(?:llega\w*|llegu\w*|mud\w*|traslad\w*|volv\w*|vuelv\w*|ida|viaje|acerc\w*) (?:a|hasta|hacia)|(?:llega\w*|estudi\w*|aparc\w*|hosped\w*|nacid[oa]|domiciliad[oa]|residente|vecindad|sede|tienda|finca|parcela) en"
     r"|(?:sa[íi]\w{0,4}|part\w*|decol\w*|regress\w*|volt\w*|proveniente|arredores|arrabaldes|estação|câmara|tribunal|prefeitura|rodoviária|centro|perto) (?:de|da|do)|(?:cheg\w*|mud\w*|ida|viagem|desloc\w*) (?:a|ao|à|até|em)"
     r"|(?:estud\w*|hosped\w*|estacion\w*|residente|domiciliad[oa]|nascid[oa]|sede|loja|terreno|sítio) (?:em|no|na)"
-    r"|(?:ab|bis|richtung|abfahrt|ankunft|bahnhof|studier\w*|abgeflogen|ankomm\w*|landen?|geparkt|ansässig|zweigstelle|praxis|kanzlei|amtsgericht|stadtwerke|rathaus|landkreis|umland|nähe)(?: \w+)?(?: (?:in|ab|von|nach))?"
+    r"|(?:abfahrt|ankunft|bahnhof|studier\w*|abgeflogen|ankomm\w*|landen?|geparkt|ansässig|zweigstelle|praxis|kanzlei|nähe)(?: \w+)? (?:in|ab|von|nach)"
     r"|(?:heirat\w*|marient?|casan?|casam?|casou|casó|married|marry|wedding|issued|expedid[oa]s?|emitid[oa]s?|délivrée?s?|ausgestellt)(?: am| on| le| el)?(?: [\d./-]{6,10})? (?:in|at|à|en|em|no|na)"
     r"|(?:i'm|i am|this is|hi|hello|hallo|bonjour|salut|hola|buenas|olá|oi|boa tarde|bom dia|hier(?: ist)?|ich bin|ici|je suis|soy|sou (?:o|a)|sou|aqui é|aquí),? [^\W\d_]{2,20} (?:from|aus|de|do|da)"
     r"|(?:mor\w*|viv\w*|nasc\w*|trabalh\w*|resid\w*|cresc\w*|fic\w*|localizad[oa]|escritório|casa|apartamento|hotel|reunião|estou|estamos) (?:\w+ )?(?:em|no|na)|(?:viaj\w*|voo|vou|vamos|ir|mud\w*|transferi\w*|comboio|trem|chegar|regress\w*|volt\w*) (?:para|a|ao|até)|(?:sou|somos|venho|vem|é|natural|mud\w*) (?:de|do|da))\s$"
@@ -59,7 +59,7 @@ _LIVES = re.compile(
     r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
 _IN = re.compile(
-    r"(?<![^\W_])(?:in|to|from|near|at|around|nach|aus|bei|ab|à|vers|en|em|hasta|desde|até) (?P<town>[a-zà-öø-ÿ]{4,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
+    r"(?<![^\W_])(?:in|to|from|near|at|around|nach|aus|bei|ab|à|vers|en|em|hasta|desde|até) (?P<town>[a-zà-öø-ÿ]{3,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
 _ENDED = re.compile(
     r"\s*(?:[,.!?;:)\n]|$|(?:and|und|et|y|e|but|now|since|for|on|at|with|next|this|tomorrow|today|still|steht|am|um|mit|noch|oder|pour|avec|le|ce|cette|demain|con|para|el|este|esta|mañana|com|no|amanhã|tá|às?)\b)"
@@ -219,7 +219,7 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     lists = lexicon()
     first = words[at][0].lower()
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
-    if is_fictional_word(first) or (abbreviation and first not in lists.regions):
+    if is_fictional_word(first) or first in ("mai", "may", "juin", "juni", "juli") or (abbreviation and first not in lists.regions):
         return 0, 0.0
     before = _Before(clues.lower[max(0, words[at].start() - 60) : words[at].start()], paired)
     longest = _run_length(clues.text, words, at)
@@ -260,7 +260,9 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     if _region_after(clues, end) and not lists.is_word(first):
         return longest, 0.6
     name = clues.lower[words[at].start() : end]
-    if name in lists.regions or lists.is_word(first):
+    rare = clues.language != "de" and longest <= 2 and lists.common.get(first, 0.0) < 4.0
+    rare = rare and not before.text.endswith((" ao ", " aos ", " al ", " au ", " aux "))
+    if name in lists.regions or (lists.is_word(first) and not (rare and before.personal)):
         return 0, 0.0
     if longest <= 4 and not lists.is_given(first) and before.personal:
         return longest, 0.65

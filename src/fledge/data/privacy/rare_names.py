@@ -13,6 +13,12 @@ from fledge.data.privacy.cues import CALLED, GREETING, NOT_NAMES, ROLE
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
 
+_CAPITAL = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W\d_]*(?:['’-][^\W\d_]+)*"
+_AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
+_AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}) {_AND} (?:(?:de|da|do|del|von|of) |d['’])?$")
+_AND_AFTER = re.compile(rf" {_AND} ({_CAPITAL})")
+_LIST_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL})(?:,| {_AND}) $")
+_LIST_AFTER = re.compile(rf"(?:,| {_AND}) ({_CAPITAL})")
 _RARE = 4.0  # Zipf frequency below which a word may be a name after a cue
 _RARE_GERMAN = 3.5
 _RARER = 3.6  # the same without a cue, before a family name
@@ -81,6 +87,27 @@ def may_sign(clues: Clues, words_: list[str]) -> bool:
     frequent = [word for word in words_ if words.is_everyday(word) or (words.is_word(word) and not _is_rare(clues, word))]
     known = words.is_any_name(words_[0]) or words.is_family(words_[-1])
     return not frequent and (known or words_[0] not in words.common)
+
+
+def beside_a_name(clues: Clues, start: int, end: int) -> bool:
+    """Anna and Rose: a name that is no other word stands on the other side of an "and"."""
+    words = lexicon()
+    beside = (_AND_BEFORE.search(clues.text, max(0, start - 30), start), _AND_AFTER.match(clues.text, end))
+    names = [match[1].lower() for match in beside if match]
+    return any(
+        words.is_any_name(name)
+        and not words.is_ambiguous_name(name)
+        and name not in NOT_NAMES
+        and not words.is_known_city(name)
+        and (words.is_given(name) or words.common.get(name, 0.0) < 4.3)
+        for name in names
+    )
+
+
+def beside_a_thing(clues: Clues, start: int, end: int) -> bool:
+    """Python, Ruby and Julia; Big Ben: a name that is a thing's beside things."""
+    beside = (_LIST_BEFORE.search(clues.text, max(0, start - 30), start), _LIST_AFTER.match(clues.text, end))
+    return any(match[1].lower() in NOT_NAMES for match in beside if match) or clues.lower.endswith("big ", 0, start)
 
 
 def _is_rare(clues: Clues, word: str) -> bool:
