@@ -115,7 +115,7 @@ def _fits(entity: str, value: str, sure: bool, quoted: bool) -> bool:
     rare = [words.common.get(part, 0.0) < _EVERYDAY or words.is_any_name(part) for part in parts]
     if entity == e.LOCATION:
         return value[0].isupper() and (quoted or words.is_city(value.lower()) or all(rare)) and parts[0] not in NOT_NAMES
-    if not any(rare) or parts[0] in NOT_NAMES:
+    if parts[0] in NOT_NAMES or not (any(rare) or (sure and quoted and words.is_known_city(value.lower()))):
         return False
     if sure:
         return value[0].isupper() or (quoted and any(map(words.is_any_name, parts)))

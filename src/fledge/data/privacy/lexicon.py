@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ _CORE = frozenset(
         "sl_SI",
     ]
 )
+_SHORTER = re.compile(r" (?:am|an der|im|in der|ob der|vor der) .*| / ")
 _LATIN = 0x250  # code points from here on are other scripts
 _KNOWN = 50_000  # people in a city that is recognised without "in" or "from"
 _FAMOUS = 1_000_000  # people in a city whose name is also a person's
@@ -116,6 +118,15 @@ class Lexicon:
         """Whether a word is a listed name or so rare that it may be one that is on no list."""
         return self.is_any_name(word) or (
             len(word) > 2 and self.common.get(word, 0.0) < _RARE and word not in self.regions
+        )
+
+    def stands_alone(self, word: str) -> bool:
+        """Whether a word of somebody's name means that person wherever it stands again with a capital."""
+        return word not in self.common or (
+            self.is_any_name(word)
+            and not self.is_ambiguous_name(word)
+            and self.common[word] < _EVERYDAY - 0.4
+            and not self.is_known_city(word)
         )
 
     def is_plain_given(self, word: str, frequent: float = 4.6) -> bool:
@@ -208,6 +219,9 @@ def _cities() -> dict[str, int]:
     for city in sorted(found, key=lambda city: -city["population"]):
         people = city["population"]
         cities.setdefault(city["name"].lower(), people)
+        for name in _SHORTER.split(city["name"].lower()):  # Klagenfurt am Wörthersee, Gasteiz / Vitoria
+            if len(name) > 5:
+                cities.setdefault(name, people)
         if people >= _ALTERNATES:
             for name in city["alternatenames"]:
                 if len(name) > 4 and _is_latin(name):

@@ -239,6 +239,8 @@ class _People:
             and not self._clues.text[end - 2 : end].isupper()
         ):
             return 0.55
+        if given and self._shouted_name(first, named):
+            return 0.55
         beside = (
             self._run.index(first) + 1 < len(self._run)
             and self._run[self._run.index(first) + 1].start - first.end <= 2
@@ -252,6 +254,20 @@ class _People:
         if beside and not numbered and len(named) <= 3 and all(unknown) and self._clues.language != "de":
             return 0.55
         return 0.0
+
+    def _shouted_name(self, first: Token, named: list[str]) -> bool:
+        """CLARA GUIMARÃES, among other words that are not in capitals."""
+        text, words = self._clues.text, self._words
+        end = self._run[self._run.index(first) + 1].end
+        return (
+            text[first.start : end].isupper()
+            and not text[max(0, first.start - 60) : end + 60].isupper()
+            and 2 <= len(named) <= 4
+            and all(
+                (words.is_any_name(word) or words.common.get(word, 0.0) < 4.4) and word not in NOT_NAMES
+                for word in named[1:]
+            )
+        )
 
     def _is_unknown(self, word: str) -> bool:
         """Whether a word is in no list at all: two of them with capitals are most often somebody's name."""
@@ -289,7 +305,7 @@ class _People:
             return False
         if _ARTICLE[self._clues.language].search(before) or beside_a_thing(self._clues, token.start, token.end):
             return False
-        return re.match(r"\s?\d", text[token.end : token.end + 2]) is None
+        return re.match(r"\.?\s?\d", text[token.end : token.end + 3]) is None
 
     def _initials(self, at: int, cue: bool) -> tuple[int, float]:
         """J. R. Smith: initials before a family name."""
@@ -320,14 +336,28 @@ class _People:
             if self._starts_another_name(at, token, at + size) or (size == 1 and self._is_home(at + 1)):
                 break
             if not token.initial and not particle and self._no_name(token.word):
-                if not self._is_surname(at, at + size, cued):
+                surname = self._is_surname(at, at + size, cued)
+                if not surname and not (cued and self._bridges(at + size)):
                     break
                 size += 1
-                break
+                if surname and not self._bridges(at + size - 1):
+                    break
+                continue
             size += 1
         while size > 1 and self._run[at + size - 1].initial:  # an initial ends no name
             size -= 1
         return size
+
+    def _bridges(self, at: int) -> bool:
+        """Wagner Horta Pires: a word that is no name stands between names."""
+        word = self._run[at].word
+        return (
+            at + 1 < len(self._run)
+            and self._clues.language != "de"
+            and self._words.is_family(self._run[at + 1].word)
+            and word not in NOT_NAMES
+            and self._words.common.get(word, 0.0) < 4.5
+        )
 
     def _starts_another_name(self, first: int, token: Token, at: int) -> bool:
         """Ana Ruiz y Luis Mora are two, Ortega y Gasset is one."""
@@ -360,6 +390,8 @@ class _People:
         between = self._clues.lower[before.end : token.start]
         if self._called and at - first == 1 and self._clues.language != "de" and token.word not in NOT_NAMES:
             return between.strip() not in ("y", "e")
+        if before.initial and at - first == 2 and words.is_given(name.word) and not words.is_everyday(token.word):
+            return token.word not in NOT_NAMES and len(token.word) > 2  # Maria R. Mesquita
         if at - first > 1 or cued:
             inner = all(t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at])
             apart = between.strip() in ("y", "e") or NEXT_IS_NO_PERSON.match(self._clues.lower, before.end)

@@ -59,7 +59,7 @@ _LIVES = re.compile(
     r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
 _IN = re.compile(
-    r"(?<![^\W_])(?:in|to|from|near|at|around|nach|aus|bei|ab|à|vers|en|em|hasta|desde|até) (?P<town>[a-zà-öø-ÿ]{3,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
+    r"(?<![^\W_])(?:in|to|from|near|at|around|nach|aus|bei|ab|à|vers|en|em|hasta|desde|até) (?=(?P<town>[a-zà-öø-ÿ]{3,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4}))"
 )
 _ENDED = re.compile(
     r"\s*(?:[,.!?;:)\n]|$|(?:and|und|et|y|e|but|now|since|for|on|at|with|next|this|tomorrow|today|still|steht|am|um|mit|noch|oder|pour|avec|le|ce|cette|demain|con|para|el|este|esta|mañana|com|no|amanhã|tá|às?)\b)"
@@ -165,7 +165,7 @@ def _lower_towns(clues: Clues) -> Iterator[Finding]:
     """ "see you saturday in kassel?": a city in lower case that is no word, after "in" and at a sentence's end."""
     lists = lexicon()
     for match in _IN.finditer(clues.text):
-        end = match.end()
+        end = match.end("town")
         while end > match.start("town"):
             name = clues.text[match.start("town") : end]
             if lists.is_city(name) and _ENDED.match(clues.text, end):

@@ -15,7 +15,7 @@ from fledge.data.privacy.lexicon import lexicon
 
 _CAPITAL = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W\d_]*(?:['’-][^\W\d_]+)*"
 _AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
-_AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}) {_AND} (?:(?:de|da|do|del|von|of) |d['’])?$")
+_AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}(?: (?:da |de |van der |van |von )?{_CAPITAL}){{0,2}}) {_AND} (?:(?:de|da|do|del|von|of) |d['’])?$")
 _AND_AFTER = re.compile(rf" {_AND} ({_CAPITAL})")
 _LIST_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL})(?:,| {_AND}) $")
 _LIST_AFTER = re.compile(rf"(?:,| {_AND}) ({_CAPITAL})")
@@ -92,8 +92,8 @@ def may_sign(clues: Clues, words_: list[str]) -> bool:
 def beside_a_name(clues: Clues, start: int, end: int) -> bool:
     """Anna and Rose: a name that is no other word stands on the other side of an "and"."""
     words = lexicon()
-    beside = (_AND_BEFORE.search(clues.text, max(0, start - 30), start), _AND_AFTER.match(clues.text, end))
-    names = [match[1].lower() for match in beside if match]
+    beside = (_AND_BEFORE.search(clues.text, max(0, start - 50), start), _AND_AFTER.match(clues.text, end))
+    names = [name for match in beside if match for name in match[1].lower().split(" ")]
     return any(
         words.is_any_name(name)
         and not words.is_ambiguous_name(name)

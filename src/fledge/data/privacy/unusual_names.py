@@ -26,6 +26,7 @@ _FAMILY_FIRST = re.compile(
     rf"(?<![\w@.-])(?P<family>(?:(?:van der|van|von|de la|de|da|dos|O['’]) ?)?{_CAPITAL}(?:[ -]{_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:[;,.()|\n\t\"<]|$))"
 )
 _PATIENT = re.compile(r"(?<!\w)(?:pte?|pat|pac|kd|mr|mrs)\.? $")
+_ROLE_FIRST = re.compile(r"(?:pte?|pat|pac|patient(?:in|e)?|paciente|client[ea]?|utente|eleve|élève|schüler(?:in)?|frau|herr|student(?:in)?|alumn[oa]|alun[oa]) ")
 _LISTED = re.compile(r"(?:[;|(:]|\n[-*\d. ]{0,4})\s*$")  # begins a field, or is one of several
 _MENTION = re.compile(rf"(?<![^\s(,])@(?P<name>{_CAPITAL})(?=[\s,:!?]|$)")
 
@@ -88,9 +89,14 @@ def _family_first(clues: Clues) -> Iterator[Finding]:
         given, family = match["given"].lower(), match["family"].lower()
         last = family.split()[-1]
         rare = given in words.rare_given and words.common.get(given, 0.0) < _RARE
-        if not (words.is_given(given) or rare) or given in NOT_NAMES or last in NOT_NAMES:
+        unknown = given not in words.common and words.is_family(last) and not words.is_ambiguous_name(last)
+        if not (words.is_given(given) or rare or unknown) or given in NOT_NAMES or last in NOT_NAMES:
             continue
-        before = clues.lower[max(0, match.start() - 40) : match.start()]
+        start = match.start()
+        role = _ROLE_FIRST.match(family)  # Pt Terry, Rosalind
+        if role:
+            start += role.end()
+        before = clues.lower[max(0, start - 40) : start]
         listed = not before or _LISTED.search(before) is not None
         cued = any(cue.search(before) for cue in (ROLE, FIELD, _PATIENT))
         if before[-1:] == " " and not (cued or listed) and (before[-2:-1].isalnum() or words.is_known_city(family)):
@@ -104,7 +110,7 @@ def _family_first(clues: Clues) -> Iterator[Finding]:
         if not cued and ((place and not listed) or words.is_plain_given(last, 9.0)):
             continue
         if cued or words.is_family(last) or words.common.get(last, 0.0) < _RARE or (listed and place and plain):
-            yield Finding(match.start(), match.end("given"), e.PERSON, 0.92 if cued else 0.75)
+            yield Finding(start, match.end("given"), e.PERSON, 0.92 if cued else 0.75)
 
 
 def _mentioned(clues: Clues) -> Iterator[Finding]:
