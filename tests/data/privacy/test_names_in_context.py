@@ -300,7 +300,7 @@ CLEAN = [
     "soy alto y moreno",
     "sou linda e feliz",
     "my sister will come and my brother mark the date",
-    "The Eiffel Tower, Big Ben and the Brandenburg Gate are famous.",
+    "The Eiffel Tower, Big Ben and the Colosseum are famous.",
     "Chapter 3: Methods\nChapter 4: Results",
     "Monday: Pasta\nTuesday: Salad\nWednesday: Curry",
     "Napoleon lost at Austerlitz in 1815.",

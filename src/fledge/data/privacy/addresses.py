@@ -87,8 +87,33 @@ _PATTERNS = tuple(
 )  # fmt: skip
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")
 # A title in capitals, not an address: "5 Miles Through The Park".
-_HEADLINE = re.compile(r"^\d+ (?:Things|Ways|Steps|Tips|Reasons|Miles|Best|Great|New|Top|Years|Days)\b|\b(?:Through|And|With|For) |[.] (?:Das|Die|Der|The|Le|La|El) ")
-_LOWER_KINDS = ("street", "road", "avenue", " ave", " lane", "straße", "strasse", "str. ", "weg ", "gasse ", "allee ", "platz ", "calle ", "avenida ", "plaza ", "rua ", "travessa ", "praça ", "rue ", "chemin ", "allée ", "impasse ")
+_HEADLINE = re.compile(
+    r"^\d+ (?:Things|Ways|Steps|Tips|Reasons|Miles|Best|Great|New|Top|Years|Days)\b|\b(?:Through|And|With|For) |[.] (?:Das|Die|Der|The|Le|La|El) "
+)
+_LOWER_KINDS = (
+    "street",
+    "road",
+    "avenue",
+    " ave",
+    " lane",
+    "straße",
+    "strasse",
+    "str. ",
+    "weg ",
+    "gasse ",
+    "allee ",
+    "platz ",
+    "calle ",
+    "avenida ",
+    "plaza ",
+    "rua ",
+    "travessa ",
+    "praça ",
+    "rue ",
+    "chemin ",
+    "allée ",
+    "impasse ",
+)
 # "i live at 14 maple road", "hauptstraße 3": in lower case, with the number on its side and nothing counted after it
 _LOWER = re.compile(
     r"(?<![\w.,])(?:(?<=at )|(?<=is )|(?<=to )|(?<=@ ))\d{1,5}[a-z]? [a-z]{3,14}(?: [a-z]{3,14})? (?:street|st|road|rd|avenue|ave|lane|drive|court|crescent|close|boulevard|blvd)(?![\w'’])(?:,? (?:apt|flat|unit)\.? ?\w{1,4}(?!\w))?"

@@ -26,30 +26,282 @@ _UNQUOTED = re.compile(
     rf"{_CAPITAL}(?:[ +](?:(?:de la|de los|da|de|do|dos|das|del|van der|van den|van|von|bin|la|le|y|e)[ +])?{_CAPITAL}){{0,4}}(?=\s*(?:[,;|&<>()\n\]}}#\"']|\.?$|\.?\s))"
 )
 _NAME_KEYS = frozenset(
-    "firstname lastname fullname surname forename middlename givenname familyname maidenname vorname nachname familienname prenom apellido apellidos sobrenome "
-    "displayname realname".split()
+    [
+        "firstname",
+        "lastname",
+        "fullname",
+        "surname",
+        "forename",
+        "middlename",
+        "givenname",
+        "familyname",
+        "maidenname",
+        "vorname",
+        "nachname",
+        "familienname",
+        "prenom",
+        "apellido",
+        "apellidos",
+        "sobrenome",
+        "displayname",
+        "realname",
+    ]
 )
 _OF_PEOPLE = frozenset(
-    "first last full given family middle maiden legal customer client patient contact employee owner author holder recipient sender student teacher tenant guest passenger doctor "
-    "manager applicant member beneficiary cardholder driver spouse parent child guardian emergency billing shipping buyer seller kunden kunde patienten mitarbeiter halter "
-    "cliente paciente empleado titular funcionario aluno alumno usuario complet completo client salarie display real".split()
+    [
+        "first",
+        "last",
+        "full",
+        "given",
+        "family",
+        "middle",
+        "maiden",
+        "legal",
+        "customer",
+        "client",
+        "patient",
+        "contact",
+        "employee",
+        "owner",
+        "author",
+        "holder",
+        "recipient",
+        "sender",
+        "student",
+        "teacher",
+        "tenant",
+        "guest",
+        "passenger",
+        "doctor",
+        "manager",
+        "applicant",
+        "member",
+        "beneficiary",
+        "cardholder",
+        "driver",
+        "spouse",
+        "parent",
+        "child",
+        "guardian",
+        "emergency",
+        "billing",
+        "shipping",
+        "buyer",
+        "seller",
+        "kunden",
+        "kunde",
+        "patienten",
+        "mitarbeiter",
+        "halter",
+        "cliente",
+        "paciente",
+        "empleado",
+        "titular",
+        "funcionario",
+        "aluno",
+        "alumno",
+        "usuario",
+        "complet",
+        "completo",
+        "client",
+        "salarie",
+        "display",
+        "real",
+    ]
 )
-_NAMES = frozenset("name names nom nombre nome".split())
+_NAMES = frozenset(["name", "names", "nom", "nombre", "nome"])
 _ROLES = frozenset(
-    "author owner assignee reporter requester requestor reviewer approver recipient addressee sender applicant customer patient tenant landlord guest passenger student employee "
-    "contact attendee attendees participant participants signatory witness claimant insured policyholder cardholder accountholder driver technician handler supervisor manager "
-    "caller payee payer buyer seller consignee spouse guardian committer maintainer speaker interviewer interviewee candidate "
-    "antragsteller antragstellerin bearbeiter bearbeiterin sachbearbeiter sachbearbeiterin ansprechpartner ansprechpartnerin kunde kundin mieter mieterin vermieter patient patientin fahrer fahrerin "
-    "empfaenger empfanger absender zeuge zeugin teilnehmer teilnehmende anwesend abwesend kontoinhaber halter versicherter verantwortlich verantwortliche unterzeichner "
-    "demandeur demandeuse auteur autrice titulaire destinataire expediteur beneficiaire locataire bailleur proprietaire patiente conducteur temoin presents absents participants responsable eleve "
-    "assure salarie interlocuteur redacteur solicitante autor autora titular destinatario remitente beneficiario inquilino arrendador propietario conductor testigo asistentes ausentes paciente alumno alumna "
-    "asegurado cliente empleado encargado encargada firmante requerente remetente inquilino locador locatario proprietario motorista testemunha presentes ausencia responsavel aluno aluna segurado "
-    "funcionario atendente assinante interessado".split()
+    [
+        "author",
+        "owner",
+        "assignee",
+        "reporter",
+        "requester",
+        "requestor",
+        "reviewer",
+        "approver",
+        "recipient",
+        "addressee",
+        "sender",
+        "applicant",
+        "customer",
+        "patient",
+        "tenant",
+        "landlord",
+        "guest",
+        "passenger",
+        "student",
+        "employee",
+        "contact",
+        "attendee",
+        "attendees",
+        "participant",
+        "participants",
+        "signatory",
+        "witness",
+        "claimant",
+        "insured",
+        "policyholder",
+        "cardholder",
+        "accountholder",
+        "driver",
+        "technician",
+        "handler",
+        "supervisor",
+        "manager",
+        "caller",
+        "payee",
+        "payer",
+        "buyer",
+        "seller",
+        "consignee",
+        "spouse",
+        "guardian",
+        "committer",
+        "maintainer",
+        "speaker",
+        "interviewer",
+        "interviewee",
+        "candidate",
+        "antragsteller",
+        "antragstellerin",
+        "bearbeiter",
+        "bearbeiterin",
+        "sachbearbeiter",
+        "sachbearbeiterin",
+        "ansprechpartner",
+        "ansprechpartnerin",
+        "kunde",
+        "kundin",
+        "mieter",
+        "mieterin",
+        "vermieter",
+        "patient",
+        "patientin",
+        "fahrer",
+        "fahrerin",
+        "empfaenger",
+        "empfanger",
+        "absender",
+        "zeuge",
+        "zeugin",
+        "teilnehmer",
+        "teilnehmende",
+        "anwesend",
+        "abwesend",
+        "kontoinhaber",
+        "halter",
+        "versicherter",
+        "verantwortlich",
+        "verantwortliche",
+        "unterzeichner",
+        "demandeur",
+        "demandeuse",
+        "auteur",
+        "autrice",
+        "titulaire",
+        "destinataire",
+        "expediteur",
+        "beneficiaire",
+        "locataire",
+        "bailleur",
+        "proprietaire",
+        "patiente",
+        "conducteur",
+        "temoin",
+        "presents",
+        "absents",
+        "participants",
+        "responsable",
+        "eleve",
+        "assure",
+        "salarie",
+        "interlocuteur",
+        "redacteur",
+        "solicitante",
+        "autor",
+        "autora",
+        "titular",
+        "destinatario",
+        "remitente",
+        "beneficiario",
+        "inquilino",
+        "arrendador",
+        "propietario",
+        "conductor",
+        "testigo",
+        "asistentes",
+        "ausentes",
+        "paciente",
+        "alumno",
+        "alumna",
+        "asegurado",
+        "cliente",
+        "empleado",
+        "encargado",
+        "encargada",
+        "firmante",
+        "requerente",
+        "remetente",
+        "inquilino",
+        "locador",
+        "locatario",
+        "proprietario",
+        "motorista",
+        "testemunha",
+        "presentes",
+        "ausencia",
+        "responsavel",
+        "aluno",
+        "aluna",
+        "segurado",
+        "funcionario",
+        "atendente",
+        "assinante",
+        "interessado",
+    ]
 )
 _TOWNS = frozenset(
-    "city town municipality hometown birthplace village wohnort stadt gemeinde geburtsort ville commune ciudad localidad municipio poblacion cidade localidade naturalidade concelho".split()
+    [
+        "city",
+        "town",
+        "municipality",
+        "hometown",
+        "birthplace",
+        "village",
+        "wohnort",
+        "stadt",
+        "gemeinde",
+        "geburtsort",
+        "ville",
+        "commune",
+        "ciudad",
+        "localidad",
+        "municipio",
+        "poblacion",
+        "cidade",
+        "localidade",
+        "naturalidade",
+        "concelho",
+    ]
 )
-_STREETS = frozenset("street address streetaddress strasse anschrift adresse rue calle direccion domicilio rua endereco morada".split())
+_STREETS = frozenset(
+    [
+        "street",
+        "address",
+        "streetaddress",
+        "strasse",
+        "anschrift",
+        "adresse",
+        "rue",
+        "calle",
+        "direccion",
+        "domicilio",
+        "rua",
+        "endereco",
+        "morada",
+    ]
+)
 _SIBLING = re.compile(
     r"(?:first|last|sur|full|family|given|vor|nach)_?-?name|pr[ée]nom|apellido|sobrenome|apelido|e-?mail|courriel|correo|birth|naiss|nacimiento|nascimento|\bgeb|\bdob\b|phone|t[ée]l[ée]?f|handy|mobil|ssn|\bdni\b|\bcpf\b|patient"
 )
@@ -86,7 +338,9 @@ def _kind(clues: Clues, key: str, at: int) -> tuple[str | None, bool]:
             return e.PERSON, True
         near = clues.lower[max(0, at - _AROUND) : at + _AROUND]
         return (e.PERSON, True) if len(parts) == 1 and _SIBLING.search(near) else (None, False)
-    if last in _ROLES or parts[0] in _ROLES and last in ("firmante", "justificada", "par", "por", "von", "by"):
+    if last in _ROLES or (
+        parts[0] in _ROLES and last in ("firmante", "justificada", "par", "por", "von", "by")
+    ):
         return e.PERSON, False
     if last in _TOWNS or joined == "placeofbirth":
         return e.LOCATION, True
@@ -107,15 +361,27 @@ def _fits(entity: str, value: str, sure: bool, quoted: bool) -> bool:
     words = lexicon()
     parts = [part for part in re.split(r"[\s+,.]+", value.lower()) if len(part) > 1]
     if entity == e.STREET_ADDRESS:
-        return quoted and 2 <= len(parts) <= 10 and any(map(str.isdigit, value)) and "@" not in value and "//" not in value
+        return (
+            quoted
+            and 2 <= len(parts) <= 10
+            and any(map(str.isdigit, value))
+            and "@" not in value
+            and "//" not in value
+        )
     if not parts or len(parts) > 5 or any(is_fictional_word(part) for part in parts):
         return False
     if not all(c.isalpha() or c in " +'’.-," for c in value):
         return False
     rare = [words.common.get(part, 0.0) < _EVERYDAY or words.is_any_name(part) for part in parts]
     if entity == e.LOCATION:
-        return value[0].isupper() and (quoted or words.is_city(value.lower()) or all(rare)) and parts[0] not in NOT_NAMES
-    if parts[0] in NOT_NAMES or not (any(rare) or (sure and quoted and words.is_known_city(value.lower()))):
+        return (
+            value[0].isupper()
+            and (quoted or words.is_city(value.lower()) or all(rare))
+            and parts[0] not in NOT_NAMES
+        )
+    if parts[0] in NOT_NAMES or not (
+        any(rare) or (sure and quoted and not any(map(words.is_everyday, parts)))
+    ):
         return False
     if sure:
         return value[0].isupper() or (quoted and any(map(words.is_any_name, parts)))

@@ -219,6 +219,8 @@ def _cities() -> dict[str, int]:
     for city in sorted(found, key=lambda city: -city["population"]):
         people = city["population"]
         cities.setdefault(city["name"].lower(), people)
+        if " / " in city["name"]:  # Gasteiz / Vitoria, which is Vitoria-Gasteiz
+            cities.setdefault("-".join(reversed(city["name"].lower().split(" / "))), people)
         for name in _SHORTER.split(city["name"].lower()):  # Klagenfurt am Wörthersee, Gasteiz / Vitoria
             if len(name) > 5:
                 cities.setdefault(name, people)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.chats import find_chat_names
@@ -36,23 +35,23 @@ from fledge.data.privacy.cues import (
     TITLE,
 )
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
-from fledge.data.privacy.rare_names import beside_a_name, beside_a_thing, goes_before_family, may_begin, may_go_on, may_sign, signs
+from fledge.data.privacy.rare_names import (
+    beside_a_name,
+    beside_a_thing,
+    goes_before_family,
+    may_begin,
+    may_go_on,
+    may_sign,
+    shouted,
+    signs,
+)
+from fledge.data.privacy.runs import Token, runs_of_capitals
 from fledge.data.privacy.unusual_names import find_unusual_names
 
-_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
-_CAPITAL = rf"[{_UPPER}][^\W\d_]*(?:['’.-](?=[^\W\d_]{{2}})[^\W\d_]+)*"
-_TOKEN = re.compile(
-    rf"(?<![^\W])(?P<initial>[{_UPPER}]\.(?:-?[{_UPPER}]\.)*)|(?<![\w@/\\.#$-])(?P<word>{_CAPITAL})(?![\w@\\(/]|\.[a-z]|!\w)"
-)
-_PARTICLE = (
-    r"(?:de la|de las|de los|de|da|das|do|dos|del|della|di|du|des|von der|von den|von|vom|zu|zur|van der|van den|van de|van|ten|ter|le|la|el|al|bin|ben|ibn|y|e|"
-    r"d['’])"
-)
-_JOIN = re.compile(rf"[ \u00a0]{{1,2}}(?:{_PARTICLE} ?)?|[ ]?d['’]")
 _SENTENCE_START = re.compile(r"(?:^|[.!?:\n\"“«¿¡•*>)-])\s*$")
 _ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
     "en": re.compile(r"(?<!\w)(?:the|an?)\s$"),
@@ -66,52 +65,14 @@ _RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given 
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
 
 
-class Token(NamedTuple):
-    """A capitalised word or an initial."""
-
-    start: int
-    end: int
-    word: str  # in lower case, without possessive
-    initial: bool
-
-
 def find_people(clues: Clues) -> Iterator[Finding]:
     """Names of people."""
     if clues.capitals:
-        for run in _runs(clues.text):
+        for run in runs_of_capitals(clues.text):
             yield from _People(clues, run).find()
     yield from find_unusual_names(clues)
     yield from find_chat_names(clues)
     yield from find_in_fields(clues, (e.PERSON,))
-
-
-def _runs(text: str) -> Iterator[list[Token]]:
-    """Runs of capitalised words with nothing but blanks and particles between them."""
-    run: list[Token] = []
-    for match in _TOKEN.finditer(text):
-        word = match[0]
-        end = match.end()
-        if word.endswith(("'s", "’s", "'S")):
-            word, end = word[:-2], end - 2
-        token = Token(match.start(), end, word.lower(), match["initial"] is not None)
-        if run and (
-            _JOIN.fullmatch(text, run[-1].end, token.start) is None or _shouted(text, run[-1], token)
-        ):
-            yield run
-            run = []
-        run.append(token)
-    if run:
-        yield run
-
-
-def _shouted(text: str, before: Token, token: Token) -> bool:
-    """Karteninhaber ANNA SCHMIDT: a name all in capitals begins after another word; Jean DUPONT is one name."""
-    return (
-        token.end - token.start > 2
-        and text[token.start : token.end].isupper()
-        and not text[before.start : before.end].isupper()
-        and not lexicon().is_any_name(before.word)
-    )
 
 
 class _People:
@@ -180,8 +141,8 @@ class _People:
         if cued and not self._is_german_noun(first, size, cue or introduced or greeted):
             if any(self._words.is_any_name(word) for word in named):
                 return size, 0.9
-            known = self._words.is_city(first.word) or first.word in self._words.regions
-            if cue or greeted or not known:
+            known = self._words.is_known_city(first.word) or (introduced and self._words.is_city(first.word))
+            if cue or greeted or self._called or not (known or first.word in self._words.regions):
                 return size, 0.75 if not introduced or size > 1 else 0.55
         if size > 1:
             return size, self._several(first, named, before)
@@ -219,7 +180,7 @@ class _People:
             first.word in words.rare_given and first.word not in words.common
         )
         family = words.is_family(last) and len(named) > 1
-        place = words.is_city(" ".join(named)) or (not given and words.is_city(first.word))
+        place = words.is_city(" ".join(named)) or (not given and words.is_known_city(first.word))
         plain_first, plain_last = not words.is_ambiguous_name(first.word), not words.is_ambiguous_name(last)
         if place and not (given and family):
             return 0.4
@@ -239,7 +200,7 @@ class _People:
             and not self._clues.text[end - 2 : end].isupper()
         ):
             return 0.55
-        if given and self._shouted_name(first, named):
+        if given and shouted(self._clues, first.start, end, named):
             return 0.55
         beside = (
             self._run.index(first) + 1 < len(self._run)
@@ -254,20 +215,6 @@ class _People:
         if beside and not numbered and len(named) <= 3 and all(unknown) and self._clues.language != "de":
             return 0.55
         return 0.0
-
-    def _shouted_name(self, first: Token, named: list[str]) -> bool:
-        """CLARA GUIMARÃES, among other words that are not in capitals."""
-        text, words = self._clues.text, self._words
-        end = self._run[self._run.index(first) + 1].end
-        return (
-            text[first.start : end].isupper()
-            and not text[max(0, first.start - 60) : end + 60].isupper()
-            and 2 <= len(named) <= 4
-            and all(
-                (words.is_any_name(word) or words.common.get(word, 0.0) < 4.4) and word not in NOT_NAMES
-                for word in named[1:]
-            )
-        )
 
     def _is_unknown(self, word: str) -> bool:
         """Whether a word is in no list at all: two of them with capitals are most often somebody's name."""
@@ -300,10 +247,14 @@ class _People:
                 and text.startswith(("'s ", "’s "), token.end)
             )
             named = words.is_given(token.word) or token.word in words.rare_given
-            return odd or (named and token.word not in NOT_NAMES and beside_a_name(self._clues, token.start, token.end))
+            return odd or (
+                named and token.word not in NOT_NAMES and beside_a_name(self._clues, token.start, token.end)
+            )
         if token.end - token.start <= 4 and text[token.start : token.end].isupper():
             return False
-        if _ARTICLE[self._clues.language].search(before) or beside_a_thing(self._clues, token.start, token.end):
+        if _ARTICLE[self._clues.language].search(before) or beside_a_thing(
+            self._clues, token.start, token.end
+        ):
             return False
         return re.match(r"\.?\s?\d", text[token.end : token.end + 3]) is None
 
@@ -390,10 +341,17 @@ class _People:
         between = self._clues.lower[before.end : token.start]
         if self._called and at - first == 1 and self._clues.language != "de" and token.word not in NOT_NAMES:
             return between.strip() not in ("y", "e")
-        if before.initial and at - first == 2 and words.is_given(name.word) and not words.is_everyday(token.word):
+        if (
+            before.initial
+            and at - first == 2
+            and words.is_given(name.word)
+            and not words.is_everyday(token.word)
+        ):
             return token.word not in NOT_NAMES and len(token.word) > 2  # Maria R. Mesquita
         if at - first > 1 or cued:
-            inner = all(t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at])
+            inner = all(
+                t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at]
+            )
             apart = between.strip() in ("y", "e") or NEXT_IS_NO_PERSON.match(self._clues.lower, before.end)
             if (inner or at - first == 1) and not apart and may_go_on(self._clues, token.word):
                 return True

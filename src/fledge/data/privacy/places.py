@@ -20,8 +20,8 @@ from fledge.data.privacy.ambiguous import COMMON_PLACES
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.lexicon import lexicon
 
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
@@ -182,6 +182,8 @@ def _towns(clues: Clues) -> Iterator[Finding]:
     while at < len(words):
         paired = last is not None and _PAIR.fullmatch(clues.lower, last, words[at].start()) is not None
         size, score = _town_at(clues, words, at, paired)
+        if size and score <= 0.7 and at and _after_unknown(clues, words[at - 1], words[at]):
+            size = 0  # Jacquelyne Hinckley
         if size:
             start, end = words[at].start(), words[at + size - 1].end()
             region = _region_after(clues, end)
@@ -194,6 +196,22 @@ def _towns(clues: Clues) -> Iterator[Finding]:
                 while at + size < len(words) and words[at + size].start() < region[1]:
                     size += 1
         at += size or 1
+
+
+def _after_unknown(clues: Clues, before: re.Match[str], town: re.Match[str]) -> bool:
+    """Whether a capitalised word that is in no list stands right before."""
+    lists = lexicon()
+    word = before[0].lower()
+    return (
+        town.start() - before.end() == 1
+        and clues.text[before.end()] == " "
+        and len(word) > 3
+        and word not in lists.common
+        and word not in _PREFIX
+        and not lists.is_city(word)
+        and word not in lists.regions
+        and not is_fictional_word(word)
+    )
 
 
 class _Before:
@@ -219,7 +237,11 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     lists = lexicon()
     first = words[at][0].lower()
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
-    if is_fictional_word(first) or first in ("mai", "may", "juin", "juni", "juli") or (abbreviation and first not in lists.regions):
+    if (
+        is_fictional_word(first)
+        or first in ("mai", "may", "juin", "juni", "juli")
+        or (abbreviation and first not in lists.regions)
+    ):
         return 0, 0.0
     before = _Before(clues.lower[max(0, words[at].start() - 60) : words[at].start()], paired)
     longest = _run_length(clues.text, words, at)
@@ -314,15 +336,21 @@ def _run_length(text: str, words: list[re.Match[str]], at: int) -> int:
 def _name_goes_on(word: str) -> bool:
     """Whether a single word after a city makes it somebody's name or a firm's: "Paris Hilton", "Lima Ltd"."""
     lists = lexicon()
-    return lists.is_family(word) or word in (
-        "inc",
-        "ltd",
-        "gmbh",
-        "group",
-        "llc",
-        "saint-germain",
-        "agreement",
-        "club",
+    unlisted = len(word) > 3 and word not in lists.common and not lists.is_city(word)
+    return (
+        lists.is_family(word)
+        or unlisted
+        or word
+        in (
+            "inc",
+            "ltd",
+            "gmbh",
+            "group",
+            "llc",
+            "saint-germain",
+            "agreement",
+            "club",
+        )
     )
 
 

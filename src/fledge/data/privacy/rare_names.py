@@ -15,7 +15,9 @@ from fledge.data.privacy.lexicon import lexicon
 
 _CAPITAL = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W\d_]*(?:['’-][^\W\d_]+)*"
 _AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
-_AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}(?: (?:da |de |van der |van |von )?{_CAPITAL}){{0,2}}) {_AND} (?:(?:de|da|do|del|von|of) |d['’])?$")
+_AND_BEFORE = re.compile(
+    rf"(?<!\w)({_CAPITAL}(?: (?:da |de |van der |van |von )?{_CAPITAL}){{0,2}}) {_AND} (?:(?:de|da|do|del|von|of) |d['’])?$"
+)
 _AND_AFTER = re.compile(rf" {_AND} ({_CAPITAL})")
 _LIST_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL})(?:,| {_AND}) $")
 _LIST_AFTER = re.compile(rf"(?:,| {_AND}) ({_CAPITAL})")
@@ -25,11 +27,74 @@ _RARER = 3.6  # the same without a cue, before a family name
 _ADDRESSED = re.compile(r"\s*(?:[,!.:;\n]|$)")
 # Who is addressed without a name.
 _NOBODY = frozenset(
-    "recruiter recruiters committee editor editors subscriber subscribers reviewer reviewers applicant webmaster hiring admissions landlord neighbour neighbor neighbors parents "
-    "mitbürger kollegium kundenservice kundendienst vermieter vermieterin hausverwaltung nachbarn nachbarin eltern bewerber freunde freundin lehrkräfte teilnehmer "
-    "recruteur locataire propriétaire abonné adhérent adhérente voisin voisine voisins copropriétaires riverains bailleur "
-    "reclutador suscriptor inquilino propietario vecino vecina vecinos arrendador paciente usuarios "
-    "recrutador assinante inquilino proprietário vizinho vizinha vizinhos condômino condômina locador utente".split()
+    [
+        "recruiter",
+        "recruiters",
+        "committee",
+        "editor",
+        "editors",
+        "subscriber",
+        "subscribers",
+        "reviewer",
+        "reviewers",
+        "applicant",
+        "webmaster",
+        "hiring",
+        "admissions",
+        "landlord",
+        "neighbour",
+        "neighbor",
+        "neighbors",
+        "parents",
+        "mitbürger",
+        "kollegium",
+        "kundenservice",
+        "kundendienst",
+        "vermieter",
+        "vermieterin",
+        "hausverwaltung",
+        "nachbarn",
+        "nachbarin",
+        "eltern",
+        "bewerber",
+        "freunde",
+        "freundin",
+        "lehrkräfte",
+        "teilnehmer",
+        "recruteur",
+        "locataire",
+        "propriétaire",
+        "abonné",
+        "adhérent",
+        "adhérente",
+        "voisin",
+        "voisine",
+        "voisins",
+        "copropriétaires",
+        "riverains",
+        "bailleur",
+        "reclutador",
+        "suscriptor",
+        "inquilino",
+        "propietario",
+        "vecino",
+        "vecina",
+        "vecinos",
+        "arrendador",
+        "paciente",
+        "usuarios",
+        "recrutador",
+        "assinante",
+        "inquilino",
+        "proprietário",
+        "vizinho",
+        "vizinha",
+        "vizinhos",
+        "condômino",
+        "condômina",
+        "locador",
+        "utente",
+    ]
 )
 
 
@@ -84,7 +149,11 @@ def may_sign(clues: Clues, words_: list[str]) -> bool:
     words = lexicon()
     if not 2 <= len(words_) <= 4 or any(word in NOT_NAMES or is_fictional_word(word) for word in words_):
         return False
-    frequent = [word for word in words_ if words.is_everyday(word) or (words.is_word(word) and not _is_rare(clues, word))]
+    frequent = [
+        word
+        for word in words_
+        if words.is_everyday(word) or (words.is_word(word) and not _is_rare(clues, word))
+    ]
     known = words.is_any_name(words_[0]) or words.is_family(words_[-1])
     return not frequent and (known or words_[0] not in words.common)
 
@@ -107,7 +176,23 @@ def beside_a_name(clues: Clues, start: int, end: int) -> bool:
 def beside_a_thing(clues: Clues, start: int, end: int) -> bool:
     """Python, Ruby and Julia; Big Ben: a name that is a thing's beside things."""
     beside = (_LIST_BEFORE.search(clues.text, max(0, start - 30), start), _LIST_AFTER.match(clues.text, end))
-    return any(match[1].lower() in NOT_NAMES for match in beside if match) or clues.lower.endswith("big ", 0, start)
+    return any(match[1].lower() in NOT_NAMES for match in beside if match) or clues.lower.endswith(
+        "big ", 0, start
+    )
+
+
+def shouted(clues: Clues, start: int, end: int, named: list[str]) -> bool:
+    """CLARA GUIMARÃES, among other words that are not in capitals: after a given name, words that are not frequent."""
+    text, words = clues.text, lexicon()
+    return (
+        text[start:end].isupper()
+        and not text[max(0, start - 60) : end + 60].isupper()
+        and 2 <= len(named) <= 4
+        and all(
+            (words.is_any_name(word) or words.common.get(word, 0.0) < 4.4) and word not in NOT_NAMES
+            for word in named[1:]
+        )
+    )
 
 
 def _is_rare(clues: Clues, word: str) -> bool:
