@@ -36,6 +36,11 @@ _RELATED = re.compile(
     rf" (?:[a-zà-ÿ]{{2,9}} )?(?:{RELATION})(?: called| named| namens)?,? (?P<name>{_LOWER})(?!\w)",
     re.IGNORECASE,
 )
+_ASKED = re.compile(
+    r"(?<!\w)(?:ask|tell|text|call|message|email|remind|ping|thank|invite|met|with|and me,? or|frag|frage|sag|sage|schreib|ruf|erinnere|mit|von|dis à|dire à|écris à|écrire à|demande[rz]? à|appelle|appeler|préviens|avec|chez"
+    rf"|escríbele a|escribe a|dile a|decirle a|pregunta a|llama a|avisa a|con|escreve a[oà]?|diz a[oà]?|pergunta a[oà]?|liga (?:para|pra)|fala com|avisa|com) (?P<name>{_LOWER})(?!\w)",
+    re.IGNORECASE,
+)
 _SIGNED = re.compile(
     r"(?:(?:^|[\n.!?,])\s*(?:best|cheers|thanks|thank you|thx|ty|talk soon|see you|take care|love|xoxo|lg|vg|mfg|danke|gruß|grüße|viele grüße|liebe grüße|bis (?:dann|bald|später)|bises|bisous|merci|à plus|à bientôt|a\+"
     rf"|saludos|un saludo|besos|un beso|un abrazo|gracias|abraços?|abs|beijos?|bjs|obrigad[oa]|até (?:logo|já)|valeu)[,!.]?\s+|\n\s*[-–—~]{{1,2}} ?)(?:- ?)?(?P<name>{_LOWER})[.!]?\s*(?:$|\n)",
@@ -70,9 +75,11 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
         odd = greeted and name in words.rare_given and words.common.get(name, 0.0) < 3.8
         if name[0].islower() and (odd or _is_plain(words, name, 4.9 if greeted else 4.6)):
             yield Finding(*match.span("name"), e.PERSON, 0.65)
-    for pattern in (_RELATED, _SIGNED):
+    for pattern in (_RELATED, _SIGNED, _ASKED):
         for match in pattern.finditer(clues.text):
-            if match["name"][0].islower() and _is_plain(words, match["name"]):
+            name = match["name"]
+            odd = pattern is _RELATED and words.is_given(name) and words.common.get(name, 0.0) < 4.2
+            if name[0].islower() and (_is_plain(words, name) or (odd and name not in NOT_NAMES)):
                 yield Finding(*match.span("name"), e.PERSON, 0.65)
     if clues.text.count(":") > 1:
         yield from _speakers(clues, words)

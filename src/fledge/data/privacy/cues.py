@@ -37,9 +37,9 @@ INTRODUCTION = re.compile(
 # What somebody is to somebody: relatives, friends, people at work and in the house.
 RELATION = (
     r"colleague|friend|best friend|(?:step|half|twin )?(?:brother|sister)(?:-in-law)?|wife|husband|spouse|(?:ex-?)?(?:wife|husband|girlfriend|boyfriend)|boss|neighbou?r|(?:step|god)?(?:son|daughter)(?:-in-law)?|uncle|aunt(?:ie)?"
-    r"|(?:grand|step|god)?(?:mother|father|ma|pa)(?:-in-law)?|mom|mum|dad|grandson|granddaughter|cousin|nephew|niece|roommate|flatmate|housemate|landlord|landlady|partner|fiancée?|co-?worker|buddy|mate|kid|child|baby|dentist|doctor|lawyer|tutor|coach|nanny|babysitter"
+    r"|(?:grand|step|god)?(?:mother|father|ma|pa)(?:-in-law)?|mom|mum|dad|grandson|granddaughter|cousin|nephew|niece|roommate|flatmate|housemate|landlord|landlady|partner|fiancée?|co-?worker|buddy|pal|bro|sis|bff|ex|mate|kid|child|baby|dentist|doctor|lawyer|tutor|coach|nanny|babysitter"
     r"|kolleg(?:en?|in)|(?:ex-?)?freund(?:in)?|(?:schwieger|stief|groß|ur)?(?:bruder|schwester|sohn|tochter|mutter|vater|kind|enkel|enkelin|eltern)|schwager|schwägerin|frau|mann|chef(?:in)?|nachbar(?:in|n)?|onkel|tante|oma|opa|mama|papa|cousine?|neffe|nichte|mitbewohner(?:in)?|vermieter(?:in)?|partner(?:in)?|verlobte[rn]?|ex|kumpel"
-    r"|collègue|amie?|copine?|copain|(?:beau-|demi-|grand-)?(?:frère|père|fils)|(?:belle-|demi-|grand-)?(?:sœur|soeur|mère|fille)|femme|mari|patronne?|chef(?:fe)?|voisine?|oncle|maman|papa|mamie|papy|époux|épouse|conjointe?|compagne|compagnon|neveu|nièce|colocataire|coloc|propriétaire"
+    r"|collègue|amie?|copine?|copain|(?:beau-|demi-|grand-)?(?:frère|père|fils)|(?:belle-|demi-|grand-)?(?:sœur|soeur|mère|fille)|femme|mari|patronne?|chef(?:fe)?|voisine?|oncle|maman|papa|mamie|papy|époux|épouse|conjointe?|compagne|compagnon|neveu|nièce|colocataire|coloc|pote|propriétaire"
     r"|compañer[oa]|amig[oa]|(?:medio )?herman(?:astr)?[oa]|espos[oa]|jef[ea]|vecin[oa]|hij[oa]|tí[oa]|madre|padre|mamá|papá|marido|mujer|novi[oa]|prim[oa]|sobrin[oa]|abuel[oa]|niet[oa]|suegr[oa]|cuñad[oa]|yerno|nuera|pareja|caser[oa]"
     r"|colega|irmão|irmã|mulher|chefe|vizinh[oa]|filh[oa]|ti[oa]|mãe|pai|mamãe|papai|namorad[oa]|noiv[oa]|avó|avô|net[oa]|sogr[oa]|cunhad[oa]|genro|nora|companheir[oa]|senhori[oa]|patroa|patrão"
 )
@@ -76,7 +76,7 @@ WEAK_INTRODUCTION = re.compile(
 )
 # Somebody is asked or told something.
 ASK = re.compile(
-    r"(?<![^\W_])(?:ask|tell|remind|ping|pick up|notify|loop in|invite|thank|meet|met|text|e-?mail|phone|married|marry|saw|hired|hire|email(?:ed)?|phoned|told|asked|thanked|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
+    r"(?<![^\W_])(?:ask|tell|remind|ping|pick up|notify|loop in|invite|thank|meet|met|text|e-?mail|phone|married|marry|saw|hired|hire|email(?:ed)?|phoned|told|asked|thanked|contact|emailing|contactez|appelez|contactar a|contacte a|contate|contacte|kontaktieren sie|schreib|schreibe|écri\w* à|parle\w* à|téléphon\w* à|envoie\w* à|répon\w* à|escrib\w* a|llam\w* a|escrev\w* (?:ao?|à)|lig\w* (?:ao?|à|para)|respond\w* (?:ao?|à)|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
     r"|pregunta(?:r|rle|le)? a|ruf|kommt|call|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? [aà]|diz a|diga a|lembr[ae] a|avis[ae]|convid[ae])(?: o| a| ao)?\s$"
 )
 # Right after a single name that is a word too: it does what people do.

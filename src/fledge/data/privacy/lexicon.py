@@ -224,6 +224,11 @@ def _cities() -> dict[str, int]:
         for name in _SHORTER.split(city["name"].lower()):  # Klagenfurt am Wörthersee, Gasteiz / Vitoria
             if len(name) > 5:
                 cities.setdefault(name, people)
+        plain = unaccented(city["name"].lower())
+        cities.setdefault(plain, people)
+        for name in city["alternatenames"] if people >= _KNOWN else ():
+            if not name.isascii() and len(name) == len(plain) and unaccented(name.lower()) == plain:
+                cities.setdefault(name.lower(), people)  # Cádiz, listed as Cadiz
         if people >= _ALTERNATES:
             for name in city["alternatenames"]:
                 if len(name) > 4 and _is_latin(name):

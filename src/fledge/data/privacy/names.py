@@ -212,7 +212,13 @@ class _People:
         numbered = re.match(r"\s?\d", self._clues.text[end : end + 2]) is not None  # a product
         if beside and not numbered and goes_before_family(self._clues, first.word, last):
             return 0.55
-        if beside and not numbered and len(named) <= 3 and all(unknown) and self._clues.language != "de":
+        if (
+            beside
+            and not numbered
+            and len(named) <= 3
+            and all(unknown)
+            and (self._clues.language != "de" or beside_a_name(self._clues, first.start, end))
+        ):
             return 0.55
         return 0.0
 

@@ -44,8 +44,8 @@ _PERSONAL = re.compile(
     r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|vecin[oa]|natural|originari[oa]|mud\w*) de"
     r"|(?:departs?|departing|departed|depart|leaves|leav(?:e|es|ing)|arriv(?:e|es|ed|ing)|land(?:s|ed|ing)?|drove|flew|driving|bound|transfer(?:red)?|commut\w+|studie[sd]|stud(?:y|ying)|back|parked|stuck|stopp(?:ed|ing)) (?:from|in|at)"
     r"|(?:part\w*|décoll\w*|sort\w*|revien\w*|reven\w*|rentr\w*|provenance|départ|arrivée|déménag\w*|gare|mairie|banlieue|tribunal|région|environs|côté|hôpital|centre) (?:de|d['’]|du)"
-    r"|(?:sal\w{1,5}|part\w*|despeg\w*|regres\w*|volv\w*|vuelt\w*|proced\w*|ven\w{2,4}|desplaz\w*|afueras|estación|ayuntamiento|alrededores|cerca|juzgado|barrio|centro) (?:de)"
-    r"|(?:llega\w*|llegu\w*|mud\w*|traslad\w*|volv\w*|vuelv\w*|ida|viaje|acerc\w*) (?:a|hasta|hacia)|(?:llega\w*|estudi\w*|aparc\w*|hosped\w*|nacid[oa]|domiciliad[oa]|residente|vecindad|sede|tienda|finca|parcela) en"
+    r"|(?:sal\w{1,5}|lleg\w*|vuelv\w*|part\w*|despeg\w*|regres\w*|volv\w*|vuelt\w*|proced\w*|ven\w{2,4}|desplaz\w*|afueras|estación|ayuntamiento|alrededores|cerca|juzgado|barrio|centro) (?:de)"
+    r"|(?:lleg\w*|mud\w*|traslad\w*|volv\w*|vuelv\w*|ida|viaje|acerc\w*) (?:a|hasta|hacia)|(?:llega\w*|estudi\w*|aparc\w*|hosped\w*|nacid[oa]|domiciliad[oa]|residente|vecindad|sede|tienda|finca|parcela) en"
     r"|(?:sa[íi]\w{0,4}|part\w*|decol\w*|regress\w*|volt\w*|proveniente|arredores|arrabaldes|estação|câmara|tribunal|prefeitura|rodoviária|centro|perto) (?:de|da|do)|(?:cheg\w*|mud\w*|ida|viagem|desloc\w*) (?:a|ao|à|até|em)"
     r"|(?:estud\w*|hosped\w*|estacion\w*|residente|domiciliad[oa]|nascid[oa]|sede|loja|terreno|sítio) (?:em|no|na)"
     r"|(?:abfahrt|ankunft|bahnhof|studier\w*|abgeflogen|ankomm\w*|landen?|geparkt|ansässig|zweigstelle|praxis|kanzlei|nähe)(?: \w+)? (?:in|ab|von|nach)"
@@ -55,7 +55,7 @@ _PERSONAL = re.compile(
 )
 _LIVES = re.compile(
     r"(?<![^\W_])(?i:i (?:\w+ )?(?:live|work|grew up|was born|am based) in|i(?:['’]| a)?m from|i come from|(?:living|based|born|moved|moving) (?:in|to)|(?:wohne|lebe|arbeite)(?: \w+)? in|(?:komme|bin) aus|geboren in"
-    r"|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
+    r"|(?:lives|works|living|studies|staying) in|(?:wohnt|lebt|arbeitet|studiert)(?: \w+)? in|kommt aus|(?:habite|vit|travaille) à|(?:vive|trabaja|estudia) en|(?:mora|vive|trabalha|estuda) em|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
     r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
 _IN = re.compile(
@@ -168,7 +168,9 @@ def _lower_towns(clues: Clues) -> Iterator[Finding]:
         end = match.end("town")
         while end > match.start("town"):
             name = clues.text[match.start("town") : end]
-            if lists.is_city(name) and _ENDED.match(clues.text, end):
+            if lists.is_city(name) and (
+                (lists.is_known_city(name) and len(name) > 4) or _ENDED.match(clues.text, end)
+            ):
                 sure = lists.is_known_city(name) or " " in name or lists.common.get(name, 0.0) < 3.2
                 if sure and name not in COMMON_PLACES and not lists.is_given(name) and name not in NOT_NAMES:
                     yield Finding(match.start("town"), end, e.LOCATION, 0.6)
@@ -391,7 +393,7 @@ def _longest_city(clues: Clues, start: int, end: int) -> int | None:
     lists = lexicon()
     while end > start:
         name = clues.lower[start:end]
-        if lists.is_city(name) and name not in lists.given:
+        if lists.is_city(name) and (name not in lists.given or lists.cities[name] >= 100_000):
             return end
         end = max(clues.text.rfind(" ", start, end), clues.text.rfind("-", start, end))
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from fledge.data.privacy.clues import Clues
-from fledge.data.privacy.cues import CALLED, GREETING, NOT_NAMES, ROLE
+from fledge.data.privacy.cues import ASK, CALLED, GREETING, NOT_NAMES, ROLE
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
 
@@ -109,7 +109,7 @@ def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
         rest = clues.text[end : end + 60].split("\n")[0]
         ended = _ADDRESSED.match(clues.text, end) is not None
         return ended or (rest[:2].strip()[:1].isupper() and clues.language != "de")
-    if ROLE.search(before):
+    if ROLE.search(before) or ASK.search(before):
         return clues.language != "de" and lexicon().common.get(word, 0.0) < _RARER
     return False
 
