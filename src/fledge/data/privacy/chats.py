@@ -21,6 +21,7 @@ from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import Lexicon, lexicon
 
 _LOWER = r"[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?"
+_WORD = re.compile(r"\b[a-zà-öø-ÿ]{3,20}")
 _GREETED = re.compile(
     r"(?:^|[\n.!?]\s*)(?:hey+|hi+|hello|hiya|yo|sup|dear|morning|good morning|hallo|moin|servus|na|liebe[rs]?|guten (?:morgen|tag|abend)|salut|coucou|bonjour|bonsoir|cher|chère|hola|holi|oye|buenas"
     rf"|buenos días|buenas (?:tardes|noches)|querid[oa]|olá|ola|oi+|bom dia|boa (?:tarde|noite)),? (?P<name>{_LOWER})(?P<after>(?=\s*[,.!?:;\n)]|\s*$)|(?= [a-zà-ÿ]))",
@@ -57,6 +58,10 @@ _GREETING_BEFORE = 45  # characters before an introduction in which somebody is 
 def find_chat_names(clues: Clues) -> Iterator[Finding]:
     """Names in lower case by the words around them, and speakers."""
     words = lexicon()
+    if clues.text.count(":") > 1:
+        yield from _speakers(clues, words)
+    if words.lower_given.isdisjoint(_WORD.findall(clues.text)):
+        return
     for match in _GREETED.finditer(clues.text):
         name = match["name"]
         ended = match["after"] == "" and clues.text[match.end() : match.end() + 1] != " "
@@ -81,8 +86,6 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
             odd = pattern is _RELATED and words.is_given(name) and words.common.get(name, 0.0) < 4.2
             if name[0].islower() and (_is_plain(words, name) or (odd and name not in NOT_NAMES)):
                 yield Finding(*match.span("name"), e.PERSON, 0.65)
-    if clues.text.count(":") > 1:
-        yield from _speakers(clues, words)
 
 
 def _is_plain(words: Lexicon, name: str, frequent: float = 4.6) -> bool:

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 
 from fledge.data.privacy.ambiguous import COMMON_NAMES, COMMON_PLACES
 from fledge.data.privacy.clues import LANGUAGES
@@ -66,6 +66,7 @@ _CORE = frozenset(
     ]
 )
 _SHORTER = re.compile(r" (?:am|an der|im|in der|ob der|vor der) .*| / ")
+_FREQUENT = 5.6  # Zipf frequency from which on a word in lower case is no name
 _LATIN = 0x250  # code points from here on are other scripts
 _KNOWN = 50_000  # people in a city that is recognised without "in" or "from"
 _FAMOUS = 1_000_000  # people in a city whose name is also a person's
@@ -109,6 +110,12 @@ class Lexicon:
             or ("-" in word and any(self.is_family(part) for part in word.split("-")))
             or (self._may_fold(word) and unaccented(word) in self.family)
         )
+
+    @cached_property
+    def lower_given(self) -> frozenset[str]:
+        """Given names that may be meant in lower case, also those that are words, but none of the most frequent ones."""
+        accented = {word for word in self.common if not word.isascii() and self.is_given(word)}
+        return frozenset(w for w in self.given | self.rare_given | accented if self.common.get(w, 0.0) < _FREQUENT)
 
     def _may_fold(self, word: str) -> bool:
         """Thaís, if Thais is a name; but not mãe, although Mae is one."""
