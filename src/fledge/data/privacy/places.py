@@ -21,6 +21,7 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.lexicon import lexicon
 
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
@@ -31,7 +32,7 @@ _JOIN = re.compile(
     r"[ \u00a0](?:(?:am|an der|im|auf|bei|ob der|sur|sous|de la|de los|de las|de|del|do|da|dos|das|la|le|les|el|of|the|upon|on|under|e|y|d['’]) ?)?|(?<=St\.) "
 )
 _LOCATIVE = re.compile(
-    r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|aus|nach|bei|von|um|raum|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
+    r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|across|towards?|leaves|reach(?:ed|es)?|aus|nach|bei|von|ab|um|raum|richtung|gegen|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
 )
 # Prepositions that are everyday words otherwise: not enough for an ambiguous name.
 _WEAK = re.compile(r"(?<![^\W_])(?:of|to|de|a|da|do|no|na|at|von|um|via|über|en|para|visit)\s$")
@@ -41,14 +42,27 @@ _PERSONAL = re.compile(
     r"|(?:wohn\w*|leb(?:e|t|en|te)|gebor\w*|aufgewachsen|arbeite\w*|wohnhaft|umzug|umgezogen|gezogen|zieh\w*|reise|fahr\w*|flug|verlegt|verzogen|sommer|winter|flieg\w*|zug|komm\w*|stamm\w*|büro|wohnung|filiale|haus|hotel|treffen)(?: \w+){0,2} (?:in|aus|nach|bei|von)"
     r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|déménag\w*|emménag\w*|habitant|natif|native) (?:de|du)"
     r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|vecin[oa]|natural|originari[oa]|mud\w*) de"
+    r"|(?:departs?|departing|departed|depart|leaves|leav(?:e|es|ing)|arriv(?:e|es|ed|ing)|land(?:s|ed|ing)?|drove|flew|driving|bound|transfer(?:red)?|commut\w+|studie[sd]|stud(?:y|ying)|back|parked|stuck|stopp(?:ed|ing)) (?:from|in|at)"
+    r"|(?:part\w*|décoll\w*|sort\w*|revien\w*|reven\w*|rentr\w*|provenance|départ|arrivée|déménag\w*|gare|mairie|banlieue|tribunal|région|environs|côté|hôpital|centre) (?:de|d['’]|du)"
+    r"|(?:sal\w{1,5}|lleg\w*|vuelv\w*|part\w*|despeg\w*|regres\w*|volv\w*|vuelt\w*|proced\w*|ven\w{2,4}|desplaz\w*|afueras|estación|ayuntamiento|alrededores|cerca|juzgado|barrio|centro) (?:de)"
+    r"|(?:lleg\w*|mud\w*|traslad\w*|volv\w*|vuelv\w*|ida|viaje|acerc\w*) (?:a|hasta|hacia)|(?:llega\w*|estudi\w*|aparc\w*|hosped\w*|nacid[oa]|domiciliad[oa]|residente|vecindad|sede|tienda|finca|parcela) en"
+    r"|(?:sa[íi]\w{0,4}|part\w*|decol\w*|regress\w*|volt\w*|proveniente|arredores|arrabaldes|estação|câmara|tribunal|prefeitura|rodoviária|centro|perto) (?:de|da|do)|(?:cheg\w*|mud\w*|ida|viagem|desloc\w*) (?:a|ao|à|até|em)"
+    r"|(?:estud\w*|hosped\w*|estacion\w*|residente|domiciliad[oa]|nascid[oa]|sede|loja|terreno|sítio) (?:em|no|na)"
+    r"|(?:abfahrt|ankunft|bahnhof|studier\w*|abgeflogen|ankomm\w*|landen?|geparkt|ansässig|zweigstelle|praxis|kanzlei|nähe)(?: \w+)? (?:in|ab|von|nach)"
     r"|(?:heirat\w*|marient?|casan?|casam?|casou|casó|married|marry|wedding|issued|expedid[oa]s?|emitid[oa]s?|délivrée?s?|ausgestellt)(?: am| on| le| el)?(?: [\d./-]{6,10})? (?:in|at|à|en|em|no|na)"
     r"|(?:i'm|i am|this is|hi|hello|hallo|bonjour|salut|hola|buenas|olá|oi|boa tarde|bom dia|hier(?: ist)?|ich bin|ici|je suis|soy|sou (?:o|a)|sou|aqui é|aquí),? [^\W\d_]{2,20} (?:from|aus|de|do|da)"
     r"|(?:mor\w*|viv\w*|nasc\w*|trabalh\w*|resid\w*|cresc\w*|fic\w*|localizad[oa]|escritório|casa|apartamento|hotel|reunião|estou|estamos) (?:\w+ )?(?:em|no|na)|(?:viaj\w*|voo|vou|vamos|ir|mud\w*|transferi\w*|comboio|trem|chegar|regress\w*|volt\w*) (?:para|a|ao|até)|(?:sou|somos|venho|vem|é|natural|mud\w*) (?:de|do|da))\s$"
 )
 _LIVES = re.compile(
     r"(?<![^\W_])(?i:i (?:\w+ )?(?:live|work|grew up|was born|am based) in|i(?:['’]| a)?m from|i come from|(?:living|based|born|moved|moving) (?:in|to)|(?:wohne|lebe|arbeite)(?: \w+)? in|(?:komme|bin) aus|geboren in"
-    r"|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
+    r"|(?:lives|works|living|studies|staying) in|(?:wohnt|lebt|arbeitet|studiert)(?: \w+)? in|kommt aus|(?:habite|vit|travaille) à|(?:vive|trabaja|estudia) en|(?:mora|vive|trabalha|estuda) em|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
     r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
+)
+_IN = re.compile(
+    r"(?<![^\W_])(?:in|to|from|near|at|around|nach|aus|bei|ab|à|vers|en|em|hasta|desde|até) (?=(?P<town>[a-zà-öø-ÿ]{3,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4}))"
+)
+_ENDED = re.compile(
+    r"\s*(?:[,.!?;:)\n]|$|(?:and|und|et|y|e|but|now|since|for|on|at|with|next|this|tomorrow|today|still|steht|am|um|mit|noch|oder|pour|avec|le|ce|cette|demain|con|para|el|este|esta|mañana|com|no|amanhã|tá|às?)\b)"
 )
 _GERMAN_JOIN = re.compile(r" (?:am|an der|im|in der|vor der|ob der|auf der) ")
 _PAIR = re.compile(r" (?:to|and|nach|und|bis|à|et|a|y|hasta|e|até|para|or|oder|ou|o) ")  # from X to Y
@@ -119,9 +133,11 @@ _TOWN_AFTER_CODE = re.compile(
 def find_places(clues: Clues) -> Iterator[Finding]:
     """Towns, regions, postal codes."""
     yield from _lower_case(clues)
+    yield from _lower_towns(clues)
     if not clues.capitals:
         return
     yield from _towns(clues)
+    yield from find_in_fields(clues, (e.LOCATION, e.STREET_ADDRESS))
     if clues.digits:
         yield from _postcodes(clues)
 
@@ -145,12 +161,31 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
             yield Finding(start, end, e.LOCATION, 0.65)
 
 
+def _lower_towns(clues: Clues) -> Iterator[Finding]:
+    """ "see you saturday in kassel?": a city in lower case that is no word, after "in" and at a sentence's end."""
+    lists = lexicon()
+    for match in _IN.finditer(clues.text):
+        end = match.end("town")
+        while end > match.start("town"):
+            name = clues.text[match.start("town") : end]
+            if lists.is_city(name) and (
+                (lists.is_known_city(name) and len(name) > 4) or _ENDED.match(clues.text, end)
+            ):
+                sure = lists.is_known_city(name) or " " in name or lists.common.get(name, 0.0) < 3.2
+                if sure and name not in COMMON_PLACES and not lists.is_given(name) and name not in NOT_NAMES:
+                    yield Finding(match.start("town"), end, e.LOCATION, 0.6)
+                break
+            end = clues.text.rfind(" ", match.start("town"), end)
+
+
 def _towns(clues: Clues) -> Iterator[Finding]:
     words = list(_WORD.finditer(clues.text))
     at, last = 0, None  # last: end of the place before
     while at < len(words):
         paired = last is not None and _PAIR.fullmatch(clues.lower, last, words[at].start()) is not None
         size, score = _town_at(clues, words, at, paired)
+        if size and score <= 0.7 and at and _after_unknown(clues, words[at - 1], words[at]):
+            size = 0  # Jacquelyne Hinckley
         if size:
             start, end = words[at].start(), words[at + size - 1].end()
             region = _region_after(clues, end)
@@ -163,6 +198,22 @@ def _towns(clues: Clues) -> Iterator[Finding]:
                 while at + size < len(words) and words[at + size].start() < region[1]:
                     size += 1
         at += size or 1
+
+
+def _after_unknown(clues: Clues, before: re.Match[str], town: re.Match[str]) -> bool:
+    """Whether a capitalised word that is in no list stands right before."""
+    lists = lexicon()
+    word = before[0].lower()
+    return (
+        town.start() - before.end() == 1
+        and clues.text[before.end()] == " "
+        and len(word) > 3
+        and word not in lists.common
+        and word not in _PREFIX
+        and not lists.is_city(word)
+        and word not in lists.regions
+        and not is_fictional_word(word)
+    )
 
 
 class _Before:
@@ -188,7 +239,11 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     lists = lexicon()
     first = words[at][0].lower()
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
-    if is_fictional_word(first) or (abbreviation and first not in lists.regions):
+    if (
+        is_fictional_word(first)
+        or first in ("mai", "may", "juin", "juni", "juli")
+        or (abbreviation and first not in lists.regions)
+    ):
         return 0, 0.0
     before = _Before(clues.lower[max(0, words[at].start() - 60) : words[at].start()], paired)
     longest = _run_length(clues.text, words, at)
@@ -229,7 +284,9 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     if _region_after(clues, end) and not lists.is_word(first):
         return longest, 0.6
     name = clues.lower[words[at].start() : end]
-    if name in lists.regions or lists.is_word(first):
+    rare = clues.language != "de" and longest <= 2 and lists.common.get(first, 0.0) < 4.0
+    rare = rare and not before.text.endswith((" ao ", " aos ", " al ", " au ", " aux "))
+    if name in lists.regions or (lists.is_word(first) and not (rare and before.personal)):
         return 0, 0.0
     if longest <= 4 and not lists.is_given(first) and before.personal:
         return longest, 0.65
@@ -281,15 +338,21 @@ def _run_length(text: str, words: list[re.Match[str]], at: int) -> int:
 def _name_goes_on(word: str) -> bool:
     """Whether a single word after a city makes it somebody's name or a firm's: "Paris Hilton", "Lima Ltd"."""
     lists = lexicon()
-    return lists.is_family(word) or word in (
-        "inc",
-        "ltd",
-        "gmbh",
-        "group",
-        "llc",
-        "saint-germain",
-        "agreement",
-        "club",
+    unlisted = len(word) > 3 and word not in lists.common and not lists.is_city(word)
+    return (
+        lists.is_family(word)
+        or unlisted
+        or word
+        in (
+            "inc",
+            "ltd",
+            "gmbh",
+            "group",
+            "llc",
+            "saint-germain",
+            "agreement",
+            "club",
+        )
     )
 
 
@@ -330,7 +393,7 @@ def _longest_city(clues: Clues, start: int, end: int) -> int | None:
     lists = lexicon()
     while end > start:
         name = clues.lower[start:end]
-        if lists.is_city(name) and name not in lists.given:
+        if lists.is_city(name) and (name not in lists.given or lists.cities[name] >= 100_000):
             return end
         end = max(clues.text.rfind(" ", start, end), clues.text.rfind("-", start, end))
     return None
