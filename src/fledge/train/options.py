@@ -17,10 +17,10 @@ class TrainOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     init_head: str | None = Field(
-        None, description="folder of a head to go on from; null: start from the target"
+        None, description="folder of a head to go on from; null: a new head (see init)"
     )
     init: Literal["target", "lm_head", "random"] = Field(
-        "target",
+        "lm_head",
         description="what a new head starts from: the target's last layer, norm and lm_head; the last two alone; none",
     )
     response_tokens: int | None = Field(
