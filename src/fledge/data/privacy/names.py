@@ -42,6 +42,7 @@ from fledge.data.privacy.lexicon import Lexicon, lexicon
 from fledge.data.privacy.rare_names import (
     beside_a_name,
     beside_a_thing,
+    ends_in_cue,
     goes_before_family,
     may_begin,
     may_go_on,
@@ -130,10 +131,10 @@ class _People:
             cue
             or introduced
             or greeted
-            or FIELD.search(before) is not None
-            or ROLE.search(before) is not None
+            or (before.rstrip(" \"'«„")[-1:] in (":", "=") and FIELD.search(before) is not None)
+            or (ends_in_cue(before) and ROLE.search(before) is not None)
         )
-        self._called = CALLED.search(before) is not None
+        self._called = introduced and CALLED.search(before) is not None
         size = self._size(at, cued)
         named = [token.word for token in self._run[at : at + size] if not token.initial]
         if self._goes_on_as_something_else(at + size) and not cue:

@@ -69,6 +69,68 @@ _PAIR = re.compile(r" (?:to|and|nach|und|bis|à|et|a|y|hasta|e|até|para|or|oder
 _FIELD = re.compile(
     r"(?<![^\W_])(?:city|town|location|place of birth|birthplace|residence|hometown|destination|delivery to|ort|wohnort|stadt|geburtsort|ville|lieu(?: de naissance)?|commune|ciudad|localidad|lugar(?: de nacimiento)?|municipio|cidade|localidade|município|naturalidade|local de nascimento|state|county|bundesland|provincia|estado|país|country|land|pays)\s?[:=]\s*$"
 )
+_LAST = frozenset(
+    [
+        "in",
+        "at",
+        "near",
+        "outside",
+        "of",
+        "from",
+        "to",
+        "around",
+        "via",
+        "across",
+        "toward",
+        "towards",
+        "leaves",
+        "leave",
+        "leaving",
+        "reach",
+        "reaches",
+        "reached",
+        "visit",
+        "visits",
+        "visited",
+        "visiting",
+        "is",
+        "aus",
+        "nach",
+        "bei",
+        "von",
+        "ab",
+        "um",
+        "raum",
+        "über",
+        "richtung",
+        "gegen",
+        "à",
+        "au",
+        "aux",
+        "en",
+        "pour",
+        "vers",
+        "dans",
+        "sur",
+        "de",
+        "du",
+        "depuis",
+        "sous",
+        "a",
+        "hacia",
+        "para",
+        "es",
+        "hasta",
+        "desde",
+        "em",
+        "no",
+        "na",
+        "ao",
+        "até",
+        "da",
+        "do",
+    ]
+)
 _PREFIX = frozenset(
     [
         "north",
@@ -223,15 +285,22 @@ class _Before:
         self.text, self._paired = text, paired
 
     @cached_property
+    def preposition(self) -> bool:
+        """The word before is one with which the patterns end: a cheap look that spares them most words."""
+        return self.text[-1:].isspace() and self.text.rstrip().rpartition(" ")[2].lstrip("(\"'«„") in _LAST
+
+    @cached_property
     def personal(self) -> bool:
         """Somebody lives, works or goes there, or a field is filled in."""
         text = self.text
-        return self._paired or _PERSONAL.search(text) is not None or _FIELD.search(text) is not None
+        if self._paired or (self.preposition and _PERSONAL.search(text) is not None):
+            return True
+        return text.rstrip()[-1:] in (":", "=") and _FIELD.search(text) is not None
 
     @cached_property
     def locative(self) -> bool:
         """That, or a preposition of place."""
-        return self.personal or _LOCATIVE.search(self.text) is not None
+        return self.personal or (self.preposition and _LOCATIVE.search(self.text) is not None)
 
 
 def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) -> tuple[int, float]:

@@ -93,7 +93,8 @@ def _family_first(clues: Clues) -> Iterator[Finding]:
         rare = given in words.rare_given and words.common.get(given, 0.0) < _RARE
         before, cued, start = _before_family(clues, match.start(), family)
         unknown = given not in words.common and (
-            (words.is_family(last) and words.common.get(last, 0.0) < 4.3) or last.startswith(("mc", "mac", "o'", "o’"))
+            (words.is_family(last) and words.common.get(last, 0.0) < 4.3)
+            or last.startswith(("mc", "mac", "o'", "o’"))
         )
         unknown = unknown or (cued and words.common.get(given, 0.0) < _RARE)
         if not (words.is_given(given) or rare or unknown) or given in NOT_NAMES or last in NOT_NAMES:
