@@ -20,6 +20,7 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.chats import find_chat_names
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import (
+    ARTICLE,
     ASK,
     CALLED,
     CAPITAL_PARTICLES,
@@ -54,13 +55,6 @@ from fledge.data.privacy.runs import Token, runs_of_capitals
 from fledge.data.privacy.unusual_names import find_unusual_names
 
 _SENTENCE_START = re.compile(r"(?:^|[.!?:\n\"“«¿¡•*>)-])\s*$")
-_ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
-    "en": re.compile(r"(?<!\w)(?:the|an?)\s$"),
-    "de": re.compile(r"(?<!\w)(?:das|eine?[nmrs]?|im|den|in den)\s$"),
-    "fr": re.compile(r"(?<!\w)(?:une?|les)\s$"),
-    "es": re.compile(r"(?<!\w)(?:una?|los|las)\s$"),
-    "pt": re.compile(r"(?<!\w)(?:uma?)\s$"),
-}
 _GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words are taken for family names
 _RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
@@ -259,7 +253,7 @@ class _People:
             )
         if token.end - token.start <= 4 and text[token.start : token.end].isupper():
             return False
-        if _ARTICLE[self._clues.language].search(before) or beside_a_thing(
+        if ARTICLE[self._clues.language].search(before) or beside_a_thing(
             self._clues, token.start, token.end
         ):
             return False
