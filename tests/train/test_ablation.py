@@ -87,6 +87,10 @@ def test_a_fixed_lm_head_stays_the_target_s_and_a_random_start_is_none_of_it(
     run(target, features, tmp_path / "random", QUICK.model_copy(update={"init": "random"}))
     random = Head.load(str(tmp_path / "random" / "head"))
     assert torch.equal(random.weights.d2t, fixed.weights.d2t)
+    run(target, features, tmp_path / "layer", QUICK.model_copy(update={"init": "lm_head", "lm_head_rate": 0.0}))
+    layer = Head.load(str(tmp_path / "layer" / "head"))
+    assert torch.equal(layer.weights.lm_head, fixed.weights.lm_head)
+    assert torch.cosine_similarity(layer.weights.down.float(), fixed.weights.down.float()).abs().max() < 0.9
     similar = torch.cosine_similarity(random.weights.lm_head.float(), rows)
     assert abs(float(similar.mean())) < 0.3
 

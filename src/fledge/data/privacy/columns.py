@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.label_words import field_label
 
 _HEADS = {
     e.PERSON: "name fullname firstname lastname surname givenname familyname middlename forename customer customername client clientname patient patientname employee "
@@ -108,9 +109,17 @@ def _cells(cell: re.Pattern[str], text: str, start: int, end: int) -> list[Span]
 def _entities(text: str, heads: Sequence[Span]) -> list[str | None]:
     """The entity of each column; nothing if fewer than two are known, or a cell is too long for a head."""
     names = [text[start:end] for start, end in heads]
-    entities = [_ENTITY.get(_NO_WORD.sub("", name.lower())) for name in names]
+    entities = [_ENTITY.get(_NO_WORD.sub("", name.lower())) or _labelled(name) for name in names]
     known = sum(entity is not None for entity in entities)
     return entities if known >= 2 and max(map(len, names)) <= 40 else []
+
+
+def _labelled(name: str) -> str | None:
+    """The entity whose label a head holds: "N° de passeport", "employee_ssn"."""
+    if not 2 <= len(name) <= 40:
+        return None
+    label = field_label(name)
+    return label.entity if label is not None else None
 
 
 def _row(clues: Clues, entities: Sequence[str | None], cells: Sequence[Span]) -> Iterator[Finding]:

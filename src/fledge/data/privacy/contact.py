@@ -52,12 +52,15 @@ _SIGNATURE = re.compile(
 _INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
     r"(?<=[,:;=|\"'])\+[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
 )
+_PREPOSITION = re.compile(
+    r"(?<!\w)(?:on|at|under|unter|auf|au|en el|al|no|pelo|ao)(?: der| die)?:? (?P<number>\(?\d[\d ()./-]{7,16}\d)(?![\w]|[.,/:=-]\d|\s?[%€$])"
+)
 # Countries in which people write the language.
 _REGIONS = {
-    "en": ("GB", "US", "IN"),
+    "en": ("GB", "US", "IN", "AU"),
     "de": ("DE", "AT", "CH"),
     "fr": ("FR", "CA"),
-    "es": ("ES", "MX"),
+    "es": ("ES", "MX", "CO", "AR"),
     "pt": ("PT", "BR"),
 }
 # anna [at] web [dot] de; anna at web dot de
@@ -113,6 +116,7 @@ def _phones(clues: Clues) -> Iterator[Finding]:
         if 8 <= sum(c.isdigit() for c in match[0]) <= 15:
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     yield from _compact(clues)
+    yield from _behind_prepositions(clues)
     region = {"es": "ES", "pt": "PT"}.get(clues.language)
     if (
         region is not None
@@ -123,16 +127,31 @@ def _phones(clues: Clues) -> Iterator[Finding]:
                 yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.7)
 
 
+def _behind_prepositions(clues: Clues) -> Iterator[Finding]:
+    """ "estoy en el 609-208-880", "she's on 0171 1234567": a number that exists in a country of the language."""
+    for match in _PREPOSITION.finditer(clues.text):
+        start, end = match.span("number")
+        if not 9 <= sum(c.isdigit() for c in match["number"]) <= 13 or _DATE_LIKE.fullmatch(match["number"]):
+            continue
+        if _exists(match["number"], clues.language) and not (counts(clues, end) or belongs_to_other(clues, start, end)):
+            yield Finding(start, end, e.PHONE_NUMBER, 0.6)
+
+
+def _exists(number: str, language: str) -> bool:
+    """Whether a telephone of that number can be in a country whose people write the language."""
+    return any(
+        phonenumbers.is_valid_number(phonenumbers.parse(number, region)) for region in _REGIONS[language]
+    )
+
+
 def _compact(clues: Clues) -> Iterator[Finding]:
     """Numbers without any separator that exist in the language's country: with a leading zero, or beside an e-mail."""
-    regions = _REGIONS[clues.language]
     for match in _COMPACT.finditer(clues.text):
         near = clues.text[max(0, match.start() - 60) : match.end() + 60]
         if not match[0].startswith("0") and "@" not in near:
             continue
-        real = any(phonenumbers.is_valid_number(phonenumbers.parse(match[0], region)) for region in regions)
         if (
-            real
+            _exists(match[0], clues.language)
             and not counts(clues, match.end())
             and not belongs_to_other(clues, match.start(), match.end())
         ):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from stdnum import luhn
 from stdnum.br import cnpj, cpf
@@ -25,10 +25,8 @@ from stdnum.mx import curp, rfc
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.national_forms import MORE_FORMS, Check, stdnum_check
 from fledge.data.privacy.reserved import is_reserved_ip
-
-Check = Callable[[str], bool]
-
 
 class Form(NamedTuple):
     """One row of the table."""
@@ -37,10 +35,6 @@ class Form(NamedTuple):
     regex: re.Pattern[str]
     check: Check | None
     score: float
-
-
-def _stdnum(module: Any) -> Check:
-    return lambda value: bool(module.is_valid(value))
 
 
 def _is_iban(value: str) -> bool:
@@ -68,10 +62,12 @@ def _is_steuer_id(value: str) -> bool:
 
 
 def _form(entity: str, regex: str, check: Check | None = None, score: float = 0.9) -> Form:
-    return Form(entity, re.compile(rf"(?<![\w.-])(?:{regex})(?![\w]|[.-]\d)"), check, score)
+    return Form(entity, re.compile(rf"(?:{regex})(?![\w]|[.-]\d)"), check, score)
 
 
-# Rows that need digits.
+# Where a number may begin: up to six capitals, then digits, nine letters and digits or more in all (a RUT: eight).
+_BEGIN = re.compile(r"(?<![\w.-])(?=[A-ZÑ&]{0,6}[ -]?\d)(?=(?:[ ./-]{0,3}[\dA-ZÑ&]){8})")
+# Rows that are tried there.
 _NUMBERS = (
     _form(
         e.CREDIT_CARD,
@@ -91,20 +87,20 @@ _NUMBERS = (
     _form(
         e.NATIONAL_ID,
         r"[12] ?\d{2} ?(?:0[1-9]|[1-9]\d) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}",
-        _stdnum(nir),
+        stdnum_check(nir),
         0.95,
     ),  # France, INSEE
-    _form(e.NATIONAL_ID, r"\d{8}-?[A-HJ-NP-TV-Z]", _stdnum(dni), 0.95),  # Spain, DNI
-    _form(e.NATIONAL_ID, r"[XYZ]-?\d{7}-?[A-HJ-NP-TV-Z]", _stdnum(nie), 0.95),  # Spain, NIE
+    _form(e.NATIONAL_ID, r"\d{2}([. ]?)\d{3}\1\d{3}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(dni), 0.95),  # Spain, DNI
+    _form(e.NATIONAL_ID, r"[XYZ][ -]?\d{7}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(nie), 0.95),  # Spain, NIE
     _form(e.NATIONAL_ID, r"\d{2} ?(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2} ?[A-Z] ?\d{3}", None, 0.75),
     _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", _is_steuer_id, 0.8),  # Germany, as it is printed
-    _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", _stdnum(cpf), 0.95),  # Brazil, CPF
-    _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", _stdnum(cnpj), 0.95),  # Brazil, CNPJ
-    _form(e.NATIONAL_ID, r"[A-Z][AEIOUX][A-Z]{2}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", _stdnum(curp), 0.95),  # Mexico
+    _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", stdnum_check(cpf), 0.95),  # Brazil, CPF
+    _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", stdnum_check(cnpj), 0.95),  # Brazil, CNPJ
+    _form(e.NATIONAL_ID, r"[A-Z][AEIOUX][A-Z]{2}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", stdnum_check(curp), 0.95),  # Mexico
     _form(
         e.NATIONAL_ID,
         r"[A-Z]{6}[0-9LMNPQRSTUV]{2}[ABCDEHLMPRST][0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",
-        _stdnum(codicefiscale),
+        stdnum_check(codicefiscale),
         0.95,
     ),  # Italy
     _form(e.TAX_ID, r"IT ?\d{11}", lambda value: bool(iva.is_valid(value)), 0.9),  # Italy, VAT
@@ -113,20 +109,22 @@ _NUMBERS = (
     ),  # Mexico, RFC
     _form(e.BANK_ROUTING, r"[A-Z]{4}0[A-Z0-9]{6}", lambda value: value[5:].isdigit(), 0.93),  # India, IFSC
     _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
-    _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", _stdnum(aadhaar), 0.8),  # India, Aadhaar
-    _form(e.NATIONAL_ID, r"756\.\d{4}\.\d{4}\.\d{2}", _stdnum(ahv), 0.95),  # Switzerland, AHV
+    _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", stdnum_check(aadhaar), 0.8),  # India, Aadhaar
+    _form(e.NATIONAL_ID, r"756\.\d{4}\.\d{4}\.\d{2}", stdnum_check(ahv), 0.95),  # Switzerland, AHV
     _form(e.NATIONAL_ID, r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", None, 0.85),  # Belgium
     _form(e.NATIONAL_ID, r"\d{6}-[1-8]\d{6}", None, 0.75),  # Korea
-    _form(e.NATIONAL_ID, r"[1-9]\d{16}[\dX]", _stdnum(ric), 0.95),  # China
-    _form(e.MAC_ADDRESS, r"[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}", None, 0.9),
-    _form(e.MAC_ADDRESS, r"[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}", None, 0.8),
+    _form(e.NATIONAL_ID, r"[1-9]\d{16}[\dX]", stdnum_check(ric), 0.95),  # China
+    *(_form(entity, regex, check, score) for entity, regex, check, score in MORE_FORMS),
+)
+_MACS = re.compile(
+    r"(?<![\w.-])(?:[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4})(?![\w]|[.-]\d)"
 )
 _IBAN = re.compile(
     r"(?<![\w.-])(?:[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?|[a-z]{2}\d{2}(?:[a-z0-9]{11,30}|(?: (?:[a-z]{4}|\d{4})){3,7}(?: \d{1,3})?))(?!\w)"
 )
 _WALLETS = re.compile(
     r"(?<![\w/])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
-    r"|T[1-9A-HJ-NP-Za-km-z]{33}|r[1-9A-HJ-NP-Za-km-z]{24,34}|[48][0-9AB][1-9A-HJ-NP-Za-km-z]{93})(?!\w)"
+    r"|[TD][1-9A-HJ-NP-Za-km-z]{33}|addr1[02-9ac-hj-np-z]{50,100}|cosmos1[02-9ac-hj-np-z]{38}|r[1-9A-HJ-NP-Za-km-z]{24,34}|[48][0-9AB][1-9A-HJ-NP-Za-km-z]{93})(?!\w)"
 )
 # Base58 keys of other chains look like any other key; the word before says which.
 _LABELLED_WALLET = re.compile(
@@ -151,10 +149,14 @@ def find_forms(clues: Clues) -> Iterator[Finding]:
     if not clues.digits:
         return
     text = clues.text
-    for entity, regex, check, score in _NUMBERS:
-        for match in regex.finditer(text):
-            if check is None or check(re.sub(r"[^0-9A-Za-z]", "", match[0])):
+    for begin in _BEGIN.finditer(text):
+        for entity, regex, check, score in _NUMBERS:
+            match = regex.match(text, begin.start())
+            if match and (check is None or check(re.sub(r"[^0-9A-Za-z]", "", match[0]))):
                 yield Finding(match.start(), match.end(), entity, score)
+    if text.count(":") >= 5 or text.count("-") >= 5 or text.count(".") >= 2:
+        for match in _MACS.finditer(text):
+            yield Finding(match.start(), match.end(), e.MAC_ADDRESS, 0.9)
     yield from _addresses(clues)
     for match in _IBAN.finditer(text):
         size = _iban_end(match[0])
@@ -198,7 +200,7 @@ def _ip(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _looks_like_wallet(value: str) -> bool:
     """Base58 and hexadecimal wallets mix letters and digits; an all-lower-case word or a plain number is none."""
-    if value.startswith(("bc1", "tb1", "ltc1", "0x")):
+    if value.startswith(("bc1", "tb1", "ltc1", "0x", "addr1", "cosmos1")):
         return len(set(value[3:])) > 5
     digits = sum(character.isdigit() for character in value)
-    return digits >= 3 and any(c.isupper() for c in value) and any(c.islower() for c in value)
+    return digits >= 2 and any(c.isupper() for c in value) and any(c.islower() for c in value)

@@ -16,11 +16,13 @@ from presidio_analyzer.nlp_engine import NlpArtifacts, NoOpNlpEngine
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.addresses import find_street_addresses
+from fledge.data.privacy.births import find_births
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.columns import find_in_columns
 from fledge.data.privacy.contact import find_contacts
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.forms import find_forms
+from fledge.data.privacy.keyed import find_keyed
 from fledge.data.privacy.labels import find_labelled
 from fledge.data.privacy.names import find_people
 from fledge.data.privacy.options import CustomPattern, DenyList, PrivacyOptions
@@ -36,6 +38,8 @@ _NEAR = 50  # characters before a match in which one of CustomPattern.near must 
 _RULES: tuple[tuple[str, Find, tuple[str, ...]], ...] = (
     ("forms", find_forms, (e.IBAN_CODE, e.CREDIT_CARD, e.NATIONAL_ID, e.TAX_ID, e.DRIVER_LICENSE, e.MAC_ADDRESS, e.IP_ADDRESS, e.CRYPTO)),
     ("labels", find_labelled, tuple(entity for entity in e.IDENTIFIERS if entity not in (e.EMAIL_ADDRESS, e.IP_ADDRESS))),
+    ("births", find_births, (e.DATE_OF_BIRTH,)),
+    ("keyed", find_keyed, (e.PERSON, *e.IDENTIFIERS)),
     ("contact", find_contacts, (e.EMAIL_ADDRESS, e.PHONE_NUMBER, e.URL_CREDENTIALS)),
     ("secrets", find_secrets, (e.API_KEY, e.PRIVATE_KEY, e.PASSWORD)),
     ("addresses", find_street_addresses, (e.STREET_ADDRESS,)),

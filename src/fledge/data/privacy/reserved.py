@@ -58,5 +58,7 @@ def is_reserved(entity: str, value: str) -> bool:
         return _RESERVED_MAC.fullmatch(compact) is not None
     if "placeholder" in compact:
         return True
+    if len(re.sub(r"[\dx]", "", compact)) >= 3:
+        return False  # invented numbers hold no letter but X
     digits = re.sub(r"\D", "", value)
     return len(digits) >= 4 and _NEARLY_ZERO.fullmatch(digits) is not None

@@ -34,6 +34,7 @@ from detect_secrets.plugins.twilio import TwilioKeyDetector
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.passwords import find_passwords
 
 _PLUGINS = (
     ArtifactoryDetector, AWSKeyDetector, AzureStorageKeyDetector, CloudantDetector, DiscordBotTokenDetector,
@@ -63,37 +64,6 @@ _ASSIGNED = re.compile(
     rf"(?:{_SECRET_LABEL})\w*(?:\s(?:de|d['’]|of|for|für|pour|para|do|da|del|zum|zur)\s?\w+){{0,2}}[\"']?\s*(?:[:=]{{1,2}}|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})",
     re.IGNORECASE,
 )
-_PASSWORD_LABEL = (
-    r"pass[ _-]?(?:word|wort|phrase|code)|passwd|pwd|pw|kennwort|mot de passe|mdp|contraseña|clave|senha|palavra[- ]passe"
-    r"|login|credentials|zugangsdaten|pin(?:[ -]?(?:code|number))?"
-)
-_PASSWORD = re.compile(
-    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_PASSWORD_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:(?:(?:for|für|pour|para|des?|du|do|da|del|der|vom|to|zum?|zur|of)"
-    rf"\b[^.:=\n>]{{0,40}}?)?(?:[:=]{{1,2}}|=>|->|→|\bis\b:?|\bwas\b:?|\bist\b:?|\blautet\b:?|\bwar\b|\best\b\s?:?|\bes\b:?|\bé\b:?|\bera\b|\bto\b))|\s(?=[\"'`«]))"
-    rf"\s*(?P<quote>[\"'`«]?)\s?(?P<value>[^\s\"'`«»<>]{{4,64}})",
-    re.IGNORECASE,
-)
-
-
-_BESIDE_EMAIL = re.compile(
-    r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)"
-)  # ann@acme.org / Xy12-3
-
-
-# curl -u admin:Xy12, sshpass -p Xy12, mysql -pXy12, --password Xy12; PIN 4711
-_ON_COMMAND_LINE = re.compile(
-    r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"
-    r"[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
-)
-_PIN = re.compile(
-    r"(?<![^\W_])(?:PIN|Pin|pin)(?:[ -]?(?:code|Code|number))? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)"
-)
-
-# "= input(", "= os.environ[", "= config.password", ": str", "= {{ secret }}"
-_CODE = re.compile(
-    r"[A-Za-z_][\w.]*[(\[](?:[\w., ]*[)\]]:?)?$|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b",
-    re.IGNORECASE,
-)
 
 
 def find_secrets(clues: Clues) -> Iterator[Finding]:
@@ -102,7 +72,7 @@ def find_secrets(clues: Clues) -> Iterator[Finding]:
     if "PRIVATE KEY" in text:
         for match in _PRIVATE.finditer(text):
             yield Finding(match.start(), match.end(), e.PRIVATE_KEY, 1.0)
-    yield from _passwords(clues)
+    yield from find_passwords(clues)
     if not _LONG.search(text):
         return
     for match in _KEYS.finditer(text):
@@ -130,50 +100,6 @@ def _known_keys(text: str) -> Iterator[Finding]:
 @cache
 def _plugins() -> list[Any]:
     return [plugin() for plugin in _PLUGINS]
-
-
-def _passwords(clues: Clues) -> Iterator[Finding]:
-    if "@" in clues.text:
-        for match in _BESIDE_EMAIL.finditer(clues.text):
-            value = match["value"].rstrip(".,;:!?)]}")
-            if any(c.isdigit() for c in value) and any(c.isalpha() for c in value):
-                yield Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, 0.8)
-    for regex in (_ON_COMMAND_LINE, _PIN):
-        for match in regex.finditer(clues.text):
-            yield Finding(*match.span("value"), e.PASSWORD, 0.85)
-    for match in _PASSWORD.finditer(clues.text):
-        value = match["value"].rstrip(".,;:!?)]}")
-        symbol = ":" in match["link"] or "=" in match["link"] or "->" in match["link"]
-        if match["label"].lower() in ("login", "credentials", "zugangsdaten") and not symbol:
-            continue
-        if _is_password(value, bool(match["quote"]), symbol):
-            yield Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, 0.85)
-
-
-def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
-    """Whether a word after "password is" is one, and not prose ("is required") or code ("= input()")."""
-    if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
-        return False
-    if value.isdigit():
-        return 4 <= len(value) <= 12
-    kinds = sum(
-        (
-            any(c.islower() for c in value),
-            any(c.isupper() for c in value[1:]),
-            any(c.isdigit() for c in value),
-        )
-    )
-    if value.count("-") >= 3 and all(part.isalpha() for part in value.split("-")):
-        return True  # a phrase: correct-horse-battery-staple
-    special = any(not c.isalnum() and c not in "-_'’." for c in value)
-    if any(c.isdigit() for c in value) or special or (kinds >= 2 and len(value) >= 8):
-        return True
-    return (
-        quoted
-        and symbol
-        and len(value) >= 6
-        and value.lower() not in ("password", "passwort", "contraseña", "string")
-    )
 
 
 def _looks_random(value: str) -> bool:
