@@ -86,6 +86,7 @@ _PATTERNS = tuple(
 _GERMAN_BARE = re.compile(
     rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{_U}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°/]|-\d|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"
 )
+_INSIDE = re.compile(r"(?i:im|in der|in den) [^\W\d_]{2,6} \d")  # im Hof 2 Stühle
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")
 # A title in capitals, not an address: "5 Miles Through The Park".
 _HEADLINE = re.compile(
@@ -135,7 +136,8 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
         return
     if clues.language == "de":
         for match in _GERMAN_BARE.finditer(clues.text):
-            yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
+            if not _INSIDE.match(match[0]):
+                yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
     for needs, pattern in _PATTERNS:
         if needs and not any(need in clues.lower for need in needs):
             continue

@@ -45,6 +45,7 @@ from fledge.data.privacy.rare_names import (
     beside_a_thing,
     ends_in_cue,
     goes_before_family,
+    may_be_a_firm,
     may_begin,
     may_go_on,
     may_sign,
@@ -133,7 +134,7 @@ class _People:
         named = [token.word for token in self._run[at : at + size] if not token.initial]
         if self._goes_on_as_something_else(at + size) and not cue:
             return 0, 0.0
-        if cued and not self._is_german_noun(first, size, cue or introduced or greeted):
+        if cued and not self._is_a_thing(first, size, cue or introduced or greeted):
             if any(self._words.is_any_name(word) for word in named):
                 return size, 0.9
             known = self._words.is_known_city(first.word) or (introduced and self._words.is_city(first.word))
@@ -148,9 +149,11 @@ class _People:
         )
         return (size, 0.6) if asked and self._could_be_a_name(first.word) else (0, 0.0)
 
-    def _is_german_noun(self, first: Token, size: int, sure: bool) -> bool:
-        """ "dass mein Vermieter Kautionsabrechnungen schickt": nouns have capitals too."""
+    def _is_a_thing(self, first: Token, size: int, sure: bool) -> bool:
+        """ "dass mein Vermieter Kautionsabrechnungen schickt": nouns have capitals too; "our client Gmail"."""
         unlisted = not sure and size == 1 and not self._words.is_any_name(first.word)
+        if unlisted and may_be_a_firm(self._clues.lower[max(0, first.start - 30) : first.start]):
+            return True
         return unlisted and self._clues.language == "de" and len(first.word) > 9
 
     def _by_its_place(self, at: int, before: str) -> bool:
@@ -391,7 +394,5 @@ class _People:
 
     def _goes_on_as_something_else(self, at: int) -> bool:
         """Nash equilibrium, Harvard University, Wagner Group, Ford Inc."""
-        text = self._clues.lower
         end = self._run[at - 1].end
-        following = text[end : end + 24]
-        return NEXT_IS_NO_PERSON.match(following) is not None
+        return NEXT_IS_NO_PERSON.match(self._clues.lower[end : end + 24]) is not None

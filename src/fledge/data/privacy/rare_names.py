@@ -26,6 +26,32 @@ _RARE = 4.0  # Zipf frequency below which a word may be a name after a cue
 _RARE_GERMAN = 3.5
 _RARER = 3.6  # the same without a cue, before a family name
 _ADDRESSED = re.compile(r"\s*(?:[,!.:;\n]|$)")
+_CLIENTS = frozenset(
+    [
+        "client",
+        "cliente",
+        "clients",
+        "customer",
+        "contractor",
+        "consultant",
+        "agent",
+        "agente",
+        "adviser",
+        "advisor",
+        "partner",
+        "kunde",
+        "kundin",
+        "kunden",
+        "partnerin",
+        "owner",
+        "guest",
+        "employee",
+        "mitarbeiter",
+        "conseiller",
+        "consultora",
+        "asesora",
+    ]
+)
 # With what the greetings, introductions and requests of several words end.
 _CUE_ENDS = frozenset(
     [
@@ -186,6 +212,11 @@ def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
     return False
 
 
+def may_be_a_firm(before: str) -> bool:
+    """ "our client Gmail": after these words a word alone that is on no list is as often a firm or a thing."""
+    return before.rstrip(" ,").rpartition(" ")[2] in _CLIENTS
+
+
 def ends_in_cue(before: str) -> bool:
     """Whether the last word may be that of a greeting, a role and so on: spares most words the longer patterns."""
     last = before.rstrip(" ,.!?:\n\t\"'«„").rpartition(" ")[2].rpartition("\n")[2]
@@ -224,6 +255,8 @@ def signs(clues: Clues, start: int, end: int) -> bool:
     if text[end : stop if stop >= 0 else len(text)].strip(" \t.,*_"):
         return False
     above = text[text.rfind("\n", 0, head) + 1 : head].strip()
+    if text[:head].rstrip().endswith(":"):
+        return False  # what was announced: "Essay title:"
     return not above or GREETING.search(above.lower()[-40:] + " ") is not None or above.endswith(",")
 
 
@@ -237,7 +270,8 @@ def may_sign(clues: Clues, words_: list[str]) -> bool:
         for word in words_
         if words.is_everyday(word) or (words.is_word(word) and not _is_rare(clues, word))
     ]
-    known = words.is_any_name(words_[0]) or words.is_family(words_[-1])
+    ends = (words_[0], words_[-1])
+    known = any(words.is_any_name(word) and not words.is_ambiguous_name(word) for word in ends)
     return not frequent and (known or words_[0] not in words.common)
 
 

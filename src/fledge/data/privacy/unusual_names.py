@@ -66,6 +66,8 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
 def _lower_pairs(clues: Clues) -> Iterator[Finding]:
     """A given name and a family name in lower case, neither of them a frequent word: "log in as martha burch"."""
     words = lexicon()
+    if words.lower_given.isdisjoint(clues.lower_words):
+        return
     before = None  # the word before, if it could be a given name
     for match in _LOWER_WORD.finditer(clues.text):
         word = match[0]
