@@ -62,9 +62,6 @@ _PATTERNS = tuple(
          rf"(?<!\w)(?:{_CAP}[ -]){{0,3}}?[{_U}]?[^\W\d_]*(?:straße|strasse|str\.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben|Straße|Strasse|Str\.|Weg|Platz|Allee|Ring|Damm|Gasse|Ufer) {_NUMBER}(?!\w|[.,]\d){_TAIL_CODE}?"),
         ("am |an de|auf de|im |in der |zum |zur |unter de|hinter der |beim ",
          rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{4,5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?"),
-        # Unter den Eichen 8, An der Mühle 12b: without a code only before what streets are called after
-        ("am |an de|auf de|im |in de|zum |zur |unter de|hinter de|beim |vor de",
-         rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{_U}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°/]|-\d|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"),
         ("postfach|postale|apartado|apdo|caixa postal|casilla de|casilla postal",
          rf"(?<!\w)(?i:postfach|boîte postale|apartado(?: de correos| postal)?|apdo\.?(?: de correos)?|caixa postal|casilla (?:de correo|postal))(?: (?:n\.? ?[º°]|nr\.|no\.))? \d{{1,3}}(?: ?\d{{2,3}}){{0,2}}(?!\d){_TAIL_CODE}?"),
         # 12 bis, rue de la Paix, 75002 Paris
@@ -85,6 +82,11 @@ _PATTERNS = tuple(
          rf"(?:,? (?:Bodega|Etapa|Torre|[Aa]partamento|Apto\.?|Casa|Oficina|Interior|Bloque|[Pp]iso)[ \w]{{0,24}})?(?:,?\s\d{{6}})?(?:,?\s(?={_CAP},){_TOWN}(?:, {_CAP}(?: {_CAP})?)?)?"),
     )
 )  # fmt: skip
+# Unter den Eichen 8, An der Mühle 12b: without a code only before what streets are called after
+_GERMAN_BARE = re.compile(
+    rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{_U}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°/]|-\d|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"
+)
+_INSIDE = re.compile(r"(?i:im|in der|in den) [^\W\d_]{2,6} \d")  # im Hof 2 Stühle
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")
 # A title in capitals, not an address: "5 Miles Through The Park".
 _HEADLINE = re.compile(
@@ -132,6 +134,10 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
             yield Finding(match.start(), match.end(), e.STREET_ADDRESS, 0.7)
     if not clues.capitals:
         return
+    if clues.language == "de":
+        for match in _GERMAN_BARE.finditer(clues.text):
+            if not _INSIDE.match(match[0]):
+                yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
     for needs, pattern in _PATTERNS:
         if needs and not any(need in clues.lower for need in needs):
             continue

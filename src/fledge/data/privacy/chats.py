@@ -21,7 +21,6 @@ from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import Lexicon, lexicon
 
 _LOWER = r"[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?"
-_WORD = re.compile(r"\b[a-zà-öø-ÿ]{3,20}")
 _GREETED = re.compile(
     r"(?:^|[\n.!?]\s*)(?:hey+|hi+|hello|hiya|yo|sup|dear|morning|good morning|hallo|moin|servus|na|liebe[rs]?|guten (?:morgen|tag|abend)|salut|coucou|bonjour|bonsoir|cher|chère|hola|holi|oye|buenas"
     rf"|buenos días|buenas (?:tardes|noches)|querid[oa]|olá|ola|oi+|bom dia|boa (?:tarde|noite)),? (?P<name>{_LOWER})(?P<after>(?=\s*[,.!?:;\n)]|\s*$)|(?= [a-zà-ÿ]))",
@@ -60,7 +59,7 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
     words = lexicon()
     if clues.text.count(":") > 1:
         yield from _speakers(clues, words)
-    if words.lower_given.isdisjoint(_WORD.findall(clues.text)):
+    if words.lower_given.isdisjoint(clues.lower_words):
         return
     for match in _GREETED.finditer(clues.text):
         name = match["name"]

@@ -74,6 +74,13 @@ LOWER_INTRODUCTION = re.compile(
 WEAK_INTRODUCTION = re.compile(
     rf"(?<![^\W_])(?i:it['’]?s|this is|i am|i['’]?m|here is|hier(?: ist| spricht)?|ich bin|c['’]est|ici|je suis|soy|sou|aqui é|habla|fala) (?:o |a )?{_LOWER_PAIR}"
 )
+ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
+    "en": re.compile(r"(?<!\w)(?:the|an?)\s$"),
+    "de": re.compile(r"(?<!\w)(?:das|eine?[nmrs]?|im|den|in den)\s$"),
+    "fr": re.compile(r"(?<!\w)(?:une?|les)\s$"),
+    "es": re.compile(r"(?<!\w)(?:una?|los|las)\s$"),
+    "pt": re.compile(r"(?<!\w)(?:uma?)\s$"),
+}
 # Somebody is asked or told something.
 ASK = re.compile(
     r"(?<![^\W_])(?:ask|tell|remind|ping|pick up|notify|loop in|invite|thank|meet|met|text|e-?mail|phone|married|marry|saw|hired|hire|email(?:ed)?|phoned|told|asked|thanked|contact|emailing|contactez|appelez|contactar a|contacte a|contate|contacte|kontaktieren sie|schreib|schreibe|écri\w* à|parle\w* à|téléphon\w* à|envoie\w* à|répon\w* à|escrib\w* a|llam\w* a|escrev\w* (?:ao?|à)|lig\w* (?:ao?|à|para)|respond\w* (?:ao?|à)|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"

@@ -18,7 +18,7 @@ from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon, unaccented
 
-_SEPARATOR = re.compile(r"[\"'`\]]{0,2}[ \t]{0,4}(?:=>|:=|[:=])[ \t]{0,4}(?P<quote>[\"'`]?)(?=[^\W_])")
+_SEPARATOR = re.compile(r"(?:=>|:=|[:=])[ \t]{0,4}(?P<quote>[\"'`]?)(?=[^\W_])")
 _KEY = re.compile(r"[^\W\d_][\w.-]*(?: [^\W\d_][\w-]*){0,2}$")
 _PARTS = re.compile(r"[A-ZÀ-Þ]?[a-zà-öø-ÿ]+|[A-ZÀ-Þ]+(?![a-zà-ÿ])")
 _CAPITAL = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W\d_]*(?:['’.-][^\W\d_]+)*\.?"
@@ -314,7 +314,7 @@ def find_in_fields(clues: Clues, entities: tuple[str, ...]) -> Iterator[Finding]
     text = clues.text
     for match in _SEPARATOR.finditer(text):
         before = text[max(0, match.start() - 34) : match.start()]
-        key = _KEY.search(before.rpartition("\n")[2])
+        key = _KEY.search(before.rpartition("\n")[2].rstrip(" \t\"'`]"))
         if key is None:
             continue
         entity, sure = _kind(clues, key[0], match.start())

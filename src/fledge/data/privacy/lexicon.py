@@ -115,7 +115,9 @@ class Lexicon:
     def lower_given(self) -> frozenset[str]:
         """Given names that may be meant in lower case, also those that are words, but none of the most frequent ones."""
         accented = {word for word in self.common if not word.isascii() and self.is_given(word)}
-        return frozenset(w for w in self.given | self.rare_given | accented if self.common.get(w, 0.0) < _FREQUENT)
+        return frozenset(
+            w for w in self.given | self.rare_given | accented if self.common.get(w, 0.0) < _FREQUENT
+        )
 
     def _may_fold(self, word: str) -> bool:
         """Thaís, if Thais is a name; but not mãe, although Mae is one."""

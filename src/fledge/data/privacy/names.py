@@ -20,6 +20,7 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.chats import find_chat_names
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import (
+    ARTICLE,
     ASK,
     CALLED,
     CAPITAL_PARTICLES,
@@ -42,7 +43,9 @@ from fledge.data.privacy.lexicon import Lexicon, lexicon
 from fledge.data.privacy.rare_names import (
     beside_a_name,
     beside_a_thing,
+    ends_in_cue,
     goes_before_family,
+    may_be_a_firm,
     may_begin,
     may_go_on,
     may_sign,
@@ -53,13 +56,6 @@ from fledge.data.privacy.runs import Token, runs_of_capitals
 from fledge.data.privacy.unusual_names import find_unusual_names
 
 _SENTENCE_START = re.compile(r"(?:^|[.!?:\n\"“«¿¡•*>)-])\s*$")
-_ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
-    "en": re.compile(r"(?<!\w)(?:the|an?)\s$"),
-    "de": re.compile(r"(?<!\w)(?:das|eine?[nmrs]?|im|den|in den)\s$"),
-    "fr": re.compile(r"(?<!\w)(?:une?|les)\s$"),
-    "es": re.compile(r"(?<!\w)(?:una?|los|las)\s$"),
-    "pt": re.compile(r"(?<!\w)(?:uma?)\s$"),
-}
 _GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words are taken for family names
 _RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
@@ -130,15 +126,15 @@ class _People:
             cue
             or introduced
             or greeted
-            or FIELD.search(before) is not None
-            or ROLE.search(before) is not None
+            or (before.rstrip(" \"'«„")[-1:] in (":", "=") and FIELD.search(before) is not None)
+            or (ends_in_cue(before) and ROLE.search(before) is not None)
         )
-        self._called = CALLED.search(before) is not None
+        self._called = introduced and CALLED.search(before) is not None
         size = self._size(at, cued)
         named = [token.word for token in self._run[at : at + size] if not token.initial]
         if self._goes_on_as_something_else(at + size) and not cue:
             return 0, 0.0
-        if cued and not self._is_german_noun(first, size, cue or introduced or greeted):
+        if cued and not self._is_a_thing(first, size, cue or introduced or greeted):
             if any(self._words.is_any_name(word) for word in named):
                 return size, 0.9
             known = self._words.is_known_city(first.word) or (introduced and self._words.is_city(first.word))
@@ -153,9 +149,11 @@ class _People:
         )
         return (size, 0.6) if asked and self._could_be_a_name(first.word) else (0, 0.0)
 
-    def _is_german_noun(self, first: Token, size: int, sure: bool) -> bool:
-        """ "dass mein Vermieter Kautionsabrechnungen schickt": nouns have capitals too."""
+    def _is_a_thing(self, first: Token, size: int, sure: bool) -> bool:
+        """ "dass mein Vermieter Kautionsabrechnungen schickt": nouns have capitals too; "our client Gmail"."""
         unlisted = not sure and size == 1 and not self._words.is_any_name(first.word)
+        if unlisted and may_be_a_firm(self._clues.lower[max(0, first.start - 30) : first.start]):
+            return True
         return unlisted and self._clues.language == "de" and len(first.word) > 9
 
     def _by_its_place(self, at: int, before: str) -> bool:
@@ -258,7 +256,7 @@ class _People:
             )
         if token.end - token.start <= 4 and text[token.start : token.end].isupper():
             return False
-        if _ARTICLE[self._clues.language].search(before) or beside_a_thing(
+        if ARTICLE[self._clues.language].search(before) or beside_a_thing(
             self._clues, token.start, token.end
         ):
             return False
@@ -396,7 +394,5 @@ class _People:
 
     def _goes_on_as_something_else(self, at: int) -> bool:
         """Nash equilibrium, Harvard University, Wagner Group, Ford Inc."""
-        text = self._clues.lower
         end = self._run[at - 1].end
-        following = text[end : end + 24]
-        return NEXT_IS_NO_PERSON.match(following) is not None
+        return NEXT_IS_NO_PERSON.match(self._clues.lower[end : end + 24]) is not None

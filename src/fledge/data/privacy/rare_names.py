@@ -7,6 +7,7 @@ frequent words may not, and in German, where nouns have capitals too, only rarer
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import ASK, CALLED, GREETING, NOT_NAMES, ROLE
@@ -25,6 +26,101 @@ _RARE = 4.0  # Zipf frequency below which a word may be a name after a cue
 _RARE_GERMAN = 3.5
 _RARER = 3.6  # the same without a cue, before a family name
 _ADDRESSED = re.compile(r"\s*(?:[,!.:;\n]|$)")
+_CLIENTS = frozenset(
+    [
+        "client",
+        "cliente",
+        "clients",
+        "customer",
+        "contractor",
+        "consultant",
+        "agent",
+        "agente",
+        "adviser",
+        "advisor",
+        "partner",
+        "kunde",
+        "kundin",
+        "kunden",
+        "partnerin",
+        "owner",
+        "guest",
+        "employee",
+        "mitarbeiter",
+        "conseiller",
+        "consultora",
+        "asesora",
+    ]
+)
+# With what the greetings, introductions and requests of several words end.
+_CUE_ENDS = frozenset(
+    [
+        "is",
+        "was",
+        "are",
+        "ist",
+        "lautet",
+        "est",
+        "es",
+        "é",
+        "me",
+        "se",
+        "à",
+        "a",
+        "ao",
+        "de",
+        "para",
+        "com",
+        "up",
+        "in",
+        "of",
+        "sie",
+        "tal",
+        "certain",
+        "certaine",
+        "gewisser",
+        "gewisse",
+        "gewissen",
+        "morning",
+        "afternoon",
+        "evening",
+        "tag",
+        "morgen",
+        "abend",
+        "gott",
+        "geehrte",
+        "geehrter",
+        "días",
+        "tardes",
+        "noches",
+        "dia",
+        "tarde",
+        "noite",
+        "you",
+        "grüße",
+        "grüßen",
+        "gruß",
+        "vous",
+        "saludo",
+        "abrazo",
+        "abraço",
+        "cumprimentos",
+        "regards",
+        "truly",
+        "by",
+        "par",
+        "por",
+        "von",
+        "m'appelle",
+        "m’appelle",
+        "s'appelle",
+        "s’appelle",
+        "llama",
+        "llamo",
+        "chama",
+        "chamo",
+    ]
+)
 # Who is addressed without a name.
 _NOBODY = frozenset(
     [
@@ -103,6 +199,8 @@ def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
     word = clues.lower[start:end]
     if not _is_rare(clues, word) or word in _NOBODY:
         return False
+    if not ends_in_cue(before):
+        return False
     if CALLED.search(before):
         return True
     if GREETING.search(before):
@@ -112,6 +210,22 @@ def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
     if ROLE.search(before) or ASK.search(before):
         return clues.language != "de" and lexicon().common.get(word, 0.0) < _RARER
     return False
+
+
+def may_be_a_firm(before: str) -> bool:
+    """ "our client Gmail": after these words a word alone that is on no list is as often a firm or a thing."""
+    return before.rstrip(" ,").rpartition(" ")[2] in _CLIENTS
+
+
+def ends_in_cue(before: str) -> bool:
+    """Whether the last word may be that of a greeting, a role and so on: spares most words the longer patterns."""
+    last = before.rstrip(" ,.!?:\n\t\"'«„").rpartition(" ")[2].rpartition("\n")[2]
+    return last in _CUE_ENDS or _is_cue(last)
+
+
+@lru_cache(maxsize=8192)
+def _is_cue(word: str) -> bool:
+    return any(cue.search(word + " ") is not None for cue in (ROLE, GREETING, ASK, CALLED))
 
 
 def may_go_on(clues: Clues, word: str) -> bool:
@@ -141,6 +255,8 @@ def signs(clues: Clues, start: int, end: int) -> bool:
     if text[end : stop if stop >= 0 else len(text)].strip(" \t.,*_"):
         return False
     above = text[text.rfind("\n", 0, head) + 1 : head].strip()
+    if text[:head].rstrip().endswith(":"):
+        return False  # what was announced: "Essay title:"
     return not above or GREETING.search(above.lower()[-40:] + " ") is not None or above.endswith(",")
 
 
@@ -154,7 +270,8 @@ def may_sign(clues: Clues, words_: list[str]) -> bool:
         for word in words_
         if words.is_everyday(word) or (words.is_word(word) and not _is_rare(clues, word))
     ]
-    known = words.is_any_name(words_[0]) or words.is_family(words_[-1])
+    ends = (words_[0], words_[-1])
+    known = any(words.is_any_name(word) and not words.is_ambiguous_name(word) for word in ends)
     return not frequent and (known or words_[0] not in words.common)
 
 

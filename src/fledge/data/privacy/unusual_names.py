@@ -66,6 +66,8 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
 def _lower_pairs(clues: Clues) -> Iterator[Finding]:
     """A given name and a family name in lower case, neither of them a frequent word: "log in as martha burch"."""
     words = lexicon()
+    if words.lower_given.isdisjoint(clues.lower_words):
+        return
     before = None  # the word before, if it could be a given name
     for match in _LOWER_WORD.finditer(clues.text):
         word = match[0]
@@ -93,7 +95,8 @@ def _family_first(clues: Clues) -> Iterator[Finding]:
         rare = given in words.rare_given and words.common.get(given, 0.0) < _RARE
         before, cued, start = _before_family(clues, match.start(), family)
         unknown = given not in words.common and (
-            (words.is_family(last) and words.common.get(last, 0.0) < 4.3) or last.startswith(("mc", "mac", "o'", "o’"))
+            (words.is_family(last) and words.common.get(last, 0.0) < 4.3)
+            or last.startswith(("mc", "mac", "o'", "o’"))
         )
         unknown = unknown or (cued and words.common.get(given, 0.0) < _RARE)
         if not (words.is_given(given) or rare or unknown) or given in NOT_NAMES or last in NOT_NAMES:
