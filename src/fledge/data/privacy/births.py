@@ -1,7 +1,7 @@
 """Dates of birth: a date behind a word such as "born", in any way the five languages write dates.
 
-    born on the 3rd of April 1985     geb. 3.4.85     né le 1er avril 1985     nacida el 3 de abril del 85
-    DOB 04/03/1985                    3. April 1985 in Ulm geboren             "birthDate": "1985-04-03T00:00"
+born on the 3rd of April 1985     geb. 3.4.85     né le 1er avril 1985     nacida el 3 de abril del 85
+DOB 04/03/1985                    3. April 1985 in Ulm geboren             "birthDate": "1985-04-03T00:00"
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ def _after(clues: Clues, folded: str, born: list[Span], date: Span, last: int | 
     )
     # One date belongs to a label, the first, unless the next follows at once: "born 3/4/81, 5/6/79 and 1/2/90".
     return after and not (
-        last is not None
-        and date[0] - last > 6
-        and not any(last <= start < date[0] for start, _ in born)
+        last is not None and date[0] - last > 6 and not any(last <= start < date[0] for start, _ in born)
     )
 
 

@@ -133,7 +133,9 @@ def _behind_prepositions(clues: Clues) -> Iterator[Finding]:
         start, end = match.span("number")
         if not 9 <= sum(c.isdigit() for c in match["number"]) <= 13 or _DATE_LIKE.fullmatch(match["number"]):
             continue
-        if _exists(match["number"], clues.language) and not (counts(clues, end) or belongs_to_other(clues, start, end)):
+        if _exists(match["number"], clues.language) and not (
+            counts(clues, end) or belongs_to_other(clues, start, end)
+        ):
             yield Finding(start, end, e.PHONE_NUMBER, 0.6)
 
 

@@ -28,6 +28,7 @@ from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.national_forms import MORE_FORMS, Check, stdnum_check
 from fledge.data.privacy.reserved import is_reserved_ip
 
+
 class Form(NamedTuple):
     """One row of the table."""
 
@@ -90,13 +91,17 @@ _NUMBERS = (
         stdnum_check(nir),
         0.95,
     ),  # France, INSEE
-    _form(e.NATIONAL_ID, r"\d{2}([. ]?)\d{3}\1\d{3}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(dni), 0.95),  # Spain, DNI
+    _form(
+        e.NATIONAL_ID, r"\d{2}([. ]?)\d{3}\1\d{3}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(dni), 0.95
+    ),  # Spain, DNI
     _form(e.NATIONAL_ID, r"[XYZ][ -]?\d{7}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(nie), 0.95),  # Spain, NIE
     _form(e.NATIONAL_ID, r"\d{2} ?(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2} ?[A-Z] ?\d{3}", None, 0.75),
     _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", _is_steuer_id, 0.8),  # Germany, as it is printed
     _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", stdnum_check(cpf), 0.95),  # Brazil, CPF
     _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", stdnum_check(cnpj), 0.95),  # Brazil, CNPJ
-    _form(e.NATIONAL_ID, r"[A-Z][AEIOUX][A-Z]{2}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", stdnum_check(curp), 0.95),  # Mexico
+    _form(
+        e.NATIONAL_ID, r"[A-Z][AEIOUX][A-Z]{2}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", stdnum_check(curp), 0.95
+    ),  # Mexico
     _form(
         e.NATIONAL_ID,
         r"[A-Z]{6}[0-9LMNPQRSTUV]{2}[ABCDEHLMPRST][0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",

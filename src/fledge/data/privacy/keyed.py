@@ -24,15 +24,45 @@ _FIELD = re.compile(
     r"(?=[\w+(*])"
 )
 _QUOTED = {mark: re.compile(rf"[^{mark}\n\\]{{2,80}}(?=\\?{mark})") for mark in "\"'`"}
-_NUMBER = re.compile(r"\+?\(?[A-Za-z]{0,6}[ -]?\d[\dA-Za-z]*\)?(?:[ ./-]{1,2}\(?(?:\d[\dA-Za-z]*|[A-Z]{1,2}(?!\w))\)?)*")
+_NUMBER = re.compile(
+    r"\+?\(?[A-Za-z]{0,6}[ -]?\d[\dA-Za-z]*\)?(?:[ ./-]{1,2}\(?(?:\d[\dA-Za-z]*|[A-Z]{1,2}(?!\w))\)?)*"
+)
 _DIGITS_DATE = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?!\w)")
 _ISO = re.compile(r"(?:19|20)\d\d-\d\d-\d\d(?=[T ]\d)")
 _BIRTH = re.compile(
     r"birth(?: ?day| ?date)?$|date (?:of|de) (?:birth|naissance)|\bdob\b|\bbday\b|geburtsdatum|geburtstag|\bgeb\b(?: ?dat\w*)?|geboren(?: am)?$|naissance$|nacimiento$|nascimento$|\b(?:fecha|data|dt|f)? ?na[cs]c?$"
 )
 _PERSON = frozenset(
-    "first name|last name|full name|given name|family name|middle name|maiden name|surname|firstname|lastname|fullname|vorname|nachname|familienname|prenom|nom de famille"
-    "|apellido|apellidos|primer apellido|segundo apellido|nombre completo|nome completo|sobrenome|apelido|ultimo nome|primeiro nome|nom complet|nom prenom".split("|")
+    [
+        "first name",
+        "last name",
+        "full name",
+        "given name",
+        "family name",
+        "middle name",
+        "maiden name",
+        "surname",
+        "firstname",
+        "lastname",
+        "fullname",
+        "vorname",
+        "nachname",
+        "familienname",
+        "prenom",
+        "nom de famille",
+        "apellido",
+        "apellidos",
+        "primer apellido",
+        "segundo apellido",
+        "nombre completo",
+        "nome completo",
+        "sobrenome",
+        "apelido",
+        "ultimo nome",
+        "primeiro nome",
+        "nom complet",
+        "nom prenom",
+    ]
 )
 _PERSON_VALUE = re.compile(r"[A-ZÀ-ÖØ-Þ][^\W\d_]+(?:[ '’-]{1,2}[^\W\d_]+){0,4}\.?")
 

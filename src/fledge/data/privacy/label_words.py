@@ -17,7 +17,9 @@ from fledge.data.privacy import entities as e
 
 OTHER = "OTHER"  # what is nobody's business: orders, invoices, versions, books
 NUMBER = "NUMBER"  # "the number is": of what was spoken of last, a document or a telephone
-_NO = r"(?:[\s_-]?(?:numbers?|num\b\.?|nbr\b\.?|no\b\.?|nr\b\.?|n\.?[º°o]\b?\.?|n[º°]|nummern?|numero|id\b|#))?"
+_NO = (
+    r"(?:[\s_-]?(?:numbers?|num\b\.?|nbr\b\.?|no\b\.?|nr\b\.?|n\.?[º°o]\b?\.?|n[º°]|nummern?|numero|id\b|#))?"
+)
 
 
 class Label(NamedTuple):
@@ -26,7 +28,9 @@ class Label(NamedTuple):
     entity: str
     words: tuple[str, ...]
     value: re.Pattern[str]  # of the value's letters and digits
-    context: re.Pattern[str] | None = None  # must stand somewhere in the text (in lower case, without accents)
+    context: re.Pattern[str] | None = (
+        None  # must stand somewhere in the text (in lower case, without accents)
+    )
 
 
 def _label(entity: str, value: str, *words: str, context: str | None = None) -> Label:
@@ -185,7 +189,9 @@ def _compiled() -> re.Pattern[str]:
         letters.append(f"{letter}(?:{inner})")
     pattern = "|".join(letters).replace(r"\b", r"(?![^\W_])")
     pattern = re.sub(r"(?<=[\w)?}*]) (?=[\w(])", r"[\\s_-]", pattern)
-    return re.compile(rf"(?<![^\W_])(?<!@)(?:{pattern})(?!\w*(?:@|\.[a-z])|_(?:type|count|rate|status|hash|len|format|name|date))")
+    return re.compile(
+        rf"(?<![^\W_])(?<!@)(?:{pattern})(?!\w*(?:@|\.[a-z])|_(?:type|count|rate|status|hash|len|format|name|date))"
+    )
 
 
 def _spelled(word: str) -> list[str]:
@@ -225,8 +231,56 @@ def label_at(folded: str, start: int) -> Label | None:
 
 
 _NO_FIELD = frozenset(
-    "type status count hash hashed length len format issued issue expiry expires expiration valid verified country hint reset required min max regex pattern "
-    "field column label title error message msg url uri link path file name created updated last total balance amount limit rate year years enabled prefix".split()
+    [
+        "type",
+        "status",
+        "count",
+        "hash",
+        "hashed",
+        "length",
+        "len",
+        "format",
+        "issued",
+        "issue",
+        "expiry",
+        "expires",
+        "expiration",
+        "valid",
+        "verified",
+        "country",
+        "hint",
+        "reset",
+        "required",
+        "min",
+        "max",
+        "regex",
+        "pattern",
+        "field",
+        "column",
+        "label",
+        "title",
+        "error",
+        "message",
+        "msg",
+        "url",
+        "uri",
+        "link",
+        "path",
+        "file",
+        "name",
+        "created",
+        "updated",
+        "last",
+        "total",
+        "balance",
+        "amount",
+        "limit",
+        "rate",
+        "year",
+        "years",
+        "enabled",
+        "prefix",
+    ]
 )
 _CAMEL = re.compile(r"(?<=[a-zß-ÿ0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 

@@ -31,7 +31,9 @@ _ABBREVIATIONS = (
     "nat med mob tlf telf doc exp hist clin hosp apt prof frau hr herr mme mlle nac nasc dat fec steuer mwst ust"
 )
 _BROKEN = re.compile(
-    r"(?<!\.)(?<![^\w]\w)(?<!nr)" + "".join(rf"(?<!\b{word})" for word in _ABBREVIATIONS.split()) + r"[.!?]\s|;\s|\n\s*\n"
+    r"(?<!\.)(?<![^\w]\w)(?<!nr)"
+    + "".join(rf"(?<!\b{word})" for word in _ABBREVIATIONS.split())
+    + r"[.!?]\s|;\s|\n\s*\n"
     r"|\s[-–—]\s(?!\d*[a-z]*\d)|, (?:and|und|et|y|e) "
 )
 _AFTER = re.compile(
@@ -129,7 +131,11 @@ def _labelled_values(clues: Clues) -> list[Value]:
         near = _before(folded, places, past, match)
         if near is None or near.entity == NUMBER:
             near = _topic(folded, places, past, start) or near
-        if near is None and label is not None and _same_again(folded, label, past, start, digits - size, match[0]):
+        if (
+            near is None
+            and label is not None
+            and _same_again(folded, label, past, start, digits - size, match[0])
+        ):
             near = label
         label = near or _behind(folded, end)
         if label is not None:
@@ -186,7 +192,9 @@ def _same_again(folded: str, label: Label, past: int, start: int, longer: int, v
     """Whether a value without a label is one more of the kind before it."""
     if label.entity == NUMBER:
         return False
-    if abs(longer) <= (5 if label.entity == e.PHONE_NUMBER else 1) and _ENUMERATED.fullmatch(folded, past, start):
+    if abs(longer) <= (5 if label.entity == e.PHONE_NUMBER else 1) and _ENUMERATED.fullmatch(
+        folded, past, start
+    ):
         return True
     if label.entity not in _TOPICS or abs(longer) > 1 or start - past > _REACH:
         return False
@@ -206,7 +214,9 @@ def labelled_closely(clues: Clues, start: int, end: int) -> bool:
     for place in labels_in(folded, max(0, start - 25), start + 4):
         if place[1] <= start and _ADJACENT.fullmatch(folded, place[1], start):
             compact = re.sub(r"[^0-9A-Z]", "", clues.text[start:end].upper())
-            return place[2].entity in (e.MEDICAL_ID, e.BANK_ROUTING) and bool(place[2].value.fullmatch(compact))
+            return place[2].entity in (e.MEDICAL_ID, e.BANK_ROUTING) and bool(
+                place[2].value.fullmatch(compact)
+            )
     return False
 
 

@@ -54,7 +54,6 @@ MORE_FORMS: tuple[tuple[str, str, Check | None, float], ...] = (
     (e.TAX_ID, r"DE ?[1-9]\d{2} ?\d{3} ?\d{3}", _is_vat_of_germany, 0.85),  # value added tax
     (e.TAX_ID, r"ATU ?\d{8}|NL ?\d{9} ?B ?\d{2}|CHE-\d{3}\.\d{3}\.\d{3}|FR ?\d{2} ?\d{3} ?\d{3} ?\d{3}", None, 0.85),
     (e.NATIONAL_ID, rf"(?:19|20)?\d{{2}}{_DAY}[-+]\d{{4}}", _birth_and_luhn, 0.8),  # Sweden
-    (e.NATIONAL_ID, rf"(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{{2}}[-+A]\d{{3}}[0-9A-Y]", stdnum_check(hetu), 0.9),  # Finland
+    (e.NATIONAL_ID, r"(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2}[-+A]\d{3}[0-9A-Y]", stdnum_check(hetu), 0.9),  # Finland
     (e.NATIONAL_ID, r"[A-Z]{6}\d{8}[HM]\d{3}", None, 0.9),  # Mexico, voter's key
 )  # fmt: skip
-

@@ -1,6 +1,6 @@
 """Passwords: behind a word such as "password", "mot de passe", "Kennwort", on command lines, in connection strings.
 
-    the wifi at the cabin is Futebol.KxeK      log in with user anna and Xy12-3      DB_PASS=Xy12-3      PIN 4711
+the wifi at the cabin is Futebol.KxeK      log in with user anna and Xy12-3      DB_PASS=Xy12-3      PIN 4711
 """
 
 from __future__ import annotations
@@ -86,9 +86,40 @@ _CODE = re.compile(
 )
 # "config.password", "req.body.newPassword": words with a capital at most at their beginning
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-_CODE_WORD = re.compile(r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,})(?:_*(?:[A-Z][a-z]+\d?|(?<=_)[A-Za-z\d]+|(?:ID|URL|DB|API|JWT|SSH|AWS|IP)(?![a-z])))*_*")
+_CODE_WORD = re.compile(
+    r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,})(?:_*(?:[A-Z][a-z]+\d?|(?<=_)[A-Za-z\d]+|(?:ID|URL|DB|API|JWT|SSH|AWS|IP)(?![a-z])))*_*"
+)
 _OBJECTS = frozenset(
-    "config settings self this os env process request req args params data user account options secrets credentials props form values event body state app ctx cfg conf db".split()
+    [
+        "config",
+        "settings",
+        "self",
+        "this",
+        "os",
+        "env",
+        "process",
+        "request",
+        "req",
+        "args",
+        "params",
+        "data",
+        "user",
+        "account",
+        "options",
+        "secrets",
+        "credentials",
+        "props",
+        "form",
+        "values",
+        "event",
+        "body",
+        "state",
+        "app",
+        "ctx",
+        "cfg",
+        "conf",
+        "db",
+    ]
 )
 _NOT_ONE = frozenset(("password", "passwort", "contraseña", "string", "kennwort", "username", "undefined"))
 
@@ -115,7 +146,7 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
         value, link = _trimmed(match["value"]), match["link"]
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None
-        if (weak and not _odd(value)) or (match["label"].lower().startswith("pin") and value.isdigit()):
+        if (weak and not _odd(value)) or (match["label"].lower() == "pin" and value.isdigit()):
             continue  # numbers behind "PIN" are found above
         if _is_password(value, bool(match["quote"]), symbol):
             yield _finding(match, value, 0.85)
@@ -124,11 +155,18 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
             group = "value" if match["value"] else "before"
             value = _trimmed(match[group])
             mixed = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
-            if len(value) >= 6 and mixed and not _TECHNICAL.fullmatch(value) and _is_password(value, False, True):
+            if (
+                len(value) >= 6
+                and mixed
+                and not _TECHNICAL.fullmatch(value)
+                and _is_password(value, False, True)
+            ):
                 start = match.start(group)
                 yield Finding(start, start + len(value), e.PASSWORD, 0.75)
     for match in _FIELD.finditer(text):
         value = _trimmed(match["value"]).rstrip("&")
+        if match["key"].lower() == "pin" and not match["quote"]:
+            continue
         if _FIELD_WORDS.search(field_words(match["key"])) and _is_password(value, bool(match["quote"]), True):
             yield _finding(match, value, 0.85)
 
@@ -146,16 +184,29 @@ def _trimmed(value: str) -> str:
 def _odd(value: str) -> bool:
     """Letters and digits mixed, or capitals where no word has them."""
     letters = any(c.isalpha() for c in value)
-    return letters and (
-        any(c.isdigit() for c in value) or re.search(r"[a-zß-ÿ][A-Z]", value) is not None or any(c in "*#$%&^+=~_!@" for c in value[:-1])
-    ) and not re.fullmatch(r"\d+(?:[.,]\d+)?[A-Za-z]{1,4}(?:/s)?|[\d.,:]+\w{0,3}|\d+x\d+|802\.\w+|[vV]\d[\w.]*", value)
+    return (
+        letters
+        and (
+            any(c.isdigit() for c in value)
+            or re.search(r"[a-zß-ÿ][A-Z]", value) is not None
+            or any(c in "*#$%&^+=~_!@" for c in value[:-1])
+        )
+        and not re.fullmatch(
+            r"\d+(?:[.,]\d+)?[A-Za-z]{1,4}(?:/s)?|[\d.,:]+\w{0,3}|\d+x\d+|802\.\w+|[vV]\d[\w.]*", value
+        )
+    )
 
 
 def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     """Whether a word after "password is" is one, and not prose ("is required") or code ("= input()")."""
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False
-    if _ATTRIBUTE.fullmatch(value) and not quoted and _is_code(value) and (symbol or not any(map(str.isdigit, value))):
+    if (
+        _ATTRIBUTE.fullmatch(value)
+        and not quoted
+        and _is_code(value)
+        and (symbol or not any(map(str.isdigit, value)))
+    ):
         return False
     if value.isdigit():
         return 4 <= len(value) <= 12
