@@ -41,7 +41,7 @@ DATE = re.compile(
 )  # fmt: skip
 _BORN = re.compile(
     r"(?<![^\W_])(?=[bdgnafc])(?:date (?:of|de) (?:birth|naissance)|birth[ _-]?(?:dates?|day)|b-?day|birthed|dob|d\.o\.b|d\.d\.n|ddn|dn(?=[ :.]{1,3}\d)|born|gebore[nr]?e?|geburts?\w*|geb(?![^\W_])|ge?b\.?-?(?:dat|tag)\w*"
-    r"|nee?s?(?:\(e?s?\)|[·./-]e?s?)?(?![^\W_])(?=\s?:?\s(?:le|la|en|a|au|the|d)(?![^\W_])|\s?[(:,]?\s?\d)|naissance|anniversaire|naquit|nacid[oa]s?|nacio|naci(?![^\W_])|nac\.?(?![^\W_])|fe?ch?a?\.? (?:de )?na[cs]\w*|f\.? ?nac\w*|nacimiento|cumpleanos|nascid[oa]s?|nasci(?![^\W_])|nasceu|nasc\.?(?![^\W_])"
+    r"|nee?s?(?:\(e?s?\)|[·./-]e?s?)?(?![^\W_])(?=\s?:?\s(?:le|la|un|en|a|au|the|d)(?![^\W_])|\s?[(:,]?\s?\d)|naissance|anniversaire|naquit|nacid[oa]s?|nacio|naci(?![^\W_])|nac\.?(?![^\W_])|fe?ch?a?\.? (?:de )?na[cs]\w*|f\.? ?nac\w*|nacimiento|cumpleanos|nascid[oa]s?|nasci(?![^\W_])|nasceu|nasc\.?(?![^\W_])"
     r"|(?:data|dt)\.? (?:de )?nasc\w*|nascimento|aniversario(?= (?:e|:))|fdn(?![^\W_])|came into the world|n\.(?= ?\d{1,2}[./-])(?<=[,(;] n\.)|b\.(?= ?\d{1,2}[./ -])(?<=[(;]b\.)|b\.(?= ?\d{1,2}[./ -])(?<=[,(;] b\.))"
 )
 _STAR = re.compile(r"(?<=[(,;\s])\* ?(?=\d{1,2}\.)")  # German and genealogical: "* 3.4.1985"
@@ -51,7 +51,7 @@ _DIGITS_DATE = re.compile(
 # Another event's date: "DOB 4/5/81 / issued 3/2/2010".
 _OTHER_EVENT = re.compile(
     r"(?<![^\W_])(?:issued?|expir\w*|valid|admi\w+|discharg\w+|seen|visit\w*|died|deceased|since|hired|joined|married|ausgestellt|gultig|aufgenommen|gestorben|verstorben"
-    r"|seit|delivr\w*|expire|deced\w*|depuis|expedid\w*|caduca|vence|fallec\w*|desde|emitid\w*|valid\w*|falec\w*|mrn|appointment|due|rendez|termin|cita)(?![^\W_])"
+    r"|seit|delivr\w*|expire|deced\w*|depuis|expedid\w*|caduca|vence|fallec\w*|desde|emitid\w*|valid\w*|falec\w*|mrn|und (?:hat|ist|war|wurde)|and (?:has|had|was|is|moved|got)|et a|y (?:se|ha|fue)|e (?:foi|se)|appointment|due|rendez|termin|cita)(?![^\W_])"
 )
 _VERB_LAST = re.compile(r"(?<![^\W_])geb(?:oren|\.)")  # German: "am 4.5.1981 in Ulm geboren"
 # "4/5/1981 (DOB)", "4.5.1981 is my birthday"

@@ -128,7 +128,7 @@ _IBAN = re.compile(
     r"(?<![\w.-])(?:[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?|[a-z]{2}\d{2}(?:[a-z0-9]{11,30}|(?: (?:[a-z]{4}|\d{4})){3,7}(?: \d{1,3})?))(?!\w)"
 )
 _WALLETS = re.compile(
-    r"(?<![\w/])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
+    r"(?<![\w/-])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
     r"|[TD][1-9A-HJ-NP-Za-km-z]{33}|addr1[02-9ac-hj-np-z]{50,100}|cosmos1[02-9ac-hj-np-z]{38}|r[1-9A-HJ-NP-Za-km-z]{24,34}|[48][0-9AB][1-9A-HJ-NP-Za-km-z]{93})(?!\w)"
 )
 # Base58 keys of other chains look like any other key; the word before says which.

@@ -37,7 +37,7 @@ _BROKEN = re.compile(
     r"|\s[-–—]\s(?!\d*[a-z]*\d)|, (?:and|und|et|y|e) "
 )
 _AFTER = re.compile(
-    r"\s?(?:,|\(|\[|-|–|=)?\s?(?:an? valid|is|was|ist|war|lautet|est|es|é|as|als|comme|como|for|fur|pour|para|=|\()?\s?"
+    r"\s?(?:,(?= ?(?:my|the|our|his|her|mein|das|die|ma|mon|mi|la|el|o|a|meu|minha|which)(?!\w))|\(|\[|-|–|=)?\s?(?:an? valid|is|was|ist|war|lautet|est|es|é|as|als|comme|como|for|fur|pour|para|=|\()?\s?"
     r"(?:my|the|our|his|her|their|your|mein\w?|dein\w?|sein\w?|ihr\w?|die|das|der|ma|mon|sa|son|mi|tu|su|le|la|el|o|a|meu|minha|seu|sua)?\s"
 )
 # Between two values of one label: "passports X1234567 and Y7654321".
@@ -51,7 +51,7 @@ _ANOTHERS = re.compile(
 # What is counted in these is no number of anybody's: "3269639942 units".
 _UNIT = re.compile(
     r"\s?(?:units?|tokens?|bytes?|[kmgt]i?b|bits|rows?|lines?|records?|people|users|items|shares|copies|dollars?|euros?|times|views|requests|inhabitants|seconds|ms"
-    r"|stück|zeilen|einheiten|einwohner|sekunden|euro|lignes|unités|habitants|octets|fois|filas|líneas|unidades|habitantes|linhas|veces|vezes|%|€|\$|£|usd|eur|gbp|brl|chf|pesos|reais|entries|members|einträge|per (?:month|year|week)|pro (?:monat|jahr)|par (?:mois|an)|por m[eê]s|al mes)(?!\w)"
+    r"|stück|zeilen|einheiten|einwohner|sekunden|euro|lignes|unités|habitants|octets|fois|filas|líneas|unidades|habitantes|linhas|veces|vezes|%|€|\$|£|usd|eur|gbp|brl|chf|pesos|reais|entries|members|customers|clients?|kunden|clientes|patients?|einträge|per (?:month|year|week)|pro (?:monat|jahr)|par (?:mois|an)|por m[eê]s|al mes)(?!\w)"
 )
 _AMOUNT = re.compile(r"\d{1,3}(?:[., ]?\d{3})*[.,]\d{2}|\d+\.\d")
 _MONEY = re.compile(r"(?:[€$£]|usd|eur|gbp|chf)\s?$")

@@ -11,7 +11,6 @@ from typing import Any
 from stdnum import luhn
 from stdnum.ar import cuit
 from stdnum.br import cnpj, cpf
-from stdnum.cl import rut
 from stdnum.de import idnr
 from stdnum.fi import hetu
 
@@ -42,7 +41,6 @@ def _is_vat_of_germany(value: str) -> bool:
 _DAY = r"(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
 MORE_FORMS: tuple[tuple[str, str, Check | None, float], ...] = (
     (e.NATIONAL_ID, r"\d{1,2}\.\d{3}\.\d{3}-[\dKk]", None, 0.85),  # Chile, RUT
-    (e.NATIONAL_ID, r"\d{7,8}-[\dKk]", stdnum_check(rut), 0.6),
     (e.TAX_ID, r"(?:2[0347]|3[034])-\d{8}-\d", stdnum_check(cuit), 0.9),  # Argentina, CUIT
     (e.NATIONAL_ID, r"\d{3} \d{3} \d{3}[ -]\d{2}", stdnum_check(cpf), 0.9),  # Brazil, CPF with spaces
     (e.NATIONAL_ID, r"\d{9}-\d{2}", stdnum_check(cpf), 0.9),

@@ -22,6 +22,10 @@ _WEAK = re.compile(  # words that name a place to log in as often as the passwor
     r"log-?in|credentials|creds|zugangsdaten|identifiants|credenciales|credenciais|acceso|acesso|w-?lan|wi-?fi|hotspot|passe?|clave|passkey"
 )
 _OF = r"(?:(?:for|für|fuer|pour|para|des?|du|do|da|del|der|von|vom|of|at|in|im|auf|on|to|zum?|zur|am|beim|bei|en|dans|chez|aux?|no|na|here|there|hier)\b[^.:=\n>]{0,40}?)?"
+_KIND = (  # "senha provisória:", "Passwort (das alte) lautet"
+    r"(?:\s(?:provis\w+|tempor\w+|nuev\w+|nov\w+|actuel\w*|actual|atual|antig\w+|ancien\w*|inicial|initial|maestr\w+|mestre|por defecto|par défaut|padr[aã]o|principal\w*|root|admin)"
+    r"|\s\([^()\n]{1,30}\))?"
+)
 _STILL = (
     r"(?:\s*\b(?:still|now|just|currently|simply|probably|übrigens|noch|immer|jetzt|weiterhin|einfach|nach wie vor|toujours|maintenant|désormais|encore|todavía|sigue siendo|ahora|"
     r"aún|ainda|agora|sempre|mesmo|bien|changed to|set to|geändert auf|btw|actually|again|vorher|zuletzt|früher|avant|antes|before|previously|formerly|originally|always|immer noch)\b){0,2}"
@@ -31,7 +35,7 @@ _LINK = (
     r"|\bc['’]est\b|\b(?:geändert|gesetzt|zurückgesetzt|changed|set|reset|updated|changée?|modifiée?|réinitialisée?|cambiad[ao]|cambió|restablecid[ao]|mudad[ao]|mudou|alterad[ao]|redefinid[ao])\s(?:to|auf|en|à|a|para|por)\b)"
 )
 _PASSWORD = re.compile(
-    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_LABEL}))(?:_\w+)?[\"']?\s*(?P<link>(?:{_OF}{_LINK}{_STILL}:?)|\s(?=[\"'`«]))"
+    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_LABEL}))(?:_\w+)?[\"']?{_KIND}\s*(?P<link>(?:{_OF}{_LINK}{_STILL}:?)|\s(?=[\"'`«]))"
     rf"\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<>“”]{{4,64}})",
     re.IGNORECASE,
 )
@@ -81,7 +85,7 @@ _PIN = re.compile(
 _IN_CONNECTION = re.compile(r"(?i)(?:;|\s|^|\")(?:pwd|password)=(?P<value>[^;\s\"'<>]{4,64})(?=;|\s|\"|$)")
 # "= input(", "= os.environ[", ": str", "= {{ secret }}"
 _CODE = re.compile(
-    r"[A-Za-z_][\w.]*[(\[][\w., ]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b|(?:https?|file)://|%[({s]",
+    r"[A-Za-z_][\w.]*[(\[][\w., =]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b|(?:https?|file)://|%[({s]",
     re.IGNORECASE,
 )
 # "config.password", "req.body.newPassword": words with a capital at most at their beginning
@@ -121,6 +125,7 @@ _OBJECTS = frozenset(
         "db",
     ]
 )
+_SHORT_WORDS = frozenset(("id", "ip", "db", "ui", "io", "of", "is", "to", "by", "my", "in", "on", "pw", "me"))
 _NOT_ONE = frozenset(("password", "passwort", "contraseña", "string", "kennwort", "username", "undefined"))
 
 
@@ -146,7 +151,7 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
         value, link = _trimmed(match["value"]), match["link"]
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None
-        if (weak and not _odd(value)) or (match["label"].lower().startswith("pin") and value.isdigit()):
+        if (weak and not _odd(value)) or (match["label"].lower() == "pin" and value.isdigit()):
             continue  # numbers behind "PIN" are found above
         if _is_password(value, bool(match["quote"]), symbol):
             yield _finding(match, value, 0.85)
@@ -165,6 +170,8 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
                 yield Finding(start, start + len(value), e.PASSWORD, 0.75)
     for match in _FIELD.finditer(text):
         value = _trimmed(match["value"]).rstrip("&")
+        if match["key"].lower() == "pin" and not match["quote"]:
+            continue
         if _FIELD_WORDS.search(field_words(match["key"])) and _is_password(value, bool(match["quote"]), True):
             yield _finding(match, value, 0.85)
 
@@ -186,7 +193,7 @@ def _odd(value: str) -> bool:
         letters
         and (
             any(c.isdigit() for c in value)
-            or re.search(r"[a-zß-ÿ][A-Z]", value) is not None
+            or re.search(r"[a-zß-ÿ][A-Z]|[A-Z][a-z]+\.\w{4}|\.\w*[A-Z]{2}", value) is not None
             or any(c in "*#$%&^+=~_!@" for c in value[:-1])
         )
         and not re.fullmatch(
@@ -199,13 +206,8 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     """Whether a word after "password is" is one, and not prose ("is required") or code ("= input()")."""
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False
-    if (
-        _ATTRIBUTE.fullmatch(value)
-        and not quoted
-        and _is_code(value)
-        and (symbol or not any(map(str.isdigit, value)))
-    ):
-        return False
+    if _ATTRIBUTE.fullmatch(value) and not quoted:
+        return not _is_code(value, symbol)
     if value.isdigit():
         return 4 <= len(value) <= 12
     if value.count("-") >= 3 and all(part.isalpha() for part in value.split("-")):
@@ -217,7 +219,13 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     return quoted and symbol and len(value) >= 6 and value.lower() not in _NOT_ONE
 
 
-def _is_code(value: str) -> bool:
-    """Whether dotted words are an attribute: "config.password"; "Futebol.KxeK" is none."""
+def _is_code(value: str, symbol: bool) -> bool:
+    """Whether dotted words are an attribute or a host: "config.password"; "Futebol.KxeK" is none."""
     parts = value.split(".")
-    return parts[0].lower() in _OBJECTS or all(_CODE_WORD.fullmatch(part) for part in parts)
+    if not symbol:  # behind "is" there is little code
+        return parts[0].lower() in _OBJECTS or (value.islower() and len(parts[-1]) < 4)
+    humps = [hump for part in parts for hump in re.findall(r"[A-Z]*[a-z]+|[A-Z]+", part)]
+    return parts[0].lower() in _OBJECTS or (
+        all(_CODE_WORD.fullmatch(part) for part in parts)
+        and all(len(hump) > 2 or hump.lower() in _SHORT_WORDS for hump in humps)
+    )

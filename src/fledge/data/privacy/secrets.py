@@ -49,7 +49,7 @@ _KEYS = re.compile(
     r"|[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{40,}|dop_v1_[a-f0-9]{60,}"
     r"|glsa_\w{32,}|lin_api_\w{32,}|figd_[\w-]{32,}|r8_\w{32,}|gsk_\w{40,}|pplx-\w{40,}|key-[0-9a-f]{32}|SK[0-9a-f]{32}|hv[sb]\.[\w-]{20,}|sq0(?:atp|csp|idp)-[\w-]{20,}"
     r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}|EAAC[A-Za-z0-9]{40,}|dapi[0-9a-f]{32}|xapp-[\w-]{20,}|pk_live_\w{16,}|ntn_\w{30,}|tskey-[\w-]{20,}|sntry[su]_[\w=-]{30,}|dckr_pat_[\w-]{20,}"
-    r"|PMAK-[\w-]{40,}|rubygems_[0-9a-f]{40,}|CFPAT-[\w-]{30,}|xkeysib-[\w-]{40,}|NRAK-[A-Z0-9]{20,}|do[opr]_v1_[a-f0-9]{60,}|phc_\w{30,}|sbp_[0-9a-f]{30,}|tvly-\w{20,}|nvapi-[\w-]{40,}"
+    r"|PMAK-[\w-]{40,}|rubygems_[0-9a-f]{40,}|CFPAT-[\w-]{30,}|xkeysib-[\w-]{40,}|NRAK-[A-Z0-9]{20,}|do[opr]_v1_[a-f0-9]{60,}|phc_\w{30,}|sbp_[0-9a-f]{30,}|tvly-[\w-]{20,}|nvapi-[\w-]{40,}"
     r"|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})(?![\w])"
 )
 _PRIVATE = re.compile(
