@@ -87,6 +87,13 @@ def test_a_fixed_lm_head_stays_the_target_s_and_a_random_start_is_none_of_it(
     run(target, features, tmp_path / "random", QUICK.model_copy(update={"init": "random"}))
     random = Head.load(str(tmp_path / "random" / "head"))
     assert torch.equal(random.weights.d2t, fixed.weights.d2t)
+    copied = {"init": "target", "lm_head_rate": 0.0}
+    run(target, features, tmp_path / "copied", QUICK.model_copy(update=copied))
+    copy = Head.load(str(tmp_path / "copied" / "head"))
+    assert torch.equal(copy.weights.lm_head, fixed.weights.lm_head)
+    last = target.weights.layers[-1].gate_up.float()
+    assert torch.cosine_similarity(copy.weights.gate_up.float(), last).mean() > 0.5
+    assert torch.cosine_similarity(fixed.weights.gate_up.float(), last).abs().mean() < 0.3
     similar = torch.cosine_similarity(random.weights.lm_head.float(), rows)
     assert abs(float(similar.mean())) < 0.3
 

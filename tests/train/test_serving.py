@@ -68,7 +68,9 @@ def head(target: Target, conversations: list[Conversation], tmp_path_factory) ->
     seen = [replace(c, split="train") for c in conversations]
     url = write_conversations(folder / "conversations", seen)
     extract_features(target, url, FeatureOptions(), str(folder / "features"))
-    options = TrainOptions(draft_vocab_size=300, ttt_steps=3, epochs=20, batch_tokens=400, dtype="float32")
+    options = TrainOptions(
+        init="target", draft_vocab_size=300, ttt_steps=3, epochs=20, batch_tokens=400, dtype="float32"
+    )
     train(target, str(folder / "features"), options, str(folder / "head"), str(folder / "train"))
     return Head.load(str(folder / "head"))
 

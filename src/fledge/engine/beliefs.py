@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 _DECAY = 0.98  # per round
@@ -36,22 +35,22 @@ class Beliefs:
         self.mass = _PRIOR_BEST * _PRIOR_NEXT**levels * _PRIOR_RANK ** np.arange(ranks)[None]
         self._seen = np.full(depth, _PRIOR)
         self._next = np.full(depth, _PRIOR_NEXT)  # [d]: from depth d to d + 1
-        self._reached = np.full(reach + 1, _PRIOR)
-        self._predicted = np.full(reach + 1, _PRIOR)
-        self._calibration = torch.ones(reach + 1)
+        self._reached = [_PRIOR] * (reach + 1)
+        self._predicted = [_PRIOR] * (reach + 1)
+        self._calibration = np.ones(reach + 1, np.float32)
         self.calibration = [1.0] * (reach + 1)
 
     def observe(self, depths: Sequence[int], masses: Sequence[float]) -> None:
         """A round's accepted depths, one per speculating request, and its nodes' summed probabilities by depth."""
         for sums in (self._reached, self._predicted):  # what fades makes room for the first guess again
-            sums *= _DECAY
-            sums += _PRIOR * (1 - _DECAY)
+            sums[:] = [before * _DECAY + _PRIOR * (1 - _DECAY) for before in sums]
         for depth, mass in enumerate(masses, start=1):
             if mass <= 0:
                 break
             self._reached[depth] += sum(d >= depth for d in depths)
             self._predicted[depth] += mass
-        self._calibration[1:] = torch.from_numpy(self._reached[1:] / self._predicted[1:])
+        ratios = [seen / expected for seen, expected in zip(self._reached, self._predicted, strict=True)]
+        self._calibration[1:] = ratios[1:]
         self.calibration = self._calibration.tolist()
 
     def observe_levels(self, levels: Sequence[Tensor], depth: int) -> None:
@@ -59,7 +58,7 @@ class Beliefs:
         before = 0.0
         for level, scores in enumerate(levels, start=1):
             count = min(self.mass.shape[1], scores.shape[1])
-            best = scores.topk(count).values.exp().mean(0).numpy() * self.calibration[level]
+            best = np.exp(np.sort(scores.numpy(), 1)[:, : -count - 1 : -1]).mean(0) * self.calibration[level]
             step = 1 / min(self._seen[level - 1] + 1, 1 / (1 - _DECAY))
             row = self.mass[level - 1]
             row[:count] += step * (best - row[:count])
@@ -77,7 +76,7 @@ class Beliefs:
         """Share of level `level`'s probability that the best of level + 1 are expected to keep."""
         return float(self._next[level]) if level < len(self.mass) else 0.0
 
-    def calibration_of(self, depths: Tensor) -> Tensor:
+    def calibration_of(self, depths: np.ndarray) -> np.ndarray:
         """The factors of nodes at `depths` [...]."""
         return self._calibration[depths]
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.engine import native_tree
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.rows import SelectionRows
@@ -231,6 +232,16 @@ class RunningBatch:
         now = self.view()
         place = now.length[:, None] + torch.arange(1, tokens.shape[1] + 1, device=self.device)
         now.history.scatter_(1, place.clamp_(max=self.sizes.history - 1), tokens.to(torch.int32))
+
+    def advance(self, emits: Tensor, tokens: Tensor) -> None:
+        """Take a round's tokens [B, W], and go on behind the first `emits` [B] of them."""
+        now = self.view()
+        if native_tree.runs_here(tokens):
+            native_tree.advance(emits, tokens, now.length, now.bonus, now.history)
+            return
+        self.remember(tokens)
+        now.length.add_(emits)
+        now.bonus.copy_(tokens.gather(1, emits[:, None] - 1)[:, 0])
 
     def start_behind(self, row: int, token_ids: Tensor, features: Tensor) -> None:
         """A row whose head wasn't shown the end of its prompt: the last R positions' next tokens [R] and features."""

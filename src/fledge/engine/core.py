@@ -295,7 +295,7 @@ class EngineCore:
             planner.observe(None, requests, seconds, [])
         else:
             shape, levels = drafted.shape, [level.cpu() for level in drafted.levels]
-            masses = depth_masses(drafted.depths, drafted.log_probs, shape.reach).tolist()
+            masses = depth_masses(drafted.depths, drafted.log_probs, shape.reach)
             planner.observe(
                 shape, requests, seconds - late, accepted, masses, levels, catch_up=late, rows=drafted.rows
             )

@@ -44,8 +44,11 @@ class CostCurve:
         """`at` for ascending numbers of rows [n]."""
         if len(self.rows) == 1:
             return np.full(len(rows), self.seconds[0])
+        known = np.interp(rows, self.rows, self.seconds)
+        if rows[-1] <= self.rows[-1]:
+            return known
         last = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-        return np.interp(rows, self.rows, self.seconds) + last * np.clip(rows - self.rows[-1], 0, None)
+        return known + last * np.maximum(rows - self.rows[-1], 0)
 
     def learned(self, rows: int, seconds: float) -> CostCurve:
         """The curve with a new timing of this many rows taken in."""

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.engine import native_tree
 from fledge.engine.lookup import Proposal
+from fledge.engine.native_tree import Followed
 
 
 class Slots(NamedTuple):
@@ -34,50 +36,68 @@ class Follower:
     """Where each request's tree and its proposal still go together."""
 
     def __init__(self, proposal: Proposal) -> None:
-        self._proposal = proposal
-        batch = proposal.token_ids.shape[0]
-        self._agreed = proposal.matched.new_zeros(batch)  # k, tokens the head proposed as well
-        self.number = proposal.matched.new_zeros(batch)  # candidate number of the last of them; the root
-        self._score = proposal.log_probs.new_zeros(batch)  # and its cumulative log probability
+        kinds = torch.int64, torch.int64, torch.float32
+        none = [torch.zeros_like(proposal.matched, dtype=kind) for kind in kinds]
+        self.followed = Followed(proposal.token_ids, proposal.log_probs, *none)
 
-    def raised(self, level: int, tokens: Tensor, scores: Tensor, own: Tensor | None, first: int) -> Tensor:
+    def raised(
+        self, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int
+    ) -> Tensor:
         """The scores [B, C] of level `level`'s candidates `tokens` [B, C], numbered from `first` on.
 
-        `own` [B, C] are the children of the node the proposal has come to; None: all of them.
+        `parents` [B, K] are the candidates they belong to, C / K to each; None: all to the root.
         """
-        if level > self._proposal.token_ids.shape[1]:
+        if level > self.followed.token_ids.shape[1]:
             return scores
-        rate = self._proposal.log_probs[:, level - 1, None]  # [B, 1]
-        same = tokens == self._proposal.token_ids[:, level - 1, None]
-        if own is not None:
+        if native_tree.runs_here(scores):
+            return native_tree.raised(self.followed, level, tokens, scores, parents, first, _log_rest)
+        return self.raised_plainly(level, tokens, scores, parents, first)
+
+    def raised_plainly(
+        self, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int
+    ) -> Tensor:
+        """`raised` in torch alone, for any device."""
+        proposed, rates, agreed, number, reached = self.followed
+        rate = rates[:, level - 1, None]  # [B, 1]
+        same = tokens == proposed[:, level - 1, None]
+        own = None
+        if parents is not None:  # [B, C], the children of the node the proposal has come to
+            own = (parents == number[:, None]).repeat_interleave(scores.shape[1] // parents.shape[1], 1)
             same &= own
-        before = self._score[:, None]
+        before = reached[:, None]
         head = scores.masked_fill(~same, -torch.inf).amax(1, keepdim=True) - before  # the head's own opinion
         others = (_log_rest(rate) - _log_rest(head)).clamp(max=0)
         if own is not None:
             others = others * own
         hit, place = same.max(1)
         score = (before + torch.maximum(rate, head))[:, 0]
-        scores = torch.where(same, score[:, None], scores + others)
-        self._agreed = torch.where(hit, level, self._agreed)
-        self.number = torch.where(hit, place + first, self.number)
-        self._score = torch.where(hit, score, self._score)
-        return scores
+        self.followed = self.followed._replace(
+            agreed=torch.where(hit, level, agreed),
+            number=torch.where(hit, place + first, number),
+            score=torch.where(hit, score, reached),
+        )
+        return torch.where(same, score[:, None], scores + others)
 
     def covered(self, level: int) -> Tensor | None:
         """[B]: probability, from the root on, of what the proposal already says about the level after `level`."""
-        if level >= self._proposal.log_probs.shape[1]:
+        _, rates, agreed, _, score = self.followed
+        if level >= rates.shape[1]:
             return None
-        going_on = self._agreed == level
-        return torch.where(going_on, (self._score + self._proposal.log_probs[:, level]).exp(), 0.0)
+        return torch.where(agreed == level, (score + rates[:, level]).exp(), 0.0)
 
     def slots(self, numbers: Tensor, candidates: int) -> Slots:
         """What the head's `candidates` candidates lack; `numbers` [M] are 0 .. M - 1."""
-        tokens, steps = self._proposal.token_ids, self._proposal.log_probs
-        agreed = self._agreed[:, None]
+        if native_tree.runs_here(numbers):
+            return Slots(*native_tree.slots(self.followed, candidates))
+        return self.slots_plainly(numbers, candidates)
+
+    def slots_plainly(self, numbers: Tensor, candidates: int) -> Slots:
+        """`slots` in torch alone, for any device."""
+        tokens, rates = self.followed[:2]
+        agreed, number, score = (column[:, None] for column in self.followed[2:])
         empty = (numbers < agreed) | (tokens < 0)
-        scores = self._score[:, None] + steps.masked_fill(empty, 0.0).cumsum(1)
-        parents = torch.where(numbers == agreed, self.number[:, None], candidates + numbers)
+        scores = score + rates.masked_fill(empty, 0.0).cumsum(1)
+        parents = torch.where(numbers == agreed, number, candidates + numbers)
         return Slots(
             tokens.masked_fill(empty, -1),
             scores.masked_fill(empty, -torch.inf),

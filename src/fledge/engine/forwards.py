@@ -67,7 +67,8 @@ def run_target(
         page_table=now.page_table,
         window_mask=mask,
     )
-    return choose_tokens(models, rows, positions + 1, selection=selection, features=features, tree=tree)
+    position = positions if selection is None else positions + 1  # greedy rows toss no coins
+    return choose_tokens(models, rows, position, selection=selection, features=features, tree=tree)
 
 
 def choose_tokens(

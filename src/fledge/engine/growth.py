@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
+from fledge.engine import native_tree
 from fledge.engine.follow import Follower, Slots
 from fledge.engine.layout import TreeLayout, TreeShape
 from fledge.engine.lookup import Proposal
@@ -42,7 +43,7 @@ class TreeGrowth:
         self._layout = layout
         self._level = 0
         self._slots: Slots | None = None
-        self._found: tuple[Tensor, Tensor] | None = None
+        self._scores: Tensor | None = None  # of all candidates, when there are no more
         self._follower = None if proposal is None else Follower(proposal)
         if self._follower is not None:
             log_probs = self._follower.raised(1, token_ids, log_probs, None, 1)
@@ -64,9 +65,8 @@ class TreeGrowth:
             batch, topk * topk
         )
         if self._follower is not None:
-            own = (self._expanded[-1] == self._follower.number[:, None]).repeat_interleave(topk, 1)
             first = 1 + sum(level.shape[1] for level in self.levels)
-            scores = self._follower.raised(self._level + 2, children, scores, own, first)
+            scores = self._follower.raised(self._level + 2, children, scores, self._expanded[-1], first)
         self._tokens.append(children)
         self.levels.append(scores)
         self._level += 1
@@ -81,31 +81,57 @@ class TreeGrowth:
         return parent
 
     @property
+    def _depths(self) -> Tensor:
+        """[1 + C] depths of the root and all candidates."""
+        return self._layout.candidate_depth[len(self.levels)]
+
+    @property
     def open_mass(self) -> Tensor:
         """[B] probability that the next token is a child of a frontier node which only the head can name."""
+        follower, level = self._follower, self._level + 1
+        if native_tree.runs_here(self.frontier_scores):
+            followed = None if follower is None else follower.followed
+            return native_tree.open_mass(followed, level, self.frontier_scores)
         mass = self.frontier_scores.exp().sum(1)
-        covered = None if self._follower is None else self._follower.covered(self._level + 1)
+        covered = None if follower is None else follower.covered(level)
         return mass if covered is None else mass - covered
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """[B, C] cumulative log probabilities of all candidates, and their depths [C]; candidate 1 first."""
-        count = sum(level.shape[1] for level in self.levels)
-        depths = self._layout.candidate_depth[1 : 1 + count]
         if self._follower is None:
-            self._found = torch.cat(self.levels, 1), depths
+            self._scores = torch.cat(self.levels, 1)
         else:
+            count = sum(level.shape[1] for level in self.levels)
             self._slots = self._follower.slots(self._layout.lookup_number, count)
-            scores = torch.cat((*self.levels, self._slots.log_probs), 1)
-            self._found = scores, torch.cat((depths, self._layout.lookup_depth))
-        return self._found
+            self._scores = torch.cat((*self.levels, self._slots.log_probs), 1)
+        return self._scores, self._depths[1:]
 
     def select(self, nodes: int, counts: Tensor | None = None) -> DraftTree:
         """The trees of the N - 1 best candidates each, root first, parents before children.
 
         `counts` [B]: how many of them each request really gets; the nodes left over are empty and come last.
         """
+        if not native_tree.runs_here(self._layout.root):
+            return self.select_plainly(nodes, counts)
+        scores = self.candidates()[0] if self._scores is None else self._scores
+        tokens, own = self._tokens, None
+        if self._slots is not None:
+            tokens, own = [*tokens, self._slots.token_ids], self._slots.parents
+        return native_tree.select(
+            torch.cat(tokens, 1),
+            scores,
+            self._depths,
+            torch.cat(self._expanded, 1),
+            own,
+            counts,
+            topk=self._shape.topk,
+            nodes=nodes,
+        )
+
+    def select_plainly(self, nodes: int, counts: Tensor | None = None) -> DraftTree:
+        """`select` in torch alone, for any device."""
         layout, topk = self._layout, self._shape.topk
-        scores, depths = self._found or self.candidates()
+        scores = self.candidates()[0] if self._scores is None else self._scores
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
         if counts is not None:
             order = order.masked_fill(torch.arange(nodes - 1, device=order.device) >= counts[:, None], _EMPTY)
@@ -130,7 +156,7 @@ class TreeGrowth:
         tree = DraftTree(
             token_ids=tokens.gather(1, chosen),
             parents=parents,
-            depths=torch.cat((layout.candidate_depth[:1], depths))[chosen],
+            depths=self._depths[chosen],
             window_mask=mask,
             log_probs=torch.cat((layout.no_scores, scores), 1).gather(1, chosen),
         )

@@ -101,8 +101,7 @@ class TreeLayout(NamedTuple):
     path_rows: RowLayout  # D + 1 rows per request
     draft_offset: list[Tensor]  # per expanded level: [B] int32, window index of its first row
     draft_bit: list[Tensor]  # per level: [B, K] int64, each row's own bit
-    candidate_depth: Tensor  # [1 + C] int64; candidate 0 is the root
-    lookup_depth: Tensor  # [M] int64: 1 .. M
+    candidate_depth: list[Tensor]  # by levels drafted: [1 + C + M] int64; the root's, the head's, lookup's
     lookup_number: Tensor  # [M] int64: 0 .. M - 1
     node_bit: Tensor  # [64] int64, 1 << node
     nodes: Tensor  # [B, N] int64, 0 .. N - 1
@@ -178,7 +177,8 @@ class Layouts:
         depth, topk, nodes = shape.depth, shape.topk, shape.nodes
         device = self.device
         bits = self._bits
-        level = [0] + [1] * topk + [d for d in range(2, depth + 1) for _ in range(topk * topk)]
+        level = [1] * topk + [d for d in range(2, depth + 1) for _ in range(topk * topk)]
+        copied = list(range(1, shape.lookup + 1))
         numbers = torch.arange(MASK_BITS + 2, device=device).repeat(requests, 1)  # [B, 66]
         levels = range(max(depth - 1, 0))
         return TreeLayout(
@@ -189,8 +189,10 @@ class Layouts:
                 torch.full((requests,), s * topk, dtype=torch.int32, device=device) for s in levels
             ],
             draft_bit=[bits[s * topk : (s + 1) * topk].repeat(requests, 1) for s in range(max(depth - 1, 1))],
-            candidate_depth=torch.tensor(level, device=device),
-            lookup_depth=numbers[0, 1 : shape.lookup + 1].contiguous(),
+            candidate_depth=[
+                torch.tensor([0, *(d for d in level if d <= drafted), *copied], device=device)
+                for drafted in range(depth + 1)
+            ],
             lookup_number=numbers[0, : shape.lookup].contiguous(),
             node_bit=bits,
             nodes=numbers[:, :nodes].contiguous(),

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
-from fledge.native import unavailable_reason
-from fledge.native.ops import find_repeats
+from fledge.engine import native_tree
 
 LONGEST = 24  # matches are told apart up to this length; loops are longer
 # By length: what 120 greedy answers of SmolLM2-135M to mt_bench, gsm8k and humaneval prompts showed, rounded.
@@ -78,7 +77,6 @@ class MatchRates:
                 self._count(min(matched + step, LONGEST) - 1, guess == token)
                 if guess != token:
                     break
-        self._log = None
 
     def log_rates(self, device: torch.device) -> Tensor:
         """[LONGEST + 1] float32, natural logarithms by length; entry 0, no match, is -inf."""
@@ -91,6 +89,7 @@ class MatchRates:
         self._seen[index] = min(self._seen[index] + 1, _MOST_SEEN)
         self.rates[index] += (hit - self.rates[index]) / self._seen[index]
         self.rates[index] = min(self.rates[index], 0.99)
+        self._log = None
 
 
 def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Proposal:
@@ -98,11 +97,8 @@ def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Pro
 
     A repetition that runs into the end of the context goes on in circles.
     """
-    if history.device.type == "cpu" and not unavailable_reason():
-        matched, token_ids = find_repeats(history, length, LONGEST, tokens)
-        steps = torch.arange(tokens)
-        reached = torch.where(matched[:, None] > 0, (matched[:, None] + steps).clamp(max=LONGEST), 0)
-        return Proposal(token_ids, log_rates[reached], matched)
+    if native_tree.runs_here(history):
+        return Proposal(*native_tree.find_repeats(history, length, LONGEST, tokens, log_rates))
     return find_plainly(history, length, tokens, log_rates)
 
 

@@ -47,6 +47,10 @@ class PhaseClock:
         self._seconds[phase] += now - self._mark
         self._mark = now
 
+    def of(self, phase: Phase) -> float:
+        """A phase's seconds so far."""
+        return self._seconds[phase]
+
     def read(self) -> PhaseSeconds:
         """All seconds so far."""
         return PhaseSeconds(**self._seconds)

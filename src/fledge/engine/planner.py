@@ -17,12 +17,13 @@ the time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from fledge.engine.beliefs import Beliefs
@@ -79,6 +80,18 @@ class _BatchSize:
 def most_nodes(topk: int) -> int:
     """Nodes of the largest tree of this width."""
     return min(MAX_NODES, 1 + TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates)
+
+
+@functools.cache
+def _deepest(topk: int, lookup: int) -> TreeShape:
+    return TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup)
+
+
+@functools.cache
+def _shapes(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
+    """The trees to choose from, of no more candidates than the `known` that beliefs tell apart."""
+    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
+    return tuple(TreeShape(depth, topk, nodes) for nodes in NODES if depth < nodes <= limit)
 
 
 def _group(requests: int) -> int:
@@ -257,8 +270,7 @@ class Planner:
             return None
         if not self._confident:
             return RoundPlan(replace(shape, lookup=self._lookup), self.match_rates)
-        deepest = TreeShape(MAX_DEPTH, shape.topk, most_nodes(shape.topk), self._lookup)
-        return ConfidentPlan(deepest, self, requests)
+        return ConfidentPlan(_deepest(shape.topk, self._lookup), self, requests)
 
     def _copying(self, requests: int) -> RoundPlan | None:
         """Without the head: lookup's drafts, as far as they pay."""
@@ -301,12 +313,8 @@ class Planner:
         for topk in self._topks:
             for depth in range(1, MAX_DEPTH + 1):
                 worth = self.beliefs.best_nodes(depth, topk)
-                limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, len(worth) + 1)
-                for nodes in NODES:
-                    if not depth < nodes <= limit:
-                        continue
-                    shape = TreeShape(depth, topk, nodes)
-                    tau = 1.0 + float(worth[nodes - 2])
+                for shape in _shapes(depth, topk, len(worth)):
+                    tau = 1.0 + float(worth[shape.nodes - 2])
                     speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
                     if speed > most:
                         best, most = shape, speed
@@ -349,8 +357,9 @@ class FixedPlanner(Planner):
         self._count(shape, requests, requests + sum(depths), seconds)
 
 
-def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> Tensor:
+def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:
     """Summed probabilities [deepest] of the nodes [B, N] by depth, depth 1 first."""
-    sums = torch.zeros(deepest + 1, dtype=torch.float32, device=depths.device)
-    sums.scatter_add_(0, depths.reshape(-1), log_probs.exp().reshape(-1))
-    return sums[1:]
+    probabilities = np.exp(log_probs.numpy(force=True))
+    sums = np.bincount(depths.numpy(force=True).ravel(), probabilities.ravel(), deepest + 1)
+    found: list[float] = sums[1:].tolist()
+    return found

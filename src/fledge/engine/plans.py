@@ -58,7 +58,7 @@ class RoundPlan:
 
 
 class ConfidentPlan(RoundPlan):
-    """Decides by the tree's own probabilities, with what the planner knows."""
+    """Decides by the tree's own probabilities, with what the planner knows; on a CPU, where the host may look."""
 
     def __init__(self, bound: TreeShape, planner: Prices, requests: int) -> None:
         super().__init__(bound, planner.match_rates)
@@ -76,20 +76,21 @@ class ConfidentPlan(RoundPlan):
         # One more node for each request that is likely enough to use it.
         row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))
         price = self._rate * self._scale * row / requests
-        return float((open_mass * share - price).clamp(min=0).sum()) > self._rate * self._scale * step
+        gain = np.maximum(open_mass.numpy() * share - price, 0).sum()
+        return bool(gain > self._rate * self._scale * step)
 
     def nodes(
         self, scores: Tensor, depths: Tensor | None, *, apart: bool = False
     ) -> tuple[int, Tensor | None]:
-        worth = scores.exp()
+        worth = scores.exp().numpy()
         if depths is not None:
-            worth *= self._planner.beliefs.calibration_of(depths)
-        best = worth.sort(1, descending=True).values[:, : self.bound.nodes - 1]
+            worth *= self._planner.beliefs.calibration_of(depths.numpy())
+        best = np.sort(worth, 1)[:, ::-1][:, : self.bound.nodes - 1]
         requests = len(worth)
         if apart and requests > 1:
-            counts = self._shared_out(best.numpy(force=True))
+            counts = self._shared_out(best)
             return 1 + int(counts.max()), torch.from_numpy(counts)
-        gains = np.concatenate(([0.0], best.sum(0).numpy(force=True).cumsum()))
+        gains = np.concatenate(([0.0], best.sum(0).cumsum()))
         return 1 + self._most_worth(gains, requests * np.arange(1, len(gains) + 1)), None
 
     def _shared_out(self, best: np.ndarray) -> np.ndarray:

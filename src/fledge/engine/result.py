@@ -49,20 +49,19 @@ def run_round(
 ) -> RoundResult:
     """One round of the running requests; `plan` None: a plain one. `trace`: the trees are wanted."""
     clock.start()
-    before, done = clock.read(), None
+    draft, verify, extend = clock.of("draft"), clock.of("verify"), clock.of("extend")
+    done = None
     if plan is not None and plan.drafts:
         catch_up(models, batch)
         clock.lap("extend")
-    late = clock.read().since(before).extend
+    late = clock.of("extend") - extend
     if plan is not None:
         done = (speculative_round if plan.drafts else lookup_round)(models, batch, plan, clock)
     made: Outcome | PlainOutcome = done or plain_round(models, batch, clock)
     drafted = None if done is None else _drafted(done, batch.speculating()[1])
     tree, path = (None, None) if done is None or not trace else (done.tree, done.path)
-    spent = clock.read().since(before)
-    return RoundResult(
-        made.emitted, made.logprobs, drafted, tree, path, *_heads(batch), late, spent.draft, spent.verify
-    )
+    draft, verify = clock.of("draft") - draft, clock.of("verify") - verify
+    return RoundResult(made.emitted, made.logprobs, drafted, tree, path, *_heads(batch), late, draft, verify)
 
 
 def _drafted(done: Outcome, speculates: Tensor | None) -> Trees:

@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
+from fledge.engine import native_tree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
+from fledge.engine.native_tree import PathRows
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
 from fledge.engine.rows import Selection
@@ -108,9 +110,8 @@ def _finish(
     verified = verify(this, tree)
     clock.lap("verify")
     accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
-    path_rows = accepted.path + rows.first_row_column
     selection = batch.selection.selection(shape.nodes)
-    logprobs = _logprobs(selection, verified, path_rows, accepted.emitted)
+    logprobs = _logprobs(selection, verified, accepted.path, accepted.emitted, rows)
     batch.selection.count(accepted.emitted, accepted.emits)
     clock.lap("accept")
     if follow:
@@ -132,7 +133,7 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
         models, now, layout, now.bonus, now.length, mask=None, selection=selection, features=follow
     )
     chosen = rows.chosen[:, None]
-    logprobs = _logprobs(selection, rows, None, chosen)
+    logprobs = _logprobs(selection, rows, None, chosen, layout)
     batch.selection.count(chosen, None)
     clock.lap("verify")
     if rows.features is not None:
@@ -163,10 +164,12 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     proposal = _look_up(batch, plan) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
     growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
-    hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])  # [B * K, H]
+    hidden: Tensor | None = None  # [B * K, H]
     for level, offset in enumerate(layout.draft_offset):
         if not plan.goes_deeper(level + 1, growth.open_mass):
             break
+        if hidden is None:
+            hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])
         tokens, mask = growth.frontier_tokens.reshape(-1), growth.frontier_mask.view(-1)
         out = draft_step(
             models, now, layout.draft_rows, tokens, level, offset, mask=mask, hidden=hidden, topk=topk
@@ -199,19 +202,14 @@ def _sizes(
 def verify(this: Round, tree: DraftTree) -> TargetRows:
     """One target forward over the trees' nodes; chosen [B, N], features [R, 3 * Ht] kept for extend."""
     models, batch, now, shape, _, layout, picked = this
-    tokens = tree.token_ids.clamp(min=0).view(-1)  # an empty node is never accepted, whatever it is
-    positions = (now.length[:, None] + tree.depths).view(-1)
-    mask = None if shape.chain else tree.window_mask.view(-1)
-    if picked is not None:
-        tokens, positions = tokens[picked], positions[picked]
-        mask = None if mask is None else mask[picked]
+    tokens, positions, mask = verify_rows(tree, now.length, picked)
     rows = run_target(
         models,
         now,
         layout,
         tokens,
         positions,
-        mask=mask,
+        mask=None if shape.chain else mask,
         selection=batch.selection.selection(shape.nodes),
         features=True,
         tree=tree,
@@ -222,6 +220,22 @@ def verify(this: Round, tree: DraftTree) -> TargetRows:
     return rows._replace(chosen=chosen.view(-1, shape.nodes))
 
 
+def verify_rows(tree: DraftTree, length: Tensor, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [R] int32, positions [R] and masks [R] of the `picked` nodes; None: of all."""
+    if native_tree.runs_here(length):
+        return native_tree.verify_rows(tree, length, picked)
+    return verify_rows_plainly(tree, length, picked)
+
+
+def verify_rows_plainly(
+    tree: DraftTree, length: Tensor, picked: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`verify_rows` in torch alone, for any device."""
+    tokens = tree.token_ids.clamp(min=0).to(torch.int32).view(-1)  # an empty node is never accepted
+    positions, mask = (length[:, None] + tree.depths).view(-1), tree.window_mask.reshape(-1)
+    return (tokens, positions, mask) if picked is None else (tokens[picked], positions[picked], mask[picked])
+
+
 def accept(
     tree: DraftTree, chosen: Tensor, layout: TreeLayout | VerifyLayout, speculates: Tensor | None = None
 ) -> Accepted:
@@ -230,6 +244,15 @@ def accept(
     A node is on the path if every bit of its ancestor mask belongs to a node that matched. Siblings differ, so at
     most one node per depth is, and scattering node numbers by depth yields the path.
     """
+    if native_tree.runs_here(chosen):
+        return Accepted(*native_tree.accept(tree, chosen, layout.path_depths.shape[1] + 1, speculates))
+    return accept_plainly(tree, chosen, layout, speculates)
+
+
+def accept_plainly(
+    tree: DraftTree, chosen: Tensor, layout: TreeLayout | VerifyLayout, speculates: Tensor | None = None
+) -> Accepted:
+    """`accept` in torch alone, for any device."""
     depth = layout.path_depths.shape[1]
     matched = tree.token_ids == chosen.gather(1, tree.parents.clamp(min=0))  # [B, N]
     if speculates is not None:
@@ -255,37 +278,51 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     Head position p takes feature g[p] and token x[p + 1], so the row of a path node takes what the node chose.
     """
     models, batch, now, shape, layout = this[:5]
-    path, emitted, rows = accepted.path, accepted.emitted, layout.path_rows
-    positions = now.length[:, None] + rows.steps
-    tokens, source = emitted.reshape(-1), (path + this.rows.first_row_column).reshape(-1)
-    if models.decoder.device.type == "cpu":  # where reading is free, no further than each path goes
-        rows, some = _some_rows(rows, accepted.emits)
-        path = path[:, : int(accepted.emits.max())]
-        positions, tokens, source = positions.view(-1)[some], tokens[some], source[some]
+    path = path_rows(this, accepted)
     if not shape.chain:  # a chain's nodes are where they belong already
-        _move_path(this, path)
+        models.decoder.move_kv(models.kv, path.old_slot, path.new_slot)
     if features is not None:
-        features = features.index_select(0, source)
+        features = features.index_select(0, path.source)
+    rows = layout.path_rows._replace(row_start=path.row_start)
+    out = run_head(models, now, rows, path.positions, path.tokens, features, path.last)
+    batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, path.last))
+    batch.advance(accepted.emits, accepted.emitted)
+
+
+def path_rows(this: Round, accepted: Accepted) -> PathRows:
+    """What extend needs of the paths; on a CPU no further than each of them goes."""
+    page_table, size = this.now.page_table, this.models.decoder.page_size
+    if native_tree.runs_here(accepted.path):
+        return native_tree.path_rows(accepted, this.now.length, this.rows.first_row, page_table, size)
+    return path_rows_plainly(this, accepted)
+
+
+def path_rows_plainly(this: Round, accepted: Accepted) -> PathRows:
+    """`path_rows` in torch alone, for any device."""
+    now, layout, size = this.now, this.layout, this.models.decoder.page_size
+    rows, path = layout.path_rows, accepted.path
+    index = torch.stack((path, layout.no_path[:, :-1])) + now.length[:, None]  # [2, B, D + 1]: from, to
+    page = now.page_table.expand(2, -1, -1).gather(2, index // size)
+    move = (page * size + index % size).view(2, -1)
+    positions, tokens = (now.length[:, None] + rows.steps).view(-1), accepted.emitted.reshape(-1)
+    source = (path + this.rows.first_row_column).reshape(-1)
+    if path.is_cpu:  # where reading is free
+        rows, some = _some_rows(rows, accepted.emits)
+        positions, tokens, source, move = positions[some], tokens[some], source[some], move[:, some]
     last = rows.first_row + (accepted.emits - 1)  # [B]
-    out = run_head(models, now, rows, positions.view(-1), tokens, features, last)
-    batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, last))
-    batch.remember(emitted)
-    now.length.add_(accepted.emits)
-    now.bonus.copy_(tokens.index_select(0, last))
+    return PathRows(rows.row_start, last, positions, tokens.to(torch.int32), source, *move.unbind())
 
 
 def _fall_behind(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     """Make an accepted chain part of the committed length; the head hears of it later."""
-    batch, now, layout = this.batch, this.now, this.layout
-    rows, some = _some_rows(layout.path_rows, accepted.emits)
+    batch, layout = this.batch, this.layout
+    _, some = _some_rows(layout.path_rows, accepted.emits)
     tokens = accepted.emitted.reshape(-1)[some]
     if features is not None and batch.sizes.pending:  # without room to remember, the head is never run
         source = (accepted.path + this.rows.first_row_column).reshape(-1)[some]
         place = layout.path_rows.steps.repeat(batch.size)[some]
         batch.fall_further(accepted.emits, place, tokens, features.index_select(0, source))
-    batch.remember(accepted.emitted)
-    now.length.add_(accepted.emits)
-    now.bonus.copy_(tokens.index_select(0, rows.first_row + (accepted.emits - 1)))
+    batch.advance(accepted.emits, accepted.emitted)
 
 
 def catch_up(models: Models, batch: RunningBatch) -> None:
@@ -310,20 +347,10 @@ def _some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
 
 
 def _logprobs(
-    selection: Selection | None, rows: TargetRows, path_rows: Tensor | None, emitted: Tensor
+    selection: Selection | None, rows: TargetRows, path: Tensor | None, emitted: Tensor, layout: RowLayout
 ) -> PathLogprobs | None:
     """Log probabilities of the path's tokens [B, W], for the requests that want them."""
     if selection is None or selection.logprobs is None or rows.logits is None:
         return None
+    path_rows = None if path is None else path + layout.first_row_column
     return path_logprobs(rows.logits, selection.logprobs, path_rows, emitted)
-
-
-def _move_path(this: Round, path: Tensor) -> None:
-    """Move the target's KV of the path's nodes from index L + node to L + depth."""
-    models, _, now, _, layout = this[:5]
-    size = models.decoder.page_size
-    window = torch.stack((path[:, 1:], layout.path_depths[:, : path.shape[1] - 1]))  # [2, B, D]: from, to
-    index = window + now.length[:, None]
-    page = now.page_table.expand(2, -1, -1).gather(2, index // size)
-    slots = (page * size + index % size).view(2, -1)
-    models.decoder.move_kv(models.kv, slots[0], slots[1])

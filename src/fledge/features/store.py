@@ -52,7 +52,8 @@ class FeatureStore:
                 f"no features in {self.url}; run `fledge features` first or name another folder"
             )
         with ThreadPoolExecutor(_OPENERS) as pool:
-            self._shards: list[Shard] = list(pool.map(self._open, self.manifest.shards))
+            opened = list(pool.map(self._open, range(len(self.manifest.shards))))
+        self._shards: list[Shard] = [shard for shard, _ in opened]
         sizes = {shard.hidden_size for shard in self._shards}
         if len(sizes) > 1:
             raise StorageError(
@@ -60,11 +61,7 @@ class FeatureStore:
                 "delete the folder and run `fledge features` again"
             )
         self.hidden_size = sizes.pop()
-        self.samples: tuple[SampleInfo, ...] = tuple(
-            info for number, shard in enumerate(self._shards) for info in shard.infos(number)
-        )
-        for shard in self._shards:
-            shard.forget()
+        self.samples: tuple[SampleInfo, ...] = tuple(info for _, infos in opened for info in infos)
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._lock = Lock()
 
@@ -84,8 +81,12 @@ class FeatureStore:
         """Its token ids and loss mask alone."""
         return self._used(info.shard).ids(info.index)
 
-    def _open(self, entry: ShardEntry) -> Shard:
-        return Shard(self.manifest.url(entry), entry)
+    def _open(self, number: int) -> tuple[Shard, list[SampleInfo]]:
+        entry = self.manifest.shards[number]
+        shard = Shard(self.manifest.url(entry), entry)
+        infos = shard.infos(number)
+        shard.forget()  # at once: all shards' parsed headers together are ten times as large
+        return shard, infos
 
     def _used(self, number: int) -> Shard:
         """The shard; those not used for long forget their ids."""

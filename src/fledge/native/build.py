@@ -25,7 +25,9 @@ SOURCES = (
     "layer.h",
     "sampler.h",
     "repeats.h",
+    "tree.h",
     "decoder.cpp",
+    "tree.cpp",
 )
 FLAGS = (
     "-std=c++17",

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "repeats.h"
 #include "layer.h"
 #include "sampler.h"
 
@@ -354,13 +353,6 @@ void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const 
       }
     });
   });
-}
-
-// For each of `rows` requests; matched [rows], proposed [rows, count] keeps what is there where nothing repeats.
-void fledge_find_repeats(const int32_t* history, int64_t stride, const int32_t* last, int64_t rows, int64_t longest,
-                         int64_t count, int64_t* matched, int64_t* proposed) {
-  for (int64_t row = 0; row < rows; ++row)
-    matched[row] = fledge::find_repeat(history + row * stride, last[row], longest, count, proposed + row * count);
 }
 
 }  // extern "C"

@@ -138,6 +138,9 @@ class PackedMatrix:
         return out
 
 
+_Sizes, _Pointers = c_int64 * 3, c_void_p * 6
+
+
 class BatchArguments:
     """The batch part of a forward call; keeps its tensors alive while the call runs."""
 
@@ -148,8 +151,8 @@ class BatchArguments:
             t if t.dtype == torch.int32 and t.is_contiguous() else t.int().contiguous() for t in tensors
         )
         self.mask = None if window_mask is None else window_mask.contiguous()
-        self.sizes = (c_int64 * 3)(rows, requests, pages)
-        self.pointers = (c_void_p * 6)(*(t.data_ptr() for t in self.held))
+        self.sizes = _Sizes(rows, requests, pages)
+        self.pointers = _Pointers(*[t.data_ptr() for t in self.held])
 
     @property
     def mask_pointer(self) -> c_void_p:
@@ -168,24 +171,3 @@ def sample(
     p = [c_void_p(t.data_ptr()) for t in held]
     library().fledge_sample(p[0], c_int64(rows), c_int64(vocabulary), *p[1:], c_void_p(out.data_ptr()))
     return out
-
-
-def find_repeats(history: Tensor, last: Tensor, longest: int, count: int) -> tuple[Tensor, Tensor]:
-    """The longest earlier runs that equal the ends of history [B, T] int32 at `last` [B] int32, and what followed.
-
-    Lengths [B] int64, 0: none, and the `count` tokens [B, count] int64, -1: none.
-    """
-    rows = len(history)
-    matched = torch.empty(rows, dtype=torch.int64)
-    proposed = torch.full((rows, count), -1, dtype=torch.int64)
-    library().fledge_find_repeats(
-        c_void_p(history.data_ptr()),
-        c_int64(history.stride(0)),
-        c_void_p(last.contiguous().data_ptr()),
-        c_int64(rows),
-        c_int64(longest),
-        c_int64(count),
-        c_void_p(matched.data_ptr()),
-        c_void_p(proposed.data_ptr()),
-    )
-    return matched, proposed

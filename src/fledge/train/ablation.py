@@ -34,6 +34,9 @@ BASE = "recipe"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     BASE: {},
     "random": {"init": "random"},
+    "from-target": {"init": "target"},
+    "fast": {"learning_rate": 2e-3, "muon_learning_rate": 0.02},
+    "random-fast": {"init": "random", "learning_rate": 2e-3, "muon_learning_rate": 0.02},
     "hard": {"loss": {"kl": 0.5, "hard": 0.5}},
     "lk": {"loss": {"kl": 0.5, "lk": 0.5}},
     "tv": {"loss": {"kl": 0.5, "tv": 0.5}},

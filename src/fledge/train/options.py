@@ -17,10 +17,11 @@ class TrainOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     init_head: str | None = Field(
-        None, description="folder of a head to go on from; null: start from the target"
+        None, description="folder of a head to go on from; null: a new head (see init)"
     )
-    init: Literal["target", "random"] = Field(
-        "target", description="what a new head starts from; random is for comparison"
+    init: Literal["target", "lm_head", "random"] = Field(
+        "lm_head",
+        description="what a new head starts from: the target's last layer, norm and lm_head; the last two alone; none",
     )
     response_tokens: int | None = Field(
         None, ge=1, description="response tokens to train on at most, a random choice of them; null: all"

@@ -363,8 +363,11 @@ def _initial_head(target: Target, source: FeatureSource, options: TrainOptions) 
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
         vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
-        start = Head.from_target if options.init == "target" else random_head
-        head = start(target, vocabulary, fc_norm=options.fc_norm, norm_output=options.norm_output)
+        norms = {"fc_norm": options.fc_norm, "norm_output": options.norm_output}
+        if options.init == "target":
+            head = Head.from_target(target, vocabulary, **norms)
+        else:
+            head = random_head(target, vocabulary, keep_output=options.init == "lm_head", **norms)
         covered = vocabulary.coverage
     logger.info(
         "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",

@@ -17,7 +17,7 @@ _ENGLISH = (
     r"street|st|avenue|ave?|road|rd|lane|ln|drive|dr|boulevard|blvd|court|ct|place|pl|terrace|ter|way|circle|cir|trail|trl|parkway|pkwy|highway|hwy|square|sq|close|crescent|grove|gardens?|mews"
     r"|row|walk|hill|rise|green|view|park|plaza|loop|alley|path|pike|turnpike|crossing|ridge|run|bypass|causeway|estates?|extension|fields?|ford|forest|fork|forks|freeway|glen|grove|harbor|haven|heights|hollow|island|isle|junction|key|keys|knoll|lake|land|lodge|mall|manor|meadows?|mill|mills|mission|motorway|mount|mountain|neck|orchard|oval|overpass|pass|passage|pine|pines|plain|plains|point|points|port|ports|prairie|radial|ramp|ranch|rapids?|rest|ridges|river|roads|route|rue|shoals?|shores?|skyway|spring|springs|spurs?|squares?|station|stravenue|stream|streets?|summit|throughway|trace|track|trafficway|fords|fort|forges?|tunnel|union|unions|valley|valleys|via|viaduct|village|ville|vista|walks?|wall|ways|wells?|bend|branch|bridge|brook|burg|camp|canyon|cape|center|centre|cliff|club|common|corner|corners|course|cove|creek|crest|dale|dam|divide|falls|ferry|flat|flats|garden|gateway"
     r"|courts|centers|brooks|burgs|parade|esplanade|quays?|highroad|promenade|hills|vale|drives|greens|groves|lakes|parks|views|villages|parkways|extensions|harbors|islands|junctions|knolls|manors"
-    r"|mountains|coves|circles|cliffs|glens|wynd|brae|broadway|arcade|copse|dell|fairway|laneway|walkway|strand|circuit|circus|crossroad|expressway|nagar|marg|zila|ganj|chowk|colony|enclave"
+    r"|mountains|coves|circles|cliffs|glens|wynd|approach|yard|wharf|croft|paddock|brae|broadway|arcade|copse|dell|fairway|laneway|walkway|strand|circuit|circus|crossroad|expressway|nagar|marg|zila|ganj|chowk|colony|enclave"
 )
 _FLAT_EN = r"(?:,? (?:apt|apartment|suite|ste|unit|flat|room|floor|Apt|Apartment|Suite|Ste|Unit|Flat|Room|Floor|#)\.? ?#?\w{1,6})"
 _UNIT = (
@@ -32,8 +32,13 @@ _CODE_EN = r"(?:\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[\dA-Z]? ?\d[A-Z]{2}|[A-Z]\d[A-Z] ?
 _TAIL_EN = rf"(?:(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2,3}})?(?:,? {_CODE_EN})(?!\w))"
 _BEFORE_EN = r"(?:(?:(?:Apt|Apartment|Suite|Ste|Unit|Flat|Level|Studio|Shop)\.? ?\d{1,4}\w?,?\s)|(?:Unit|Flat|Apt|Shop) (?=\d{1,4}/\d))?"
 # ", 80331 München", ", Liberdade, 20818-468 Cunha / RN", ", Nueva Niger, CHIS 38268"
+_GERMAN_ENDS = (
+    r"platz|berg|bach|tor|wald|see|park|markt|hof|feld|felde|wiese|wiesen|garten|gärten|schleuse|mühle|kirche|brücke|teich|anger|linden|eichen|buchen|birken|tannen|ulmen|weiden|hang|rain|kamp|wehr"
+    r"|bahnhof|schloss|rathaus|brunnen|turm|dom|aue|winkel|busch|heide|moor|hafen|kanal|stadion|friedhof|deich|stein|grund|quelle|mauer|burg|halde|höhe|leite|kreuz|rosen|ried|zeile|tal"
+)
 _TAIL_CODE = rf"(?:(?:, {_TOWN})?(?:, [A-Z]{{2,5}}\.?)?,?\s{{1,2}}{_CODE}(?:,? (?!Mi |Tel|Tél|Mein|O |E |Y ){_TOWN}(?<!\.)(?: ?/ ?[A-Z]{{2}})?)?)"
-_FRENCH = "rue|avenue|av.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier"
+_FRENCH = "rue|avenue|av.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier|venelle|montée|traverse|esplanade|promenade|cité|clos|hameau|lotissement|résidence|voie|mail"
+_FRENCH_KINDS = _FRENCH.replace("av.", r"av\.")
 # Each with what a text in lower case must hold, one of these at least, for the pattern to be worth a try; nothing: always.
 _PATTERNS = tuple(
     (tuple(needs.split("|")) if needs else (), re.compile(pattern))
@@ -57,36 +62,87 @@ _PATTERNS = tuple(
          rf"(?<!\w)(?:{_CAP}[ -]){{0,3}}?[{_U}]?[^\W\d_]*(?:straße|strasse|str\.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben|Straße|Strasse|Str\.|Weg|Platz|Allee|Ring|Damm|Gasse|Ufer) {_NUMBER}(?!\w|[.,]\d){_TAIL_CODE}?"),
         ("am |an de|auf de|im |in der |zum |zur |unter de|hinter der |beim ",
          rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{4,5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?"),
+        ("postfach|postale|apartado|apdo|caixa postal|casilla de|casilla postal",
+         rf"(?<!\w)(?i:postfach|boîte postale|apartado(?: de correos| postal)?|apdo\.?(?: de correos)?|caixa postal|casilla (?:de correo|postal))(?: (?:n\.? ?[º°]|nr\.|no\.))? \d{{1,3}}(?: ?\d{{2,3}}){{0,2}}(?!\d){_TAIL_CODE}?"),
         # 12 bis, rue de la Paix, 75002 Paris
         (_FRENCH,
-         rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg|villa|ruelle|sentier|avenue)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?{_CAP}(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}(?<!\.)(?:(?:,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?:[ -]?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%]))?{_TAIL_CODE}|,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?![\w%]|[.,]\d|\s[€$%]))"),
+         rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:{_FRENCH_KINDS})(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?{_CAP}(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}(?<!\.)(?:(?:,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?:[ -]?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%]))?{_TAIL_CODE}|,? (?:[nN][º°o]\.? ?)?\d{{1,4}}(?![\w%]|[.,]\d|\s[€$%]))"),
         (_FRENCH,
-         rf"(?<![\w.,]){_NUMBER},? (?i:rue|avenue|av\.|boulevard|bd|place|chemin|impasse|allée|allee|quai|cours|route|passage|square|faubourg)(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}"),
+         rf"(?<![\w.,]){_NUMBER},? (?i:{_FRENCH_KINDS})(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}"),
         # Calle de Alcalá 45, 3º B, 28014 Madrid; Rua Augusta, 1500
         ("",
-         rf"(?<!\w)(?i:calle|c/|blv\.?|blvd\.?|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plaza|pza\.|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
-         rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}(?![º°])){{0,4}}(?:,? (?:[nN][º°o]\.? ?|# ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|izq|dcha|dto|esq)?(?!\w))?{_TAIL_CODE}?"),
+         rf"(?<!\w)(?i:calle|c/|bulevar|blv\.?|blvd\.?|cerrada|privada|periférico|circunvalación|corredor|diagonal|eje vial|peatonal|prolongación|retorno|viaducto|boulevard|calzada|andador|circuito|continuación|ampliación|avenida|avda\.?|av\.|plazuela|plaza|pza\.|praceta|calçada|rotunda|azinhaga|costanilla|polígono|paseo|camino|carretera|ronda|glorieta|vía|via|cuesta|rambla|pasaje|callejón|travesía|alameda|cañada|acceso|urbanización|corrada|vial|pasadizo|rua|r\.|travessa|praça|largo|estrada|rodovia|beco|ladeira|avenida|av|alameda|viela|quinta|aeroporto|área|campo|chácara|colônia|condomínio|conjunto|distrito|esplanada|estação|favela|fazenda|feira|jardim|lago|lagoa|loteamento|morro|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte|vereda|via)"
+         rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}(?![º°])){{0,4}}(?:,? (?:[nN](?:\.? ?[º°]|o)\.? ?|# ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|[iI]zq|[dD]cha|[dD]to|[eE]sq|[fF]te)?(?!\w))?{_TAIL_CODE}?"),
         # C. Alicia Pastor 20
         ("c. ",
          rf"(?<!\w)(?<!\. )C\. (?:(?:de la|del|de|la) )?{_CAP}(?: (?:(?:de la|de los|del|de|y) )?{_CAP}){{0,4}},? \d{{1,3}}(?!\d|[.,]\d){_UNIT}*{_TAIL_CODE}?"),
         # Calle 45 # 12-30 Sur, Cra. 7 No. 71-21
-        ("#|no.|no |nº|n°",
-         rf"(?<!\w)(?i:calle|carrera|cl|cra?|kr|avenida|av|transversal|tv|diagonal|dg)\.?(?: (?i:calle|carrera))? \d{{1,3}}\w?ª?(?: ?(?i:bis|sur|norte|este|oeste))? (?:#|[nN]o\.?|[nN][°º]\.?) ?\d{{1,3}}\w?(?: ?[-–] ?\d{{1,3}})?(?: (?i:sur|norte|este|oeste))?(?!\w)"
+        ("#|no.|no |nº|n°|carrera |cra",
+         rf"(?<!\w)(?i:calle|carrera|cl|cra?|kr|avenida|av|transversal|tv|diagonal|dg)\.?(?: (?i:calle|carrera))? \d{{1,3}}\w?ª?(?: ?(?i:bis|sur|norte|este|oeste))? (?:#|[nN]o\.?|[nN]\.?[°º]\.?|(?<=\d )(?=\d{{1,3}}(?:[-–]|\W|$))) ?\d{{1,3}}\w?(?: ?[-–] ?\d{{1,3}})?(?: (?i:sur|norte|este|oeste))?(?!\w)"
          rf"(?:,? (?:Bodega|Etapa|Torre|[Aa]partamento|Apto\.?|Casa|Oficina|Interior|Bloque|[Pp]iso)[ \w]{{0,24}})?(?:,?\s\d{{6}})?(?:,?\s(?={_CAP},){_TOWN}(?:, {_CAP}(?: {_CAP})?)?)?"),
     )
 )  # fmt: skip
+# Unter den Eichen 8, An der Mühle 12b: without a code only before what streets are called after
+_GERMAN_BARE = re.compile(
+    rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{_U}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°/]|-\d|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"
+)
+_INSIDE = re.compile(r"(?i:im|in der|in den) [^\W\d_]{2,6} \d")  # im Hof 2 Stühle
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")
+# A title in capitals, not an address: "5 Miles Through The Park".
+_HEADLINE = re.compile(
+    r"^\d+ (?:Things|Ways|Steps|Tips|Reasons|Miles|Best|Great|New|Top|Years|Days)\b|\b(?:Through|And|With|For) |[.] (?:Das|Die|Der|The|Le|La|El) "
+)
+_LOWER_KINDS = (
+    "street",
+    "road",
+    "avenue",
+    " ave",
+    " lane",
+    "straße",
+    "strasse",
+    "str. ",
+    "weg ",
+    "gasse ",
+    "allee ",
+    "platz ",
+    "calle ",
+    "avenida ",
+    "plaza ",
+    "rua ",
+    "travessa ",
+    "praça ",
+    "rue ",
+    "chemin ",
+    "allée ",
+    "impasse ",
+)
+# "i live at 14 maple road", "hauptstraße 3": in lower case, with the number on its side and nothing counted after it
+_LOWER = re.compile(
+    r"(?<![\w.,])(?:(?<=at )|(?<=is )|(?<=to )|(?<=@ ))\d{1,5}[a-z]? [a-z]{3,14}(?: [a-z]{3,14})? (?:street|st|road|rd|avenue|ave|lane|drive|court|crescent|close|boulevard|blvd)(?![\w'’])(?:,? (?:apt|flat|unit)\.? ?\w{1,4}(?!\w))?"
+    r"|(?<!\w)[a-zäöüß]{3,20}(?:straße|strasse|str\.|weg|gasse|allee|platz) \d{1,3}(?: ?[a-h])?(?!\w|[.,:]\d| [A-ZÄÖÜa-zäöü]{3}\w* ?\d)(?=\s*(?:[,.;!?)\n]|$|in |und |bei ))"
+    r"|(?<!\w)(?:calle|avenida|plaza|paseo|rua|travessa|praça) (?:(?:de la|de los|del|de|da|do|dos|das) )?[a-zà-ÿ]{3,15}(?: [a-zà-ÿ]{2,15}){0,2},? (?:número |n\.? ?º ?)?\d{1,4}(?!\w)(?=\s*(?:[,.;!?)\n]|$|en |em |y |e ))"
+    r"|(?<![\w.,])\d{1,3}(?: bis| ter)?,? (?:rue|chemin|allée|impasse|avenue|boulevard) (?:(?:de la|du|des|de|d['’]|de l['’]) ?)?[a-zà-ÿ]{3,15}(?!\w)"
+)
 
 
 def find_street_addresses(clues: Clues) -> Iterator[Finding]:
     """Street addresses: all of them need a number."""
-    if not (clues.digits and clues.capitals):
+    if not clues.digits:
         return
+    if any(kind in clues.text for kind in _LOWER_KINDS):
+        for match in _LOWER.finditer(clues.text):
+            yield Finding(match.start(), match.end(), e.STREET_ADDRESS, 0.7)
+    if not clues.capitals:
+        return
+    if clues.language == "de":
+        for match in _GERMAN_BARE.finditer(clues.text):
+            if not _INSIDE.match(match[0]):
+                yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
     for needs, pattern in _PATTERNS:
         if needs and not any(need in clues.lower for need in needs):
             continue
         for match in pattern.finditer(clues.text):
-            if not any(character.isdigit() for character in match[0]):
+            if not any(character.isdigit() for character in match[0]) or _HEADLINE.search(match[0]):
                 continue
             yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 _CAPITAL = re.compile(r"[A-ZÀ-ÖØ-ÞĀ-Ž]")
 _WORD = re.compile(r"[a-zà-öø-ÿ]+")
+_LOWER_WORD = re.compile(r"\b[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?")
 # Frequent words of one language that are rare in the other four.
 _FUNCTION_WORDS = {
     "en": "the and is of to that with for this are was it my you have what how please can i'm from your would",
@@ -40,6 +41,11 @@ class Clues:
         """The text in lower case, of the same length (so that positions agree)."""
         lowered = self.text.lower()
         return lowered if len(lowered) == len(self.text) else "".join(map(_lower_one, self.text))
+
+    @cached_property
+    def lower_words(self) -> frozenset[str]:
+        """The words that begin with a small letter."""
+        return frozenset(_LOWER_WORD.findall(self.text))
 
     @cached_property
     def digits(self) -> bool:

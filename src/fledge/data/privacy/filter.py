@@ -165,7 +165,7 @@ class PrivacyFilter:
                 value = turn[finding.start : finding.end]
                 if finding.entity == e.PERSON:
                     words = [w for w in re.findall(r"[^\W\d_]{3,}", value) if w[0].isupper()]
-                    plain = [w for w in words if w.lower() not in lexicon().common]
+                    plain = [w for w in words if lexicon().stands_alone(w.lower())]
                     values.update((word, (e.PERSON, 0.55)) for word in plain)
                 elif finding.entity not in (e.LOCATION, e.DATE_OF_BIRTH) and len(value) >= _REPEATED:
                     values.setdefault(value, (finding.entity, finding.score))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, lru_cache
 
 from fledge.data.privacy.ambiguous import COMMON_NAMES, COMMON_PLACES
 from fledge.data.privacy.clues import LANGUAGES
@@ -63,13 +65,21 @@ _CORE = frozenset(
         "sl_SI",
     ]
 )
+_SHORTER = re.compile(r" (?:am|an der|im|in der|ob der|vor der) .*| / ")
+_FREQUENT = 5.6  # Zipf frequency from which on a word in lower case is no name
 _LATIN = 0x250  # code points from here on are other scripts
-_BIG = 300_000  # people in a city whose name is also a frequent word
 _KNOWN = 50_000  # people in a city that is recognised without "in" or "from"
 _FAMOUS = 1_000_000  # people in a city whose name is also a person's
 _ALTERNATES = 500_000  # people in a city from which on its names in other languages count
 _EVERYDAY = 4.7  # Zipf frequency from which on a capitalised word after a given name is no family name
-_FREQUENT = 3.5  # Zipf frequency (log10 per billion words) of everyday words
+_ACCENTED = 4.3  # Zipf frequency from which on a word with accents isn't looked up without them
+_RARE = 4.0  # Zipf frequency (log10 per billion words) below which a word on no list may be a name
+
+
+@lru_cache(maxsize=16_384)
+def unaccented(word: str) -> str:
+    """Thais for Thaís."""
+    return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
 
 
 @dataclass(frozen=True)
@@ -87,11 +97,55 @@ class Lexicon:
 
     def is_given(self, word: str) -> bool:
         """Whether a word is a given name in use, or every part of a hyphenated one is."""
-        return word in self.given or ("-" in word and all(part in self.given for part in word.split("-")))
+        return (
+            word in self.given
+            or ("-" in word and all(self.is_given(part) for part in word.split("-") if part))
+            or (self._may_fold(word) and unaccented(word) in self.given)
+        )
 
     def is_family(self, word: str) -> bool:
         """Whether a word is a family name, or a part of a hyphenated one is."""
-        return word in self.family or ("-" in word and any(part in self.family for part in word.split("-")))
+        return (
+            word in self.family
+            or ("-" in word and any(self.is_family(part) for part in word.split("-")))
+            or (self._may_fold(word) and unaccented(word) in self.family)
+        )
+
+    @cached_property
+    def lower_given(self) -> frozenset[str]:
+        """Given names that may be meant in lower case, also those that are words, but none of the most frequent ones."""
+        accented = {word for word in self.common if not word.isascii() and self.is_given(word)}
+        return frozenset(
+            w for w in self.given | self.rare_given | accented if self.common.get(w, 0.0) < _FREQUENT
+        )
+
+    def _may_fold(self, word: str) -> bool:
+        """Thaís, if Thais is a name; but not mãe, although Mae is one."""
+        return not word.isascii() and self.common.get(word, 0.0) < _ACCENTED
+
+    def could_be_name(self, word: str) -> bool:
+        """Whether a word is a listed name or so rare that it may be one that is on no list."""
+        return self.is_any_name(word) or (
+            len(word) > 2 and self.common.get(word, 0.0) < _RARE and word not in self.regions
+        )
+
+    def stands_alone(self, word: str) -> bool:
+        """Whether a word of somebody's name means that person wherever it stands again with a capital."""
+        return word not in self.common or (
+            self.is_any_name(word)
+            and not self.is_ambiguous_name(word)
+            and self.common[word] < _EVERYDAY - 0.4
+            and not self.is_known_city(word)
+        )
+
+    def is_plain_given(self, word: str, frequent: float = 4.6) -> bool:
+        """Whether a word in lower case is a given name and hardly anything else."""
+        return (
+            self.is_given(word)
+            and not self.is_ambiguous_name(word)
+            and self.common.get(word, 0.0) < frequent
+            and not self.is_known_city(word)
+        )
 
     def is_any_name(self, word: str) -> bool:
         """Whether a word is on any list of names."""
@@ -99,13 +153,13 @@ class Lexicon:
 
     def is_ambiguous_name(self, word: str) -> bool:
         """Whether a name is an everyday word too."""
-        return word in COMMON_NAMES
+        return word in COMMON_NAMES or (not word.isascii() and unaccented(word) in COMMON_NAMES)
 
     def is_word(self, word: str) -> bool:
         """Whether it is an everyday word that isn't known as a name."""
         if word in COMMON_NAMES:
             return not (word in self.given or word in self.family)
-        return word in self.common and not self.is_given(word) and word not in self.family
+        return word in self.common and not self.is_given(word) and not self.is_family(word)
 
     def is_everyday(self, word: str) -> bool:
         """Whether a word is too frequent to be somebody's family name in the place where one is expected."""
@@ -120,7 +174,7 @@ class Lexicon:
             return True
         if name in self.given or name in self.family:
             return name not in self.given and people >= _FAMOUS
-        return people >= _BIG or self.common.get(name, 0.0) < _FREQUENT
+        return True
 
     def is_city(self, name: str) -> bool:
         """Whether a city of that name exists."""
@@ -174,6 +228,16 @@ def _cities() -> dict[str, int]:
     for city in sorted(found, key=lambda city: -city["population"]):
         people = city["population"]
         cities.setdefault(city["name"].lower(), people)
+        if " / " in city["name"]:  # Gasteiz / Vitoria, which is Vitoria-Gasteiz
+            cities.setdefault("-".join(reversed(city["name"].lower().split(" / "))), people)
+        for name in _SHORTER.split(city["name"].lower()):  # Klagenfurt am Wörthersee, Gasteiz / Vitoria
+            if len(name) > 5:
+                cities.setdefault(name, people)
+        plain = unaccented(city["name"].lower())
+        cities.setdefault(plain, people)
+        for name in city["alternatenames"] if people >= _KNOWN else ():
+            if not name.isascii() and len(name) == len(plain) and unaccented(name.lower()) == plain:
+                cities.setdefault(name.lower(), people)  # Cádiz, listed as Cadiz
         if people >= _ALTERNATES:
             for name in city["alternatenames"]:
                 if len(name) > 4 and _is_latin(name):

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.chats import find_chat_names
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import (
+    ARTICLE,
     ASK,
+    CALLED,
     CAPITAL_PARTICLES,
     FIELD,
     GREETING,
@@ -35,80 +37,38 @@ from fledge.data.privacy.cues import (
 )
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
+from fledge.data.privacy.rare_names import (
+    beside_a_name,
+    beside_a_thing,
+    ends_in_cue,
+    goes_before_family,
+    may_be_a_firm,
+    may_begin,
+    may_go_on,
+    may_sign,
+    shouted,
+    signs,
+)
+from fledge.data.privacy.runs import Token, runs_of_capitals
 from fledge.data.privacy.unusual_names import find_unusual_names
 
-_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
-_CAPITAL = rf"[{_UPPER}][^\W\d_]*(?:['’.-](?=[^\W\d_]{{2}})[^\W\d_]+)*"
-_TOKEN = re.compile(
-    rf"(?<![^\W])(?P<initial>[{_UPPER}]\.(?:-?[{_UPPER}]\.)*)|(?<![\w@/\\.#$-])(?P<word>{_CAPITAL})(?![\w@\\(/]|\.[a-z]|!\w)"
-)
-_PARTICLE = (
-    r"(?:de la|de las|de los|de|da|das|do|dos|del|della|di|du|des|von der|von den|von|vom|zu|zur|van der|van den|van de|van|ten|ter|le|la|el|al|bin|ben|ibn|y|e|"
-    r"d['’])"
-)
-_JOIN = re.compile(rf"[ \u00a0]{{1,2}}(?:{_PARTICLE} ?)?|[ ]?d['’]")
 _SENTENCE_START = re.compile(r"(?:^|[.!?:\n\"“«¿¡•*>)-])\s*$")
-_ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
-    "en": re.compile(r"(?<!\w)(?:the|an?)\s$"),
-    "de": re.compile(r"(?<!\w)(?:das|eine?[nmrs]?|im|den|in den)\s$"),
-    "fr": re.compile(r"(?<!\w)(?:une?|les)\s$"),
-    "es": re.compile(r"(?<!\w)(?:una?|los|las)\s$"),
-    "pt": re.compile(r"(?<!\w)(?:uma?)\s$"),
-}
-_AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
-_AND_BEFORE = re.compile(rf"(?<!\w)({_CAPITAL}) {_AND} $")
-_AND_AFTER = re.compile(rf" {_AND} ({_CAPITAL})")
 _GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words are taken for family names
 _RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
 
 
-class Token(NamedTuple):
-    """A capitalised word or an initial."""
-
-    start: int
-    end: int
-    word: str  # in lower case, without possessive
-    initial: bool
-
-
 def find_people(clues: Clues) -> Iterator[Finding]:
     """Names of people."""
     if clues.capitals:
-        for run in _runs(clues.text):
+        for run in runs_of_capitals(clues.text):
             yield from _People(clues, run).find()
     yield from find_unusual_names(clues)
-
-
-def _runs(text: str) -> Iterator[list[Token]]:
-    """Runs of capitalised words with nothing but blanks and particles between them."""
-    run: list[Token] = []
-    for match in _TOKEN.finditer(text):
-        word = match[0]
-        end = match.end()
-        if word.endswith(("'s", "’s", "'S")):
-            word, end = word[:-2], end - 2
-        token = Token(match.start(), end, word.lower(), match["initial"] is not None)
-        if run and (
-            _JOIN.fullmatch(text, run[-1].end, token.start) is None or _shouted(text, run[-1], token)
-        ):
-            yield run
-            run = []
-        run.append(token)
-    if run:
-        yield run
-
-
-def _shouted(text: str, before: Token, token: Token) -> bool:
-    """Karteninhaber ANNA SCHMIDT: a name all in capitals begins after another word; Jean DUPONT is one name."""
-    return (
-        token.end - token.start > 2
-        and text[token.start : token.end].isupper()
-        and not text[before.start : before.end].isupper()
-        and not lexicon().is_any_name(before.word)
-    )
+    yield from find_chat_names(clues)
+    yield from find_in_fields(clues, (e.PERSON,))
 
 
 class _People:
@@ -118,6 +78,7 @@ class _People:
         self._clues = clues
         self._run = run
         self._words: Lexicon = lexicon()
+        self._called = False  # whether what is looked at follows "his name is"
 
     def find(self) -> Iterator[Finding]:
         at = 0
@@ -144,8 +105,15 @@ class _People:
         if first.initial:
             return self._initials(at, cue or FIELD.search(before) is not None)
         saint = at > 0 and self._run[at - 1].word in SAINTS
+        signed = self._signed(at)
+        if signed:
+            return signed, 0.7
         if (
-            (self._no_name(first.word) and not (noble or (cue and self._could_follow_title(first))))
+            (
+                self._no_name(first.word)
+                and not (noble or (cue and self._could_follow_title(first)))
+                and not self._by_its_place(at, before)
+            )
             or (self._is_abbreviation(first) and not cue)
             or (saint and not cue)
             or (first.word in SAINTS and at + 1 < len(self._run))
@@ -158,18 +126,19 @@ class _People:
             cue
             or introduced
             or greeted
-            or FIELD.search(before) is not None
-            or ROLE.search(before) is not None
+            or (before.rstrip(" \"'«„")[-1:] in (":", "=") and FIELD.search(before) is not None)
+            or (ends_in_cue(before) and ROLE.search(before) is not None)
         )
+        self._called = introduced and CALLED.search(before) is not None
         size = self._size(at, cued)
         named = [token.word for token in self._run[at : at + size] if not token.initial]
         if self._goes_on_as_something_else(at + size) and not cue:
             return 0, 0.0
-        if cued:
+        if cued and not self._is_a_thing(first, size, cue or introduced or greeted):
             if any(self._words.is_any_name(word) for word in named):
                 return size, 0.9
-            known = self._words.is_city(first.word) or first.word in self._words.regions
-            if cue or greeted or not known:
+            known = self._words.is_known_city(first.word) or (introduced and self._words.is_city(first.word))
+            if cue or greeted or self._called or not (known or first.word in self._words.regions):
                 return size, 0.75 if not introduced or size > 1 else 0.55
         if size > 1:
             return size, self._several(first, named, before)
@@ -180,6 +149,28 @@ class _People:
         )
         return (size, 0.6) if asked and self._could_be_a_name(first.word) else (0, 0.0)
 
+    def _is_a_thing(self, first: Token, size: int, sure: bool) -> bool:
+        """ "dass mein Vermieter Kautionsabrechnungen schickt": nouns have capitals too; "our client Gmail"."""
+        unlisted = not sure and size == 1 and not self._words.is_any_name(first.word)
+        if unlisted and may_be_a_firm(self._clues.lower[max(0, first.start - 30) : first.start]):
+            return True
+        return unlisted and self._clues.language == "de" and len(first.word) > 9
+
+    def _by_its_place(self, at: int, before: str) -> bool:
+        """Whether a word that is on no list, and known as a rare word, begins a name."""
+        first = self._run[at]
+        beside = at + 1 < len(self._run) and self._run[at + 1].start - first.end == 1
+        return may_begin(self._clues, first.start, first.end, before) or (
+            beside and goes_before_family(self._clues, first.word, self._run[at + 1].word)
+        )
+
+    def _signed(self, at: int) -> int:
+        """How many words there are if the run is a signature: all of it from `at` on, in a line of its own."""
+        if at or not signs(self._clues, self._run[0].start, self._run[-1].end):
+            return 0
+        named = [token.word for token in self._run if not token.initial]
+        return len(self._run) if may_sign(self._clues, named) else 0
+
     def _several(self, first: Token, named: list[str], before: str) -> float:
         words = self._words
         last = named[-1]
@@ -187,7 +178,7 @@ class _People:
             first.word in words.rare_given and first.word not in words.common
         )
         family = words.is_family(last) and len(named) > 1
-        place = words.is_city(" ".join(named)) or (not given and words.is_city(first.word))
+        place = words.is_city(" ".join(named)) or (not given and words.is_known_city(first.word))
         plain_first, plain_last = not words.is_ambiguous_name(first.word), not words.is_ambiguous_name(last)
         if place and not (given and family):
             return 0.4
@@ -207,6 +198,8 @@ class _People:
             and not self._clues.text[end - 2 : end].isupper()
         ):
             return 0.55
+        if given and shouted(self._clues, first.start, end, named):
+            return 0.55
         beside = (
             self._run.index(first) + 1 < len(self._run)
             and self._run[self._run.index(first) + 1].start - first.end <= 2
@@ -215,7 +208,15 @@ class _People:
             return 0.6
         unknown = [self._is_unknown(word) for word in named]
         numbered = re.match(r"\s?\d", self._clues.text[end : end + 2]) is not None  # a product
-        if beside and not numbered and len(named) <= 3 and all(unknown) and self._clues.language != "de":
+        if beside and not numbered and goes_before_family(self._clues, first.word, last):
+            return 0.55
+        if (
+            beside
+            and not numbered
+            and len(named) <= 3
+            and all(unknown)
+            and (self._clues.language != "de" or beside_a_name(self._clues, first.start, end))
+        ):
             return 0.55
         return 0.0
 
@@ -231,7 +232,8 @@ class _People:
 
     def _could_be_a_name(self, word: str) -> bool:
         words = self._words
-        return (words.is_any_name(word) and not words.is_known_city(word)) or self._is_unknown(word)
+        unknown = self._is_unknown(word) or (word not in words.common and len(word) > 2)
+        return (words.is_any_name(word) or unknown) and not words.is_known_city(word)
 
     def _alone(self, token: Token, before: str) -> bool:
         """Whether a single word is a given name that stands for a person."""
@@ -248,22 +250,17 @@ class _People:
                 and token.word not in words.common
                 and text.startswith(("'s ", "’s "), token.end)
             )
-            return odd or (words.is_given(token.word) and self._beside_a_name(token))
+            named = words.is_given(token.word) or token.word in words.rare_given
+            return odd or (
+                named and token.word not in NOT_NAMES and beside_a_name(self._clues, token.start, token.end)
+            )
         if token.end - token.start <= 4 and text[token.start : token.end].isupper():
             return False
-        if _ARTICLE[self._clues.language].search(before):
+        if ARTICLE[self._clues.language].search(before) or beside_a_thing(
+            self._clues, token.start, token.end
+        ):
             return False
-        return re.match(r"\s?\d", text[token.end : token.end + 2]) is None
-
-    def _beside_a_name(self, token: Token) -> bool:
-        """Anna and Rose: a given name that is no other word stands on the other side of an "and"."""
-        text, words = self._clues.text, self._words
-        beside = [
-            _AND_BEFORE.search(text, max(0, token.start - 30), token.start),
-            _AND_AFTER.match(text, token.end),
-        ]
-        names = [match[1].lower() for match in beside if match]
-        return any(words.is_given(name) and not words.is_ambiguous_name(name) for name in names)
+        return re.match(r"\.?\s?\d", text[token.end : token.end + 3]) is None
 
     def _initials(self, at: int, cue: bool) -> tuple[int, float]:
         """J. R. Smith: initials before a family name."""
@@ -294,14 +291,28 @@ class _People:
             if self._starts_another_name(at, token, at + size) or (size == 1 and self._is_home(at + 1)):
                 break
             if not token.initial and not particle and self._no_name(token.word):
-                if not self._is_surname(at, at + size, cued):
+                surname = self._is_surname(at, at + size, cued)
+                if not surname and not (cued and self._bridges(at + size)):
                     break
                 size += 1
-                break
+                if surname and not self._bridges(at + size - 1):
+                    break
+                continue
             size += 1
         while size > 1 and self._run[at + size - 1].initial:  # an initial ends no name
             size -= 1
         return size
+
+    def _bridges(self, at: int) -> bool:
+        """Wagner Horta Pires: a word that is no name stands between names."""
+        word = self._run[at].word
+        return (
+            at + 1 < len(self._run)
+            and self._clues.language != "de"
+            and self._words.is_family(self._run[at + 1].word)
+            and word not in NOT_NAMES
+            and self._words.common.get(word, 0.0) < 4.5
+        )
 
     def _starts_another_name(self, first: int, token: Token, at: int) -> bool:
         """Ana Ruiz y Luis Mora are two, Ortega y Gasset is one."""
@@ -312,14 +323,14 @@ class _People:
         """Ana de Belo Horizonte: after a given name and "de", where she is from, not what she is called."""
         words, run = self._words, self._run
         between = self._clues.lower[run[at - 1].end : run[at].start].strip()
-        if (
-            between not in ("de", "da", "do")
-            or run[at].word in words.family
-            or not words.is_given(run[at - 1].word)
-        ):
+        if between not in ("de", "da", "do") or not words.is_given(run[at - 1].word):
             return False
+        before = self._clues.lower[max(0, run[at - 1].start - 48) : run[at - 1].start]
+        if INTRODUCTION.search(before) is None and self._clues.language not in ("es", "pt"):
+            return False  # Anaïs de Brossard
         ends = [token.end for token in run[at : at + 3]]
-        return any(words.is_city(self._clues.lower[run[at].start : end]) for end in ends)
+        names = [self._clues.lower[run[at].start : end] for end in ends]
+        return any(words.is_city(name) and (name not in words.family) for name in names)
 
     def _is_surname(self, first: int, at: int, cued: bool) -> bool:
         """Whether a word on no list of names is one by its place: right after a name that means nothing else."""
@@ -332,6 +343,22 @@ class _People:
             else words.is_everyday(token.word)
         )
         between = self._clues.lower[before.end : token.start]
+        if self._called and at - first == 1 and self._clues.language != "de" and token.word not in NOT_NAMES:
+            return between.strip() not in ("y", "e")
+        if (
+            before.initial
+            and at - first == 2
+            and words.is_given(name.word)
+            and not words.is_everyday(token.word)
+        ):
+            return token.word not in NOT_NAMES and len(token.word) > 2  # Maria R. Mesquita
+        if at - first > 1 or cued:
+            inner = all(
+                t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at]
+            )
+            apart = between.strip() in ("y", "e") or NEXT_IS_NO_PERSON.match(self._clues.lower, before.end)
+            if (inner or at - first == 1) and not apart and may_go_on(self._clues, token.word):
+                return True
         return (
             at - first == 1
             and plain
@@ -367,7 +394,5 @@ class _People:
 
     def _goes_on_as_something_else(self, at: int) -> bool:
         """Nash equilibrium, Harvard University, Wagner Group, Ford Inc."""
-        text = self._clues.lower
         end = self._run[at - 1].end
-        following = text[end : end + 24]
-        return NEXT_IS_NO_PERSON.match(following) is not None
+        return NEXT_IS_NO_PERSON.match(self._clues.lower[end : end + 24]) is not None

@@ -21,7 +21,9 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.lexicon import lexicon
+from fledge.data.privacy.place_cues import FIELD, LAST, LIVES, LOCATIVE, PERSONAL, PREFIX, WEAK
 
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _WORD = re.compile(
@@ -30,69 +32,14 @@ _WORD = re.compile(
 _JOIN = re.compile(
     r"[ \u00a0](?:(?:am|an der|im|auf|bei|ob der|sur|sous|de la|de los|de las|de|del|do|da|dos|das|la|le|les|el|of|the|upon|on|under|e|y|d['’]) ?)?|(?<=St\.) "
 )
-_LOCATIVE = re.compile(
-    r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|aus|nach|bei|von|um|raum|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
+_IN = re.compile(
+    r"(?<![^\W_])(?:in|to|from|near|at|around|nach|aus|bei|ab|à|vers|en|em|hasta|desde|até) (?=(?P<town>[a-zà-öø-ÿ]{3,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4}))"
 )
-# Prepositions that are everyday words otherwise: not enough for an ambiguous name.
-_WEAK = re.compile(r"(?<![^\W_])(?:of|to|de|a|da|do|no|na|at|von|um|via|über|en|para|visit)\s$")
-_PERSONAL = re.compile(
-    r"(?<![^\W_])(?:(?:born|geboren|née?|nac\w+|nasc\w+)(?: [\w./,-]*\d[\w./,-]*| de| el| le| am| on| em| a| [^\W\d_]{3,9}){1,6} (?:in|à|en|em)|(?:live[sd]?|living|born|grew up|raised|based|resid(?:e|es|ed|ing)|stay(?:s|ed|ing)?|work(?:s|ed|ing)?|settled|house|home|apartment|flat|office|hotel|meeting|warehouse|branch|store|clinic|hospital|currently|wedding|conference|school|store|arrived|lives?|moved?|meeting) (?:here |down |up |over |back |out )?(?:in|at|near|outside|outside of)"
-    r"|(?:moved?|moving|relocat(?:e|ed|ing)|travel(?:l?ed|l?ing)?|trip|fly|flying|flight|flights|drive|driving|ship(?:ped|ping)?|deliver(?:ed|y)?|sent|send|train|bus|head(?:ed|ing)?|visit|commute|going|get|way|back|return(?:ed|ing)?) (?:it |this |them |me |us )?(?:to|from)|(?:i'm|i am|we are|we're|come|comes|came|is|are|hail|originally) from|hometown (?:of|is)|visit(?:ing|ed)?|city of|town of|village of"
-    r"|(?:wohn\w*|leb(?:e|t|en|te)|gebor\w*|aufgewachsen|arbeite\w*|wohnhaft|umzug|umgezogen|gezogen|zieh\w*|reise|fahr\w*|flug|verlegt|verzogen|sommer|winter|flieg\w*|zug|komm\w*|stamm\w*|büro|wohnung|filiale|haus|hotel|treffen)(?: \w+){0,2} (?:in|aus|nach|bei|von)"
-    r"|(?:habit\w*|vi[st]|vivons|vivez|née?|déménag\w*|emménag\w*|travaill\w*|résid\w*|install\w*|arriv\w*|voyage\w*|vol|train|aller|déplacé\w*|transféré\w*|réunion|distance y a-t-il|rends?|vais|retourn\w*|rendez-vous|grandi|bureau|hôtel|appartement|maison|située?)(?: \w+){0,2} (?:à|au|aux|en|pour|vers|dans|sur)|(?:viens|vient|venons|originaire|partir|arrive|déménagé|parti|part|menuisier|déménag\w*|emménag\w*|habitant|natif|native) (?:de|du)"
-    r"|(?:viv\w*|nac\w*|resid\w*|trabaj\w*|crec\w*|mud\w*|ubicad[oa]|alojad[oa]|oficina|casa|piso|apartamento|hotel|reunión|está|estoy|estamos|quedamos) (?:\w+ )?(?:en|a)|(?:viaj\w*|vuelo|voy|vamos|ir|mud[éo]\w*|traslad\w*|tren|llegar|llegué|regres\w*) (?:a|hacia|para)|(?:soy|somos|vengo|viene|es|vecin[oa]|natural|originari[oa]|mud\w*) de"
-    r"|(?:heirat\w*|marient?|casan?|casam?|casou|casó|married|marry|wedding|issued|expedid[oa]s?|emitid[oa]s?|délivrée?s?|ausgestellt)(?: am| on| le| el)?(?: [\d./-]{6,10})? (?:in|at|à|en|em|no|na)"
-    r"|(?:i'm|i am|this is|hi|hello|hallo|bonjour|salut|hola|buenas|olá|oi|boa tarde|bom dia|hier(?: ist)?|ich bin|ici|je suis|soy|sou (?:o|a)|sou|aqui é|aquí),? [^\W\d_]{2,20} (?:from|aus|de|do|da)"
-    r"|(?:mor\w*|viv\w*|nasc\w*|trabalh\w*|resid\w*|cresc\w*|fic\w*|localizad[oa]|escritório|casa|apartamento|hotel|reunião|estou|estamos) (?:\w+ )?(?:em|no|na)|(?:viaj\w*|voo|vou|vamos|ir|mud\w*|transferi\w*|comboio|trem|chegar|regress\w*|volt\w*) (?:para|a|ao|até)|(?:sou|somos|venho|vem|é|natural|mud\w*) (?:de|do|da))\s$"
-)
-_LIVES = re.compile(
-    r"(?<![^\W_])(?i:i (?:\w+ )?(?:live|work|grew up|was born|am based) in|i(?:['’]| a)?m from|i come from|(?:living|based|born|moved|moving) (?:in|to)|(?:wohne|lebe|arbeite)(?: \w+)? in|(?:komme|bin) aus|geboren in"
-    r"|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
-    r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
+_ENDED = re.compile(
+    r"\s*(?:[,.!?;:)\n]|$|(?:and|und|et|y|e|but|now|since|for|on|at|with|next|this|tomorrow|today|still|steht|am|um|mit|noch|oder|pour|avec|le|ce|cette|demain|con|para|el|este|esta|mañana|com|no|amanhã|tá|às?)\b)"
 )
 _GERMAN_JOIN = re.compile(r" (?:am|an der|im|in der|vor der|ob der|auf der) ")
 _PAIR = re.compile(r" (?:to|and|nach|und|bis|à|et|a|y|hasta|e|até|para|or|oder|ou|o) ")  # from X to Y
-_FIELD = re.compile(
-    r"(?<![^\W_])(?:city|town|location|place of birth|birthplace|residence|hometown|destination|delivery to|ort|wohnort|stadt|geburtsort|ville|lieu(?: de naissance)?|commune|ciudad|localidad|lugar(?: de nacimiento)?|municipio|cidade|localidade|município|naturalidade|local de nascimento|state|county|bundesland|provincia|estado|país|country|land|pays)\s?[:=]\s*$"
-)
-_PREFIX = frozenset(
-    [
-        "north",
-        "south",
-        "east",
-        "west",
-        "new",
-        "lake",
-        "port",
-        "fort",
-        "mount",
-        "saint",
-        "st.",
-        "san",
-        "santa",
-        "são",
-        "sankt",
-        "bad",
-        "los",
-        "las",
-        "el",
-        "la",
-        "puerto",
-        "villa",
-        "nueva",
-        "nuevo",
-        "upper",
-        "lower",
-        "great",
-        "little",
-        "el",
-        "vieja",
-        "viejo",
-        "general",
-        "norte",
-        "sur",
-    ]
-)
 _ENDING = re.compile(
     r".{3,}(?:ton|town|ville|burg|burgh|bury|borough|ford|furt|shire|chester|mouth|port|haven|view|side|stad|land|fort|berg|heim|hausen|dorf|stedt|stadt|kirchen|ingen|brück|wick|field|boro|ham|chaven|bourg|court|polis|stad)"
 )
@@ -119,16 +66,18 @@ _TOWN_AFTER_CODE = re.compile(
 def find_places(clues: Clues) -> Iterator[Finding]:
     """Towns, regions, postal codes."""
     yield from _lower_case(clues)
+    yield from _lower_towns(clues)
     if not clues.capitals:
         return
     yield from _towns(clues)
+    yield from find_in_fields(clues, (e.LOCATION, e.STREET_ADDRESS))
     if clues.digits:
         yield from _postcodes(clues)
 
 
 def _lower_case(clues: Clues) -> Iterator[Finding]:
     """ "i live in santa fe": the longest city in lower case after words that say where somebody lives."""
-    for match in _LIVES.finditer(clues.text):
+    for match in LIVES.finditer(clues.text):
         start = match.start("town")
         end = _longest_city(clues, start, match.end())
         if end is None or is_fictional_word(match["town"].split()[0].lower()):
@@ -145,12 +94,31 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
             yield Finding(start, end, e.LOCATION, 0.65)
 
 
+def _lower_towns(clues: Clues) -> Iterator[Finding]:
+    """ "see you saturday in kassel?": a city in lower case that is no word, after "in" and at a sentence's end."""
+    lists = lexicon()
+    for match in _IN.finditer(clues.text):
+        end = match.end("town")
+        while end > match.start("town"):
+            name = clues.text[match.start("town") : end]
+            if lists.is_city(name) and (
+                (lists.is_known_city(name) and len(name) > 4) or _ENDED.match(clues.text, end)
+            ):
+                sure = lists.is_known_city(name) or " " in name or lists.common.get(name, 0.0) < 3.2
+                if sure and name not in COMMON_PLACES and not lists.is_given(name) and name not in NOT_NAMES:
+                    yield Finding(match.start("town"), end, e.LOCATION, 0.6)
+                break
+            end = clues.text.rfind(" ", match.start("town"), end)
+
+
 def _towns(clues: Clues) -> Iterator[Finding]:
     words = list(_WORD.finditer(clues.text))
     at, last = 0, None  # last: end of the place before
     while at < len(words):
         paired = last is not None and _PAIR.fullmatch(clues.lower, last, words[at].start()) is not None
         size, score = _town_at(clues, words, at, paired)
+        if size and score <= 0.7 and at and _after_unknown(clues, words[at - 1], words[at]):
+            size = 0  # Jacquelyne Hinckley
         if size:
             start, end = words[at].start(), words[at + size - 1].end()
             region = _region_after(clues, end)
@@ -165,6 +133,22 @@ def _towns(clues: Clues) -> Iterator[Finding]:
         at += size or 1
 
 
+def _after_unknown(clues: Clues, before: re.Match[str], town: re.Match[str]) -> bool:
+    """Whether a capitalised word that is in no list stands right before."""
+    lists = lexicon()
+    word = before[0].lower()
+    return (
+        town.start() - before.end() == 1
+        and clues.text[before.end()] == " "
+        and len(word) > 3
+        and word not in lists.common
+        and word not in PREFIX
+        and not lists.is_city(word)
+        and word not in lists.regions
+        and not is_fictional_word(word)
+    )
+
+
 class _Before:
     """What the words before a capitalised one say; looked at only for words that may be a place, which few are."""
 
@@ -172,15 +156,22 @@ class _Before:
         self.text, self._paired = text, paired
 
     @cached_property
+    def preposition(self) -> bool:
+        """The word before is one with which the patterns end: a cheap look that spares them most words."""
+        return self.text[-1:].isspace() and self.text.rstrip().rpartition(" ")[2].lstrip("(\"'«„") in LAST
+
+    @cached_property
     def personal(self) -> bool:
         """Somebody lives, works or goes there, or a field is filled in."""
         text = self.text
-        return self._paired or _PERSONAL.search(text) is not None or _FIELD.search(text) is not None
+        if self._paired or (self.preposition and PERSONAL.search(text) is not None):
+            return True
+        return text.rstrip()[-1:] in (":", "=") and FIELD.search(text) is not None
 
     @cached_property
     def locative(self) -> bool:
         """That, or a preposition of place."""
-        return self.personal or _LOCATIVE.search(self.text) is not None
+        return self.personal or (self.preposition and LOCATIVE.search(self.text) is not None)
 
 
 def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) -> tuple[int, float]:
@@ -188,7 +179,11 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     lists = lexicon()
     first = words[at][0].lower()
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
-    if is_fictional_word(first) or (abbreviation and first not in lists.regions):
+    if (
+        is_fictional_word(first)
+        or first in ("mai", "may", "juin", "juni", "juli")
+        or (abbreviation and first not in lists.regions)
+    ):
         return 0, 0.0
     before = _Before(clues.lower[max(0, words[at].start() - 60) : words[at].start()], paired)
     longest = _run_length(clues.text, words, at)
@@ -212,7 +207,7 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
             if (
                 before.personal
                 or _region_after(clues, end)
-                or (before.locative and not _WEAK.search(before.text) and first not in NOT_NAMES)
+                or (before.locative and not WEAK.search(before.text) and first not in NOT_NAMES)
             ):
                 return size, 0.65
     if first in NOT_NAMES or first in HONORIFICS:
@@ -220,7 +215,7 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     if longest > 1 and first in ("de", "le", "la", "les", "da", "do", "dos") and before.personal:
         return longest, 0.65
     if (
-        first in _PREFIX
+        first in PREFIX
         and longest > 1
         and (before.locative or _region_after(clues, words[at + longest - 1].end()))
     ):
@@ -229,7 +224,9 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     if _region_after(clues, end) and not lists.is_word(first):
         return longest, 0.6
     name = clues.lower[words[at].start() : end]
-    if name in lists.regions or lists.is_word(first):
+    rare = clues.language != "de" and longest <= 2 and lists.common.get(first, 0.0) < 4.0
+    rare = rare and not before.text.endswith((" ao ", " aos ", " al ", " au ", " aux "))
+    if name in lists.regions or (lists.is_word(first) and not (rare and before.personal)):
         return 0, 0.0
     if longest <= 4 and not lists.is_given(first) and before.personal:
         return longest, 0.65
@@ -281,15 +278,21 @@ def _run_length(text: str, words: list[re.Match[str]], at: int) -> int:
 def _name_goes_on(word: str) -> bool:
     """Whether a single word after a city makes it somebody's name or a firm's: "Paris Hilton", "Lima Ltd"."""
     lists = lexicon()
-    return lists.is_family(word) or word in (
-        "inc",
-        "ltd",
-        "gmbh",
-        "group",
-        "llc",
-        "saint-germain",
-        "agreement",
-        "club",
+    unlisted = len(word) > 3 and word not in lists.common and not lists.is_city(word)
+    return (
+        lists.is_family(word)
+        or unlisted
+        or word
+        in (
+            "inc",
+            "ltd",
+            "gmbh",
+            "group",
+            "llc",
+            "saint-germain",
+            "agreement",
+            "club",
+        )
     )
 
 
@@ -330,7 +333,7 @@ def _longest_city(clues: Clues, start: int, end: int) -> int | None:
     lists = lexicon()
     while end > start:
         name = clues.lower[start:end]
-        if lists.is_city(name) and name not in lists.given:
+        if lists.is_city(name) and (name not in lists.given or lists.cities[name] >= 100_000):
             return end
         end = max(clues.text.rfind(" ", start, end), clues.text.rfind("-", start, end))
     return None

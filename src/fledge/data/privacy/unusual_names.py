@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
-from fledge.data.privacy.cues import FIELD, LOWER_INTRODUCTION, NOT_NAMES, WEAK_INTRODUCTION
+from fledge.data.privacy.cues import FIELD, LOWER_INTRODUCTION, NOT_NAMES, ROLE, WEAK_INTRODUCTION
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
@@ -23,8 +23,13 @@ _LOWER_WORD = re.compile(r"(?<![^\s(,;:\"'>])[a-zà-öø-ÿ]{3,20}(?:-[a-zà-ö�
 _UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _CAPITAL = rf"[{_UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
 _FAMILY_FIRST = re.compile(
-    rf"(?:(?<![\w@.] )|(?<=\bpt )|(?<=atient )|(?<=anager )|(?<=loyee )|(?<=ustomer )|(?<=lient )|(?<=udent ))(?<![\w@.-])(?P<family>(?:(?:van|von|de|da|O['’]) ?)?{_CAPITAL}(?: {_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:[;,.()|\n\t\"<]|$))"
+    rf"(?<![\w@.-])(?P<family>(?:(?:van der|van|von|de la|de|da|dos|O['’]) ?)?{_CAPITAL}(?:[ -]{_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:\.(?!\s?\d)|[;,()|\n\t\"<]|$))"
 )
+_PATIENT = re.compile(r"(?<!\w)(?:pte?|pat|pac|kd|mr|mrs)\.? $")
+_ROLE_FIRST = re.compile(
+    r"(?:pte?|pat|pac|patient(?:in|e)?|paciente|client[ea]?|utente|eleve|élève|schüler(?:in)?|frau|herr|student(?:in)?|alumn[oa]|alun[oa]) "
+)
+_LISTED = re.compile(r"(?:[;|(:]|\n[-*\d. ]{0,4})\s*$")  # begins a field, or is one of several
 _MENTION = re.compile(rf"(?<![^\s(,])@(?P<name>{_CAPITAL})(?=[\s,:!?]|$)")
 
 
@@ -61,6 +66,8 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
 def _lower_pairs(clues: Clues) -> Iterator[Finding]:
     """A given name and a family name in lower case, neither of them a frequent word: "log in as martha burch"."""
     words = lexicon()
+    if words.lower_given.isdisjoint(clues.lower_words):
+        return
     before = None  # the word before, if it could be a given name
     for match in _LOWER_WORD.finditer(clues.text):
         word = match[0]
@@ -79,22 +86,56 @@ def _lower_pairs(clues: Clues) -> Iterator[Finding]:
 
 
 def _family_first(clues: Clues) -> Iterator[Finding]:
+    if ", " not in clues.text:
+        return
     words = lexicon()
     for match in _FAMILY_FIRST.finditer(clues.text):
         given, family = match["given"].lower(), match["family"].lower()
         last = family.split()[-1]
-        if not words.is_given(given) or words.is_ambiguous_name(given) or last in NOT_NAMES:
+        rare = given in words.rare_given and words.common.get(given, 0.0) < _RARE
+        before, cued, start = _before_family(clues, match.start(), family)
+        unknown = given not in words.common and (
+            (words.is_family(last) and words.common.get(last, 0.0) < 4.3)
+            or last.startswith(("mc", "mac", "o'", "o’"))
+        )
+        unknown = unknown or (cued and words.common.get(given, 0.0) < _RARE)
+        if not (words.is_given(given) or rare or unknown) or given in NOT_NAMES or last in NOT_NAMES:
             continue
+        listed = not before or _LISTED.search(before) is not None
         if (
-            words.is_known_city(family)
-            or family in words.regions
-            or words.is_given(last)
-            or is_fictional_word(last)
+            before[-1:] == " "
+            and not (cued or listed)
+            and (before[-2:-1].isalnum() or words.is_known_city(family))
         ):
             continue
-        field = FIELD.search(clues.lower[max(0, match.start() - 40) : match.start()]) is not None
-        if field or words.is_family(last) or words.common.get(last, 0.0) < _RARE:
-            yield Finding(match.start(), match.end("given"), e.PERSON, 0.75)
+        if is_fictional_word(last) or family in words.regions or (given in words.regions and not cued):
+            continue
+        if " " in family and words.is_given(family.split()[0]) and not words.is_given(given):
+            continue  # Isabella Brandtner, Bahnhofstr. 80
+        plain = not words.is_ambiguous_name(given)
+        place = words.is_known_city(family) or words.is_known_city(given)
+        if not cued and (
+            not (plain or (listed and words.is_family(last) and not words.is_ambiguous_name(last)))
+        ):
+            continue
+        if not cued and ((place and not listed) or words.is_plain_given(last, 9.0)):
+            continue
+        if (
+            cued
+            or words.is_family(last)
+            or words.common.get(last, 0.0) < _RARE
+            or (listed and place and plain)
+        ):
+            yield Finding(start, match.end("given"), e.PERSON, 0.92 if cued else 0.75)
+
+
+def _before_family(clues: Clues, start: int, family: str) -> tuple[str, bool, int]:
+    """What precedes a family name, whether that announces one, and where the name begins: after "Pt" or "Patient"."""
+    role = _ROLE_FIRST.match(family)
+    if role:
+        start += role.end()
+    before = clues.lower[max(0, start - 40) : start]
+    return before, any(cue.search(before) for cue in (ROLE, FIELD, _PATIENT)), start
 
 
 def _mentioned(clues: Clues) -> Iterator[Finding]:

@@ -1,0 +1,205 @@
+"""What a round does with its draft trees between the forwards, in C++: for batches on a CPU (`native/tree.h`).
+
+At batch 1 such a step is arithmetic on a dozen numbers, and a torch operation takes longer than all of it. Each
+function here equals the torch code of the one that calls it, bit for bit; B requests, N nodes, C candidates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from ctypes import c_int64, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fledge.draft.tree import DraftTree
+from fledge.native import unavailable_reason
+from fledge.native.build import library
+
+_INT64, _FLOAT = torch.int64, torch.float32
+
+
+class PathRows(NamedTuple):
+    """The S rows on the accepted paths of B requests, end to end."""
+
+    row_start: Tensor  # [B + 1] int32
+    last: Tensor  # [B] int64, each request's last
+    positions: Tensor  # [S] int32
+    tokens: Tensor  # [S] int32, what follows each
+    source: Tensor  # [S] int64, which of the verified rows it was
+    old_slot: Tensor  # [S] int64, where its KV was written,
+    new_slot: Tensor  # [S] int64, and where it belongs now
+
+
+def runs_here(tensor: Tensor) -> bool:
+    """Whether this tensor's batch can be worked on natively."""
+    return tensor.is_cpu and _available()
+
+
+def accept(
+    tree: DraftTree, chosen: Tensor, width: int, speculates: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `round.accept`: how many each request emits [B], the path and what its nodes chose [B, width]."""
+    requests, nodes = chosen.shape
+    emits = torch.empty(requests, dtype=_INT64)
+    path, emitted = torch.empty(requests, width, dtype=_INT64), torch.empty(requests, width, dtype=_INT64)
+    inputs = (tree.token_ids, tree.parents, tree.depths, chosen, speculates)
+    _call("fledge_accept", (*inputs, emits, path, emitted), requests, nodes, width)
+    return emits, path, emitted
+
+
+def select(
+    token_ids: Tensor,
+    scores: Tensor,
+    depths: Tensor,
+    expanded: Tensor,
+    own: Tensor | None,
+    counts: Tensor | None,
+    *,
+    topk: int,
+    nodes: int,
+) -> DraftTree:
+    """See `TreeGrowth.select`: token_ids [B, 1 + C], scores [B, C], depths [1 + C], expanded [B, E].
+
+    `own` [B, M] are the parents of the last M candidates; the others are `topk` to each of those expanded.
+    """
+    requests, candidates = scores.shape
+    tree = DraftTree(*(torch.empty(requests, nodes, dtype=kind) for kind in (*[_INT64] * 4, _FLOAT)))
+    _call(
+        "fledge_select",
+        (token_ids, scores, depths, expanded, own, counts, *tree),
+        requests,
+        candidates,
+        expanded.shape[1],
+        0 if own is None else own.shape[1],
+        topk,
+        nodes,
+    )
+    return tree
+
+
+def verify_rows(tree: DraftTree, length: Tensor, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """See `round.verify_rows`: tokens [R] int32, positions [R] int32, masks [R] int64."""
+    requests, nodes = tree.token_ids.shape
+    rows = requests * nodes if picked is None else len(picked)
+    tokens, positions = torch.empty(rows, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
+    masks = torch.empty(rows, dtype=_INT64)
+    inputs = (tree.token_ids, tree.depths, tree.window_mask, length, picked)
+    _call("fledge_verify_rows", (*inputs, tokens, positions, masks), rows, nodes)
+    return tokens, positions, masks
+
+
+def path_rows(
+    accepted: tuple[Tensor, Tensor, Tensor],
+    length: Tensor,
+    first_row: Tensor,
+    page_table: Tensor,
+    page_size: int,
+) -> PathRows:
+    """See `round.path_rows`: `accepted` as `accept` returns it."""
+    emits, path = accepted[0], accepted[1]
+    requests, width = path.shape
+    rows = sum(emits.tolist())
+    found = PathRows(
+        row_start=torch.empty(requests + 1, dtype=torch.int32),
+        last=torch.empty(requests, dtype=_INT64),
+        positions=torch.empty(rows, dtype=torch.int32),
+        tokens=torch.empty(rows, dtype=torch.int32),
+        source=torch.empty(rows, dtype=_INT64),
+        old_slot=torch.empty(rows, dtype=_INT64),
+        new_slot=torch.empty(rows, dtype=_INT64),
+    )
+    inputs = (*accepted, length, first_row, page_table)
+    _call("fledge_path_rows", (*inputs, *found), requests, width, page_table.shape[1], page_size)
+    return found
+
+
+def advance(emits: Tensor, tokens: Tensor, length: Tensor, bonus: Tensor, history: Tensor) -> None:
+    """See `RunningBatch.advance`; what is carried is written to."""
+    _call("fledge_advance", (emits, tokens, length, bonus, history), *tokens.shape, history.shape[1])
+
+
+def find_repeats(
+    history: Tensor, last: Tensor, longest: int, count: int, log_rates: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `lookup.find`: the proposed tokens [B, count], their log probabilities, the lengths of the matches [B]."""
+    requests, known = history.shape
+    matched, tokens = torch.empty(requests, dtype=_INT64), torch.empty(requests, count, dtype=_INT64)
+    log_probs = torch.empty(requests, count, dtype=_FLOAT)
+    outputs = (matched, tokens, log_probs)
+    _call("fledge_find_repeats", (history, last, log_rates, *outputs), requests, known, longest, count)
+    return tokens, log_probs, matched
+
+
+class Followed(NamedTuple):
+    """Each request's proposal, M tokens, and how far its tree goes together with it; `raised` moves that on."""
+
+    token_ids: Tensor  # [B, M] int64
+    log_probs: Tensor  # [B, M] float32
+    agreed: Tensor  # [B] int64: k, tokens the head proposed as well,
+    number: Tensor  # [B] int64: the last of them as a candidate's number; the root,
+    score: Tensor  # [B] float32, and its cumulative log probability
+
+
+def raised(
+    followed: Followed,
+    level: int,
+    tokens: Tensor,
+    scores: Tensor,
+    parents: Tensor | None,
+    first: int,
+    log_rest: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """See `Follower.raised`; `log_rest` is asked for all requests and both opinions at once."""
+    requests, candidates = scores.shape
+    topk = candidates if parents is None else candidates // parents.shape[1]
+    place, opinions = torch.empty(requests, dtype=_INT64), torch.empty(2, requests, dtype=_FLOAT)
+    proposed, rates, agreed, number, score = followed
+    sizes = (requests, candidates, topk)
+    inputs = (tokens, scores, parents, proposed, rates, number, score)
+    _call("fledge_follow", (*inputs, place, opinions), *sizes, proposed.shape[1], level)
+    found = torch.empty(requests, candidates, dtype=_FLOAT)
+    inputs = (tokens, scores, parents, place, opinions, log_rest(opinions), agreed)
+    _call("fledge_raise", (*inputs, number, score, found), *sizes, level, first)
+    return found
+
+
+def open_mass(followed: Followed | None, level: int, frontier: Tensor) -> Tensor:
+    """See `TreeGrowth.open_mass`, within rounding: [B] of the scores [B, K] of a level's frontier."""
+    rates, agreed, score = (None, None, None) if followed is None else (followed[1], followed[2], followed[4])
+    mass = torch.empty(len(frontier), dtype=_FLOAT)
+    count = 0 if rates is None else rates.shape[1]
+    _call("fledge_open_mass", (frontier, rates, agreed, score, mass), *frontier.shape, count, level)
+    return mass
+
+
+def slots(followed: Followed, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `Follower.slots`."""
+    requests, count = followed.token_ids.shape
+    tokens, parents = (torch.empty(requests, count, dtype=_INT64) for _ in range(2))
+    scores = torch.empty(requests, count, dtype=_FLOAT)
+    _call("fledge_fill_slots", (*followed, tokens, scores, parents), requests, count, candidates)
+    return tokens, scores, parents
+
+
+@functools.cache
+def _available() -> bool:
+    return not unavailable_reason()
+
+
+def _call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
+    """Call a kernel that takes pointers, then sizes. What it writes to is contiguous."""
+    held = [None if t is None else t.contiguous() for t in tensors]
+    pointers = [None if t is None else t.data_ptr() for t in held]
+    _kernel(name, len(pointers), len(sizes))(*pointers, *sizes)
+
+
+@functools.cache
+def _kernel(name: str, pointers: int, sizes: int) -> Callable[..., None]:
+    found = getattr(library(), name)
+    found.argtypes = [c_void_p] * pointers + [c_int64] * sizes
+    found.restype = None
+    kernel: Callable[..., None] = found
+    return kernel

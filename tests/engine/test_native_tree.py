@@ -1,0 +1,175 @@
+"""What a round does with its trees natively is what torch alone does, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fledge.draft.tree import DraftTree
+from fledge.engine import native_tree
+from fledge.engine.carried import CarriedSizes, RunningBatch
+from fledge.engine.forwards import Models
+from fledge.engine.growth import TreeGrowth
+from fledge.engine.layout import Layouts, TreeShape
+from fledge.engine.lookup import Proposal
+from fledge.engine.round import (
+    Round,
+    accept,
+    accept_plainly,
+    path_rows,
+    path_rows_plainly,
+    verify_rows,
+    verify_rows_plainly,
+)
+from fledge.native import unavailable_reason
+
+LAYOUTS = Layouts(torch.device("cpu"))
+SHAPES = [
+    TreeShape(1, 1, 2),
+    TreeShape(1, 8, 20, lookup=15),
+    TreeShape(3, 3, 12, lookup=3),
+    TreeShape(4, 1, 5),
+    TreeShape(4, 16, 64),
+    TreeShape(8, 8, 64, lookup=15),
+]
+seeds = st.integers(0, 10**9)
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason="the kernels can't run here")
+
+
+def proposal(rng: random.Random, requests: int, count: int) -> Proposal:
+    """Of tokens 0 .. 9; some requests have none."""
+    tokens = torch.tensor([[rng.randrange(10) for _ in range(count)] for _ in range(requests)])
+    none = torch.tensor([rng.random() < 0.3 for _ in range(requests)])[:, None]
+    log_probs = torch.tensor([[rng.random() for _ in range(count)] for _ in range(requests)]).log()
+    return Proposal(
+        tokens.masked_fill(none, -1), log_probs.masked_fill(none, -torch.inf), 3 * (~none[:, 0]).long()
+    )
+
+
+def grown(rng: random.Random, shape: TreeShape, requests: int, *, ties: bool) -> TreeGrowth:
+    """Trees of a head that proposes at random."""
+
+    def level(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.tensor([rng.sample(range(20), shape.topk) for _ in range(rows)])
+        scores = torch.tensor([[rng.expovariate(1) for _ in range(shape.topk)] for _ in range(rows)])
+        return tokens, -(scores.round() if ties else scores).sort(1).values
+
+    copied = proposal(rng, requests, shape.lookup) if shape.lookup else None
+    root = torch.tensor([[rng.randrange(20)] for _ in range(requests)])
+    growth = TreeGrowth(shape, LAYOUTS.tree(requests, shape), root, *level(requests), copied)
+    for _ in range(rng.randrange(shape.depth)):
+        growth.expand(*level(requests * shape.topk))
+    return growth
+
+
+def plainly(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(native_tree, "runs_here", lambda tensor: False)
+
+
+def same(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+    same_values(ours, theirs)
+
+
+def same_values(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
+    assert [a.tolist() for a in ours] == [b.tolist() for b in theirs]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, requests=st.integers(1, 5), ties=st.booleans())
+def test_grown_trees_are_the_same(shape: TreeShape, seed: int, requests: int, ties: bool) -> None:
+    ours = grown(random.Random(seed), shape, requests, ties=ties)
+    scores, depths = ours.candidates()
+    tree, mass = ours.select(min(shape.nodes, len(depths) + 1)), ours.open_mass
+    with pytest.MonkeyPatch.context() as patch:
+        plainly(patch)
+        theirs = grown(random.Random(seed), shape, requests, ties=ties)
+        same(ours.levels, theirs.levels)
+        same((scores, depths), theirs.candidates())
+        same(tree, theirs.select(tree.token_ids.shape[1]))
+        torch.testing.assert_close(mass, theirs.open_mass, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, requests=st.integers(1, 5), apart=st.booleans(), some=st.booleans())
+def test_accepted_paths_are_the_same(
+    shape: TreeShape, seed: int, requests: int, apart: bool, some: bool
+) -> None:
+    rng = random.Random(seed)
+    growth = grown(rng, shape, requests, ties=False)
+    most = min(shape.nodes, 1 + growth.candidates()[0].shape[1])
+    counts = [rng.randrange(most) for _ in range(requests)]
+    nodes = 1 + max(counts) if apart else rng.randrange(1, most + 1)
+    wanted = torch.tensor(counts) if apart else None
+    tree = growth.select(nodes, wanted)
+    same(tree, growth.select_plainly(nodes, wanted))
+    layout = LAYOUTS.verify(requests, nodes, shape.cut(len(growth.levels), nodes).reach)
+    length = torch.tensor([rng.randrange(99) for _ in range(requests)], dtype=torch.int32)
+    picked = torch.tensor(sorted(rng.sample(range(requests * nodes), rng.randrange(1, requests * nodes + 1))))
+    for which in (None, picked):
+        same_values(verify_rows(tree, length, which), verify_rows_plainly(tree, length, which))
+    chosen = likely(rng, tree)
+    speculates = torch.tensor([rng.random() < 0.8 for _ in range(requests)]) if some else None
+    accepted = accept(tree, chosen, layout, speculates)
+    same(accepted, accept_plainly(tree, chosen, layout, speculates))
+    assert int(accepted.path.max()) < nodes
+
+    batch = running(rng, requests)
+    this = Round(MODELS, batch, batch.view(), shape, layout, layout.node_rows, None)
+    same(path_rows(this, accepted), path_rows_plainly(this, accepted))
+    before = [tensor.clone() for tensor in batch.view()]
+    batch.advance(accepted.emits, accepted.emitted)
+    after = [tensor.clone() for tensor in batch.view()]
+    with pytest.MonkeyPatch.context() as patch:
+        plainly(patch)
+        for tensor, old in zip(batch.view(), before, strict=True):
+            tensor.copy_(old)
+        batch.advance(accepted.emits, accepted.emitted)
+    same(after, batch.view())
+
+
+class _Decoder:
+    page_size = 16
+
+
+MODELS = cast(Models, SimpleNamespace(decoder=_Decoder()))
+
+
+def running(rng: random.Random, requests: int) -> RunningBatch:
+    """Requests somewhere in their answers, some of them near the end of what lookup can see."""
+    sizes = CarriedSizes(6, 10, 1, 4, 4, 20, torch.float32, pending=4, history=rng.choice([0, 100]))
+    batch = RunningBatch(sizes, _Decoder.page_size, torch.device("cpu"))
+    batch.size = requests
+    now = batch.view()
+    for row in range(requests):
+        now.length[row] = rng.randrange(95)
+        now.page_table[row] = torch.tensor(rng.sample(range(99), 10))
+    now.history.random_(20, generator=torch.Generator().manual_seed(rng.randrange(99)))
+    return batch
+
+
+def likely(rng: random.Random, tree: DraftTree) -> torch.Tensor:
+    """What the nodes choose: mostly the token of one of their children."""
+    chosen = torch.randint(
+        20, tree.token_ids.shape, generator=torch.Generator().manual_seed(rng.randrange(99))
+    )
+    for row, (tokens, parents) in enumerate(zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)):
+        for node, parent in list(enumerate(parents))[1:]:
+            if tokens[node] >= 0 and rng.random() < 0.6:
+                chosen[row, parent] = tokens[node]
+    return chosen
+
+
+def test_it_is_used_here() -> None:
+    assert native_tree.runs_here(torch.zeros(1))
