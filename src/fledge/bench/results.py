@@ -69,7 +69,6 @@ class LevelRow(BaseModel):
     p95_tpot_ms: float
     median_ttft_ms: float
     tau: float
-    phases_plain_ms: dict[str, float] = {}  # the same of plain decode
     shapes: dict[str, int] = {}  # rounds of each tree shape
 
 
