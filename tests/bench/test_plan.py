@@ -140,8 +140,8 @@ def test_single_forwards_add_up_to_the_round() -> None:
     copied = 1.13 * 11.2 + 0.6  # no draft step, no extend, and a verify all the same
     assert round_ms(costs, TreeShape(4, 4, 16), host) == pytest.approx(drafted)
     assert round_ms(costs, TreeShape(0, 1, 8, 7), host) == pytest.approx(copied)
-    assert round_ms(costs, PLAIN, host) == pytest.approx(11.3)
-    speedup = 128 * 11.3 / (40 * drafted + 20 * copied + 4 * 11.3)
+    assert round_ms(costs, PLAIN, host) == pytest.approx(11.8)  # the host of an engine that speculates
+    speedup = 128 * 11.3 / (40 * drafted + 20 * copied + 4 * 11.8)
     assert predict_from_costs(result, "trained") == pytest.approx(speedup)
     row = check_rows(result, shape_of(SMOLLM2), 8192)[0]
     assert row[0] == "trained"

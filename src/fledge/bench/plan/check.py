@@ -52,20 +52,27 @@ def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_v
     costs, host, rows = _known(bench, head)
     small = HeadShape.of(model, draft_vocab)
     device = calibrated(costs, model, small, host)
-    return _median_speedup(rows, lambda tree: round_seconds(model, small, device, 1, tree, costs.context))
+    plain = round_seconds(model, small, device, 1, PLAIN, costs.context)
+
+    def seconds(tree: TreeShape) -> float:
+        if tree == PLAIN:  # in an engine that speculates
+            return plain - device.host + device.host_round
+        return round_seconds(model, small, device, 1, tree, costs.context)
+
+    return _median_speedup(rows, seconds, plain)
 
 
 def predict_from_costs(bench: BenchResult, head: str) -> float:
     """From the forwards as they were timed."""
     costs, host, rows = _known(bench, head)
-    return _median_speedup(rows, lambda tree: round_ms(costs, tree, host))
+    return _median_speedup(rows, lambda tree: round_ms(costs, tree, host), costs.plain_step_ms + host.step)
 
 
 class HostTimes(NamedTuple):
     """Milliseconds that no forward fills."""
 
     step: float  # of plain decode
-    round: float
+    round: float  # of an engine that speculates, whatever the round
 
 
 def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
@@ -100,11 +107,9 @@ def calibrated(costs: Costs, model: ModelShape, head: HeadShape, host: HostTimes
 
 
 def round_ms(costs: Costs, tree: TreeShape, host: HostTimes) -> float:
-    """A round of one request, from single forwards."""
+    """A round of one request in an engine that speculates, from single forwards."""
     verify = verify_cost(costs, tree.nodes) * costs.plain_step_ms
-    if tree == PLAIN:
-        return verify + host.step
-    if not tree.depth:  # nothing but copies
+    if not tree.depth:  # plain, or nothing but copies
         return verify + host.round
     draft, extend = costs.draft_step_ms or 0.0, costs.extend_ms or 0.0
     return (tree.depth - 1) * draft + verify + extend + host.round
@@ -119,9 +124,8 @@ def verify_cost(costs: Costs, rows: int) -> float:
     return points[-1][1] * rows / points[-1][0]
 
 
-def _median_speedup(rows: Sequence[AnswerRow], cost: Callable[[TreeShape], float]) -> float:
-    """Of answers whose rounds cost `cost`."""
-    plain = cost(PLAIN)
+def _median_speedup(rows: Sequence[AnswerRow], cost: Callable[[TreeShape], float], plain: float) -> float:
+    """Of answers whose rounds cost `cost`, over steps of plain decode that cost `plain`."""
     return median(
         plain
         * row.round_tokens
