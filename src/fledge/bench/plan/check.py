@@ -51,15 +51,12 @@ def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_v
     """By the roofline."""
     costs, host, rows = _known(bench, head)
     small = HeadShape.of(model, draft_vocab)
-    device = calibrated(costs, model, small, host)
-    plain = round_seconds(model, small, device, 1, PLAIN, costs.context)
-
-    def seconds(tree: TreeShape) -> float:
-        if tree == PLAIN:  # in an engine that speculates
-            return plain - device.host + device.host_round
-        return round_seconds(model, small, device, 1, tree, costs.context)
-
-    return _median_speedup(rows, seconds, plain)
+    device = calibrated(costs, model, small)
+    speculating = replace(device, host=host.round / 1e3)
+    plain = round_seconds(model, small, replace(device, host=host.step / 1e3), 1, PLAIN, costs.context)
+    return _median_speedup(
+        rows, lambda tree: round_seconds(model, small, speculating, 1, tree, costs.context), plain
+    )
 
 
 def predict_from_costs(bench: BenchResult, head: str) -> float:
@@ -76,20 +73,30 @@ class HostTimes(NamedTuple):
 
 
 def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
-    """What the engine's clock counted, per step of plain decode and per round, besides forwards."""
+    """What the engine's clock counted, per step of plain decode and per round, besides forwards.
+
+    Of a round that is what drafting and extend took beyond their forwards, too, and with it what a head that fell
+    behind in plain rounds caught up with.
+    """
     steps = sum(max(row.tokens - 1, 1) for row in rows)
+    used = [(read_shape_name(name), count) for row in rows for name, count in row.shapes.items()]
+    forwards = {
+        "draft": sum(count * max(tree.depth - 1, 0) for tree, count in used) * (costs.draft_step_ms or 0.0),
+        "extend": sum(count for tree, count in used if tree.depth) * (costs.extend_ms or 0.0),
+    }
+    besides = _phase_ms(rows, "host") + _phase_ms(rows, "accept")
+    besides += sum(max(_phase_ms(rows, phase) - spent, 0.0) for phase, spent in forwards.items())
     plain = sum(row.phases_plain_ms.get("host", 0.0) for row in rows) / steps
-    spent = {name: sum(row.phases_ms.get(name, 0.0) for row in rows) for name in ("host", "accept", "draft")}
-    drafts = sum(
-        count * max(read_shape_name(name).depth - 1, 0) for row in rows for name, count in row.shapes.items()
-    )
-    growing = max(spent["draft"] - drafts * (costs.draft_step_ms or 0.0), 0.0)
-    return HostTimes(plain, (spent["host"] + spent["accept"] + growing) / sum(row.rounds for row in rows))
+    return HostTimes(plain, besides / sum(row.rounds for row in rows))
 
 
-def calibrated(costs: Costs, model: ModelShape, head: HeadShape, host: HostTimes) -> Device:
-    """What this machine reaches in bf16: reading in a plain step, computing in the largest verify, what a draft step
-    takes beyond reading its weights, and the host."""
+def _phase_ms(rows: Sequence[AnswerRow], phase: str) -> float:
+    return sum(row.phases_ms.get(phase, 0.0) for row in rows)
+
+
+def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
+    """What this machine reaches in bf16: reading in a plain step, computing in the largest verify, and what a draft
+    step takes beyond reading its weights."""
     rows, largest_ms = max(costs.verify_ms.items())
     ideal = Device(bandwidth=1.0, flops=1.0, weight_bytes=2.0, overhead=0.0)
     read = forward_seconds(model, replace(ideal, flops=math.inf), 1, 1, costs.context)
@@ -99,8 +106,6 @@ def calibrated(costs: Costs, model: ModelShape, head: HeadShape, host: HostTimes
         ideal,
         bandwidth=read / step,
         flops=compute / (seconds_left(largest, step) or largest),
-        host=host.step / 1e3,
-        host_round=host.round / 1e3,
     )
     draft = head_seconds(head, reached, costs.draft_rows or 1, features=False)
     return replace(reached, head_overhead=max(0.0, (costs.draft_step_ms or 0.0) / 1e3 - draft))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge.bench.plan.shape import HeadShape, ModelShape
-from fledge.engine import PLAIN, TreeShape
+from fledge.engine import TreeShape
 
 _KV_BYTES = 2  # bf16
 # Reading and computing overlap, but not wholly: near the knee a forward takes longer than either. This p-norm fits
@@ -31,8 +31,7 @@ class Device:
     weight_bytes: float  # per weight
     overhead: float  # seconds per layer of a forward: launches, and between devices the exchange of results
     head_overhead: float = 0.0  # seconds of a head's forward besides its layer: the top tokens, its batch
-    host: float = 0.0  # seconds that no forward fills, per step of plain decode
-    host_round: float = 0.0  # and per speculative round
+    host: float = 0.0  # seconds of a round, plain or not, that no forward fills
 
     def at_best(self, read_bytes: float, flops: float) -> float:
         """Seconds of reading and computing at once."""
@@ -59,13 +58,11 @@ def round_seconds(
 ) -> float:
     """Draft, verify and extend; plain decode is a shape of depth 0."""
     verify = forward_seconds(model, device, requests, shape.nodes, context)
-    if shape == PLAIN:
+    if not shape.depth:  # plain, or nothing but copies
         return verify + device.host
-    if not shape.depth:  # nothing but copies
-        return verify + device.host_round
     steps = (shape.depth - 1) * head_seconds(head, device, requests * shape.topk, features=False)
     extend = head_seconds(head, device, requests * (shape.depth + 1), features=True)
-    return steps + verify + extend + device.host_round
+    return steps + verify + extend + device.host
 
 
 def seconds_left(whole: float, other: float) -> float:
