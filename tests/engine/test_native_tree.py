@@ -139,6 +139,26 @@ def test_accepted_paths_are_the_same(
     same(after, batch.view())
 
 
+@settings(deadline=None)
+@given(seed=seeds, requests=st.integers(1, 6))
+def test_a_plain_round_keeps_the_same(seed: int, requests: int) -> None:
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(99, (requests,), generator=generator)
+    features = torch.randn(requests, 4, generator=generator)
+    batch = running(rng, requests)
+    before = [tensor.clone() for tensor in batch.view()]
+    batch.fall_behind(chosen, features)
+    after = [tensor.clone() for tensor in batch.view()]
+    assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        plainly(patch)
+        for tensor, old in zip(batch.view(), before, strict=True):
+            tensor.copy_(old)
+        batch.fall_behind(chosen, features)
+    same(after, batch.view())
+
+
 class _Decoder:
     page_size = 16
 

@@ -211,7 +211,11 @@ class RunningBatch:
 
     def fall_behind(self, chosen: Tensor, features: Tensor) -> None:
         """Keep what the head needs of a plain round: the new tokens [B] and the features [B, 3 * Ht] before them."""
-        self._keep(torch.arange(self.size, device=self.device), self.view().length, chosen, features)
+        now = self.view()
+        if native_tree.runs_here(chosen):
+            native_tree.keep(chosen, features, now.length, now.recent_tokens, now.recent_features)
+        else:
+            self._keep(torch.arange(self.size, device=self.device), now.length, chosen, features)
         self.pending[: self.size] += 1
 
     def fall_further(self, emits: Tensor, place: Tensor, chosen: Tensor, features: Tensor) -> None:

@@ -121,6 +121,16 @@ def advance(emits: Tensor, tokens: Tensor, length: Tensor, bonus: Tensor, histor
     _call("fledge_advance", (emits, tokens, length, bonus, history), *tokens.shape, history.shape[1])
 
 
+def keep(
+    chosen: Tensor, features: Tensor, length: Tensor, recent_tokens: Tensor, recent_features: Tensor
+) -> None:
+    """See `RunningBatch.fall_behind`; what is carried is written to."""
+    requests, kept = recent_tokens.shape
+    row_bytes = features.shape[1] * features.element_size()
+    tensors = (chosen, features, length, recent_tokens, recent_features)
+    _call("fledge_keep", tensors, requests, kept, row_bytes)
+
+
 def find_repeats(
     history: Tensor, last: Tensor, longest: int, count: int, log_rates: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

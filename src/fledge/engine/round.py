@@ -85,6 +85,7 @@ def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: Ph
     now, proposal = batch.view(), _look_up(batch, plan)
     nodes, counts = _sizes(batch, plan, proposal.log_probs.cumsum(1), None)
     if nodes == 1:
+        clock.lap("draft")
         return None
     shape = TreeShape(0, 1, nodes, nodes - 1)
     layout = models.layouts.verify(batch.size, nodes, nodes - 1)
@@ -138,9 +139,7 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
     clock.lap("verify")
     if rows.features is not None:
         batch.fall_behind(rows.chosen, rows.features)
-    batch.remember(chosen)
-    now.length.add_(1)
-    now.bonus.copy_(rows.chosen)
+    batch.advance(layout.ones, chosen)
     clock.lap("extend")
     return PlainOutcome(torch.cat((layout.ones[:, None], chosen), 1), logprobs)
 

@@ -1,5 +1,6 @@
 // The C interface of what a round does with its draft trees. Called from Python through ctypes, for batches on the CPU.
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "repeats.h"
@@ -75,6 +76,16 @@ void fledge_advance(const int64_t* emits, const int64_t* tokens, int32_t* length
                     int64_t requests, int64_t width, int64_t known) {
   for (int64_t b = 0; b < requests; ++b)
     advance(emits[b], tokens + b * width, width, length + b, bonus + b, history + b * known, known);
+}
+
+// What a plain round says of position L of each request, at column L % kept of what is pending.
+void fledge_keep(const int64_t* chosen, const char* features, const int32_t* length, int64_t* recent_tokens,
+                 char* recent_features, int64_t requests, int64_t kept, int64_t row_bytes) {
+  for (int64_t b = 0; kept && b < requests; ++b) {
+    int64_t to = b * kept + length[b] % kept;
+    recent_tokens[to] = chosen[b];
+    std::memcpy(recent_features + to * row_bytes, features + b * row_bytes, row_bytes);
+  }
 }
 
 // Proposals of `count` tokens each, with `log_rates` [longest + 1] by the length reached.
