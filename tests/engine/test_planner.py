@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.engine.cost import CostCurve, CostModel
+from fledge.engine.phases import HostSeconds
 from fledge.engine.planner import MAX_DEPTH, Planner, RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
@@ -185,6 +186,32 @@ def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: 
         planner.observe(plan.bound if plan else None, 3, 1.0 if slow else 1e-3, [0, 0, 0] if slow else [])
     assert plans[:32] == [start] * 32
     assert sum(plan != PLAIN for plan in plans[32:]) < 20
+
+
+def test_copies_that_lose_are_left_alone_and_plain_decode_stays_the_measure() -> None:
+    planner = Planner(COST, topk=4, confident=True, lookup=7)
+    for _ in range(60):  # lookup is asked whenever the head isn't, and its rounds take half as long again
+        planner.observe(PLAIN, 1, 1.5 * COST.plain_seconds(1), [0])
+        planner.observe(None, 1, COST.plain_seconds(1), [])
+    copying = planner._copying(1)
+    assert copying is None
+    assert planner.headless_speed(1) == pytest.approx(1 / COST.plain_seconds(1), rel=0.01)
+    for _ in range(60):
+        planner.observe(None, 1, COST.plain_seconds(1), [])
+    assert planner._copying(1) is not None
+
+
+def test_the_host_belongs_to_the_kind_of_round_it_followed() -> None:
+    host, exposed = HostSeconds(), 0.0
+    for number in range(200):
+        drafted = number % 4 != 0
+        found = host.of_round(exposed, drafted=drafted)
+        exposed += 0.5 if drafted else 0.1
+        if number > 5:
+            assert found == pytest.approx(0.5 if drafted else 0.1)
+    exposed += 100.0  # someone else had the machine
+    host.of_round(exposed, drafted=True)
+    assert host.of_round(exposed + 0.5, drafted=True) < 1.0
 
 
 def test_it_explains_what_it_did() -> None:

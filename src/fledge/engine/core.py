@@ -19,7 +19,7 @@ import torch
 from fledge.engine.build import EngineParts
 from fledge.engine.lane import FutureMap, torch_alone
 from fledge.engine.params import SamplingParams
-from fledge.engine.phases import PhaseClock, PhaseSeconds
+from fledge.engine.phases import HostSeconds, PhaseClock, PhaseSeconds
 from fledge.engine.planner import RoundPlan, depth_masses
 from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, PrefillRun
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
@@ -45,6 +45,7 @@ class EngineCore:
         self._ids = itertools.count()
         self._clock = PhaseClock()
         self._hidden = 0.0  # seconds of the host's work while the lane was busy
+        self._host = HostSeconds()
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
         self._broken = False  # a step failed
@@ -291,6 +292,7 @@ class EngineCore:
     ) -> None:
         """Tell the planner what a round brought; before it the head may have had to catch up."""
         drafted, planner, late, requests = result.drafted, self._planner, result.catch_up, len(rows)
+        seconds += self._host.of_round(self._lane.exposed, drafted=drafted is not None)
         if drafted is None:
             planner.observe(None, requests, seconds, [])
         else:

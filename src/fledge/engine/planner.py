@@ -45,6 +45,7 @@ _RANGE = (0.5, 2.0)  # a single measurement outside this is the machine's doing
 _ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
 _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
 _FAR_AHEAD = 1.5
+_COPIES_PAY = 0.95  # lookup's drafts over none: below it a plain round isn't asked for copies
 _TRY_LENGTH = 3  # rounds of a try of speculation
 _TRY_SHARE = 0.008  # of all time, for tries that don't pay
 _START_ROUNDS = 32  # of a batch size, that follow what was tuned
@@ -247,8 +248,8 @@ class Planner:
         return max(self._best(requests)[1], self.headless_speed(requests))
 
     def headless_speed(self, requests: int) -> float:
-        """Tokens per second at this batch size without the head, lookup's drafts included."""
-        return self._plain_speed(requests) * self._sizes[_group(requests)].copied
+        """Tokens per second at this batch size without the head, lookup's drafts included where they help."""
+        return self._plain_speed(requests) * max(self._sizes[_group(requests)].copied, 1.0)
 
     def scale(self, requests: int, *, drafts: bool = True) -> float:
         """Measured over predicted seconds of rounds with the head, or without, at this batch size."""
@@ -273,8 +274,8 @@ class Planner:
         return ConfidentPlan(_deepest(shape.topk, self._lookup), self, requests)
 
     def _copying(self, requests: int) -> RoundPlan | None:
-        """Without the head: lookup's drafts, as far as they pay."""
-        if not self._confident or not self._lookup:
+        """Without the head: lookup's drafts, as far as they pay; plain rounds in between give them another chance."""
+        if not self._confident or not self._lookup or self._sizes[_group(requests)].copied < _COPIES_PAY:
             return None
         return ConfidentPlan(TreeShape(0, 1, self._lookup + 1, self._lookup), self, requests)
 
