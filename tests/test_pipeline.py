@@ -86,6 +86,23 @@ def test_a_stage_alone_needs_the_stages_it_builds_on(tmp_path: Path, recipe: Rec
     assert [record.stage for record in finished_records(run)] == ["prompts", "respond", "features"]
 
 
+def test_conversations_that_were_put_there_are_taken_as_they_are(
+    finished_run: Path, tmp_path: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tmp_path / "run" / "conversations"
+    own = shutil.ignore_patterns("fingerprint.json", "done.json")
+    shutil.copytree(finished_run / "conversations", given, ignore=own)
+    before = sorted(path.name for path in given.iterdir())
+    run = Run(recipe, str(tmp_path / "run"))
+    run_stage(run, "features")
+    run_pipeline(run)
+    output = capsys.readouterr().out
+    assert f"respond   {given} taken as it is" in output.replace("\n", "")
+    assert not (tmp_path / "run" / "prompts").exists()
+    assert sorted(path.name for path in given.iterdir()) == before
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_a_damaged_shard_is_named(run_copy: Path, recipe: Recipe) -> None:
     shard = run_copy / "conversations" / "conversations-00001.parquet"
     data = bytearray(shard.read_bytes())

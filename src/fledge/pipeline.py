@@ -4,6 +4,7 @@
 
 A stage's folder holds `fingerprint.json` (written first: what the stage is made from), the stage's files, and
 `done.json` (written last). Fingerprints include the checksums of the stage's inputs, so nothing stale is mixed in.
+A folder that holds shards but no fingerprint was put there: it is taken as it is, and the run begins after it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fledge.errors import StorageError
 from fledge.estimate import print_estimate
 from fledge.run_folder import Record, Run
 from fledge.stages import STAGES, Stage, finished_records
-from fledge.storage import Fingerprint, exists, write_atomic
+from fledge.storage import Fingerprint, Manifest, exists, write_atomic
 
 
 def run_pipeline(run: Run) -> None:
@@ -28,7 +29,12 @@ def run_pipeline(run: Run) -> None:
         )
     with run.locked():
         estimated = False
+        given = [number for number, stage in enumerate(STAGES) if _is_given(run, stage)]
         for number, stage in enumerate(STAGES):
+            if given and number <= given[-1]:
+                if number in given:
+                    console.print(f"{stage.name:<9} {run.url(stage.folder)} taken as it is", markup=False)
+                continue
             fingerprint = stage.fingerprint(run)
             record = finished(run, stage, fingerprint)
             if record is not None:
@@ -53,7 +59,7 @@ def run_stage(run: Run, name: str) -> None:
     with run.locked():
         stage = _named(name)
         for before in map(_named, () if run.given_heads else stage.needs):
-            if finished(run, before, before.fingerprint(run)) is None:
+            if not _is_given(run, before) and finished(run, before, before.fingerprint(run)) is None:
                 raise StorageError(
                     f"{run.folder} has no finished {before.name}, which {name} needs; "
                     f"run `fledge {before.name}` first, or `fledge run` for all"
@@ -85,6 +91,12 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
     if record is None or record.digest != fingerprint.digest:
         return None
     return record if stage.product is None or exists(run.url(stage.product)) else None
+
+
+def _is_given(run: Run, stage: Stage) -> bool:
+    """Whether the stage's folder holds shards that no stage of this run made."""
+    folder = run.url(stage.folder)
+    return bool(Manifest.load(folder).shards) and Fingerprint.load(folder) is None
 
 
 def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
