@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.lexicon import lexicon
 
-_U = "A-ZÀ-ÖØ-ÞĀ-Ž"
-_CAP = rf"[{_U}][^\W\d_]*(?:['’.-][^\W\d_]+)*\.?"
+_CAP = rf"[{UPPER}][^\W\d_]*(?:['’.-][^\W\d_]+)*\.?"
 _NUMBER = r"\d{1,5}(?:[ -]?(?:[a-zA-Z]|bis|ter))?(?:[-/]\d{1,4}[a-z]?)?"
 _ENGLISH = (
     r"street|st|avenue|ave?|road|rd|lane|ln|drive|dr|boulevard|blvd|court|ct|place|pl|terrace|ter|way|circle|cir|trail|trl|parkway|pkwy|highway|hwy|square|sq|close|crescent|grove|gardens?|mews"
@@ -59,7 +58,7 @@ _PATTERNS = tuple(
          r"(?<!\w)(?:P\.? ?O\.? Box \d{1,6}|(?:PSC|Unit) \d{3,5},? Box \d{3,5}|USNS? \w+|USC?G?[SC] \w+)(?:,? (?:[AFD]PO) A[AEP] \d{5})?"),
         # Hauptstraße 12a, 80331 München; Am Alten Markt 3
         ("straße|strasse|str.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben",
-         rf"(?<!\w)(?:{_CAP}[ -]){{0,3}}?[{_U}]?[^\W\d_]*(?:straße|strasse|str\.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben|Straße|Strasse|Str\.|Weg|Platz|Allee|Ring|Damm|Gasse|Ufer) {_NUMBER}(?!\w|[.,]\d){_TAIL_CODE}?"),
+         rf"(?<!\w)(?:{_CAP}[ -]){{0,3}}?[{UPPER}]?[^\W\d_]*(?:straße|strasse|str\.|weg|platz|allee|gasse|ring|damm|ufer|chaussee|stieg|steig|graben|Straße|Strasse|Str\.|Weg|Platz|Allee|Ring|Damm|Gasse|Ufer) {_NUMBER}(?!\w|[.,]\d){_TAIL_CODE}?"),
         ("am |an de|auf de|im |in der |zum |zur |unter de|hinter der |beim ",
          rf"(?<!\w)(?:Am|An der|An den|Auf der|Auf dem|Im|In der|Zum|Zur|Unter den|Unter der|Hinter der|Beim) (?:{_CAP} ?){{1,2}}(?<= ){_NUMBER},? \d{{4,5}}(?: {_CAP}(?:[ -]{_CAP}){{0,2}})?"),
         ("postfach|postale|apartado|apdo|caixa postal|casilla de|casilla postal",
@@ -84,7 +83,7 @@ _PATTERNS = tuple(
 )  # fmt: skip
 # Unter den Eichen 8, An der Mühle 12b: without a code only before what streets are called after
 _GERMAN_BARE = re.compile(
-    rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{_U}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°/]|-\d|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"
+    rf"(?<!\w)(?i:am|an der|an den|auf der|auf dem|im|in der|in den|zum|zur|unter den|unter der|hinter der|hinter dem|beim|vor dem)(?: {_CAP})?? [{UPPER}]?[^\W\d_]*(?i:{_GERMAN_ENDS}) \d{{1,3}}(?: ?[a-h])?(?![\w%€°/]|-\d|[.,:]\d|\. [A-ZÄÖÜ][a-zä]|\s(?:uhr|Uhr|Tage|Jahre|Euro|Prozent|Minuten|Stunden|Meter|Kilometer|[Kk]m|Leute|Personen|Kinder|Menschen|Bäume|Mal|mal)(?!\w)){_TAIL_CODE}?"
 )
 _INSIDE = re.compile(r"(?i:im|in der|in den) [^\W\d_]{2,6} \d")  # im Hof 2 Stühle
 _TOWN_AFTER = re.compile(rf", ({_CAP}(?:[ -]{_CAP}){{0,2}})")

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-_CAPITAL = re.compile(r"[A-ZÀ-ÖØ-ÞĀ-Ž]")
+UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"  # capital letters, for a class of characters
+_CAPITAL = re.compile(f"[{UPPER}]")
 _WORD = re.compile(r"[a-zà-öø-ÿ]+")
 _LOWER_WORD = re.compile(r"\b[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?")
 # Frequent words of one language that are rare in the other four.

@@ -15,6 +15,7 @@ from stdnum import luhn
 from stdnum.br import cnpj, cpf
 from stdnum.ch import ssn as ahv
 from stdnum.cn import ric
+from stdnum.de import idnr
 from stdnum.es import dni, nie
 from stdnum.fr import nir
 from stdnum.in_ import aadhaar
@@ -56,12 +57,6 @@ def _is_card(value: str) -> bool:
     return 13 <= len(value) <= 19 and len(set(value)) > 1 and bool(luhn.is_valid(value))
 
 
-def _is_steuer_id(value: str) -> bool:
-    from stdnum.de import idnr
-
-    return bool(idnr.is_valid(value))
-
-
 def _form(entity: str, regex: str, check: Check | None = None, score: float = 0.9) -> Form:
     return Form(entity, re.compile(rf"(?:{regex})(?![\w]|[.-]\d)"), check, score)
 
@@ -96,7 +91,7 @@ _NUMBERS = (
     ),  # Spain, DNI
     _form(e.NATIONAL_ID, r"[XYZ][ -]?\d{7}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(nie), 0.95),  # Spain, NIE
     _form(e.NATIONAL_ID, r"\d{2} ?(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2} ?[A-Z] ?\d{3}", None, 0.75),
-    _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", _is_steuer_id, 0.8),  # Germany, as it is printed
+    _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", stdnum_check(idnr), 0.8),  # Germany, as it is printed
     _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", stdnum_check(cpf), 0.95),  # Brazil, CPF
     _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", stdnum_check(cnpj), 0.95),  # Brazil, CNPJ
     _form(
@@ -108,10 +103,8 @@ _NUMBERS = (
         stdnum_check(codicefiscale),
         0.95,
     ),  # Italy
-    _form(e.TAX_ID, r"IT ?\d{11}", lambda value: bool(iva.is_valid(value)), 0.9),  # Italy, VAT
-    _form(
-        e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", lambda value: bool(rfc.is_valid(value)), 0.9
-    ),  # Mexico, RFC
+    _form(e.TAX_ID, r"IT ?\d{11}", stdnum_check(iva), 0.9),  # Italy, VAT
+    _form(e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", stdnum_check(rfc), 0.9),  # Mexico, RFC
     _form(e.BANK_ROUTING, r"[A-Z]{4}0[A-Z0-9]{6}", lambda value: value[5:].isdigit(), 0.93),  # India, IFSC
     _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
     _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", stdnum_check(aadhaar), 0.8),  # India, Aadhaar

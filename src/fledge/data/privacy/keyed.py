@@ -32,38 +32,12 @@ _ISO = re.compile(r"(?:19|20)\d\d-\d\d-\d\d(?=[T ]\d)")
 _BIRTH = re.compile(
     r"birth(?: ?day| ?date)?$|date (?:of|de) (?:birth|naissance)|\bdob\b|\bbday\b|geburtsdatum|geburtstag|\bgeb\b(?: ?dat\w*)?|geboren(?: am)?$|naissance$|nacimiento$|nascimento$|\b(?:fecha|data|dt|f)? ?na[cs]c?$"
 )
-_PERSON = frozenset(
-    [
-        "first name",
-        "last name",
-        "full name",
-        "given name",
-        "family name",
-        "middle name",
-        "maiden name",
-        "surname",
-        "firstname",
-        "lastname",
-        "fullname",
-        "vorname",
-        "nachname",
-        "familienname",
-        "prenom",
-        "nom de famille",
-        "apellido",
-        "apellidos",
-        "primer apellido",
-        "segundo apellido",
-        "nombre completo",
-        "nome completo",
-        "sobrenome",
-        "apelido",
-        "ultimo nome",
-        "primeiro nome",
-        "nom complet",
-        "nom prenom",
-    ]
-)
+_PERSON = frozenset((
+    "first name", "last name", "full name", "given name", "family name", "middle name", "maiden name", "surname",
+    "firstname", "lastname", "fullname", "vorname", "nachname", "familienname", "prenom", "nom de famille",
+    "apellido", "apellidos", "primer apellido", "segundo apellido", "nombre completo", "nome completo",
+    "sobrenome", "apelido", "ultimo nome", "primeiro nome", "nom complet", "nom prenom",
+))  # fmt: skip
 _PERSON_VALUE = re.compile(r"[A-ZÀ-ÖØ-Þ][^\W\d_]+(?:[ '’-]{1,2}[^\W\d_]+){0,4}\.?")
 
 

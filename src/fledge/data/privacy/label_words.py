@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.word_lists import read_sections
 
 OTHER = "OTHER"  # what is nobody's business: orders, invoices, versions, books
 NUMBER = "NUMBER"  # "the number is": of what was spoken of last, a document or a telephone
@@ -236,58 +237,7 @@ def label_at(folded: str, start: int) -> Label | None:
     return LABELS[int((match.lastgroup or "x0")[1:])] if match else None
 
 
-_NO_FIELD = frozenset(
-    [
-        "type",
-        "status",
-        "count",
-        "hash",
-        "hashed",
-        "length",
-        "len",
-        "format",
-        "issued",
-        "issue",
-        "expiry",
-        "expires",
-        "expiration",
-        "valid",
-        "verified",
-        "country",
-        "hint",
-        "reset",
-        "required",
-        "min",
-        "max",
-        "regex",
-        "pattern",
-        "field",
-        "column",
-        "label",
-        "title",
-        "error",
-        "message",
-        "msg",
-        "url",
-        "uri",
-        "link",
-        "path",
-        "file",
-        "name",
-        "created",
-        "updated",
-        "last",
-        "total",
-        "balance",
-        "amount",
-        "limit",
-        "rate",
-        "year",
-        "years",
-        "enabled",
-        "prefix",
-    ]
-)
+_NO_FIELD = read_sections("field_keys")["about_a_number"]
 _CAMEL = re.compile(r"(?<=[a-zß-ÿ0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 

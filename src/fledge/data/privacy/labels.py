@@ -65,7 +65,6 @@ _TOPIC_REACH = 200  # characters between a document that is spoken of and "mine 
 _TOPICS = frozenset(
     (e.PASSPORT, e.DRIVER_LICENSE, e.NATIONAL_ID, e.TAX_ID, e.MEDICAL_ID, e.INSURANCE_ID, e.BANK_ACCOUNT, e.CREDIT_CARD)
 )  # fmt: skip
-_ADJACENT = re.compile(r"[\s:#=.]{0,3}")
 
 Value = tuple[re.Match[str], Label]
 
@@ -206,18 +205,6 @@ def _behind(folded: str, end: int) -> Label | None:
     link = _AFTER.match(folded, end)
     label = label_at(folded, link.end()) if link else None
     return label if label is not None and _applies(label, folded) and label.entity != NUMBER else None
-
-
-def labelled_closely(clues: Clues, start: int, end: int) -> bool:
-    """Whether a value there stands right behind a label that asks for such a value: "MRN 12-11-34" is no date."""
-    folded = fold(clues.lower)
-    for place in labels_in(folded, max(0, start - 25), start + 4):
-        if place[1] <= start and _ADJACENT.fullmatch(folded, place[1], start):
-            compact = re.sub(r"[^0-9A-Z]", "", clues.text[start:end].upper())
-            return place[2].entity in (e.MEDICAL_ID, e.BANK_ROUTING) and bool(
-                place[2].value.fullmatch(compact)
-            )
-    return False
 
 
 def _bank_codes(clues: Clues) -> Iterator[Finding]:

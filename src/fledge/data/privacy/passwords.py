@@ -12,6 +12,7 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.label_words import field_words
+from fledge.data.privacy.word_lists import read_sections
 
 _LABEL = (
     r"pass[ _-]?(?:word|wort|phrase|code|key)|passwd|pass|pwd|psw|pswd|pw|kennwort|losung(?:swort)?|codewort|zugangscode|mot de passe|mdp|code (?:d['’]acc[eè]s|secret|(?:du |de la )?wi-?fi)|contrase(?:ñ|n)a"
@@ -93,38 +94,7 @@ _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _CODE_WORD = re.compile(
     r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,})(?:_*(?:[A-Z][a-z]+\d?|(?<=_)[A-Za-z\d]+|(?:ID|URL|DB|API|JWT|SSH|AWS|IP)(?![a-z])))*_*"
 )
-_OBJECTS = frozenset(
-    [
-        "config",
-        "settings",
-        "self",
-        "this",
-        "os",
-        "env",
-        "process",
-        "request",
-        "req",
-        "args",
-        "params",
-        "data",
-        "user",
-        "account",
-        "options",
-        "secrets",
-        "credentials",
-        "props",
-        "form",
-        "values",
-        "event",
-        "body",
-        "state",
-        "app",
-        "ctx",
-        "cfg",
-        "conf",
-        "db",
-    ]
-)
+_OBJECTS = read_sections("field_keys")["objects"]
 _SHORT_WORDS = frozenset(("id", "ip", "db", "ui", "io", "of", "is", "to", "by", "my", "in", "on", "pw", "me"))
 _NOT_ONE = frozenset(("password", "passwort", "contraseña", "string", "kennwort", "username", "undefined"))
 

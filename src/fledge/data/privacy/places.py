@@ -17,7 +17,7 @@ from functools import cached_property
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.ambiguous import COMMON_PLACES
-from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
@@ -25,9 +25,8 @@ from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.place_cues import FIELD, LAST, LIVES, LOCATIVE, PERSONAL, PREFIX, WEAK
 
-_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _WORD = re.compile(
-    rf"(?<![\w@/\\.#$])[{_UPPER}][^\W\d_]*(?:['’-][^\W\d_]+)*(?![\w@\\(=]|\.[a-z])|(?<!\w)St\.(?= [{_UPPER}])"
+    rf"(?<![\w@/\\.#$])[{UPPER}][^\W\d_]*(?:['’-][^\W\d_]+)*(?![\w@\\(=]|\.[a-z])|(?<!\w)St\.(?= [{UPPER}])"
 )
 _JOIN = re.compile(
     r"[ \u00a0](?:(?:am|an der|im|auf|bei|ob der|sur|sous|de la|de los|de las|de|del|do|da|dos|das|la|le|les|el|of|the|upon|on|under|e|y|d['’]) ?)?|(?<=St\.) "
@@ -47,7 +46,7 @@ _TOWN_ENDING = re.compile(
     r".{3,}(?:ville|furt|mouth|borough|shire|chester|hausen|kirchen|stadt|burgh|fort|port)"
 )
 _STATE_AFTER = re.compile(r",? ([A-Z]{2})(?: \d{5}(?:-\d{4})?)?(?!\w)")
-_REGION_AFTER = re.compile(rf",\s([{_UPPER}][^\W\d_]+(?: [{_UPPER}][^\W\d_]+){{0,2}})")
+_REGION_AFTER = re.compile(rf",\s([{UPPER}][^\W\d_]+(?: [{UPPER}][^\W\d_]+){{0,2}})")
 _POSTCODE_UK = re.compile(
     r"(?<![\w-])(?:GIR ?0AA|[A-PR-UWYZ][A-HK-Y]?\d[\dA-HJKPSTUW]? ?\d[ABD-HJLNP-UW-Z]{2})(?!\w)"
 )
@@ -59,7 +58,7 @@ _POSTCODE_CA = re.compile(r"(?<![\w-])[ABCEGHJ-NPRSTVXY]\d[ABCEGHJ-NPRSTV-Z] \d[
 # A code and the town behind it. Four digits could be a year, so they need a comma or the start of a line before them.
 _TOWN_AFTER_CODE = re.compile(
     rf"(?<![\w.,-])(?:(?:D-|F-|E-|CH-|A-)?(?P<code>\d{{5}}|\d{{8}}|(?<=, )\d{{6}}|[A-Z]\d[A-Z] ?\d[A-Z]\d|(?P<sure>\d{{4}}-\d{{3}}|\d{{5}}-\d{{3,4}})|(?:(?<=, )|(?<=\n)|(?<=[ACDFHB]-))\d{{4}}))"
-    rf" (?P<town>[{_UPPER}][^\W\d_]+(?:[ -](?:(?:de la|de los|de|da|do|dos|das|del|am|an der|im|sur|en|la|le) )?[{_UPPER}]?[^\W\d_]+){{0,4}})(?!\w)"
+    rf" (?P<town>[{UPPER}][^\W\d_]+(?:[ -](?:(?:de la|de los|de|da|do|dos|das|del|am|an der|im|sur|en|la|le) )?[{UPPER}]?[^\W\d_]+){{0,4}})(?!\w)"
 )
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import FIELD, LOWER_INTRODUCTION, NOT_NAMES, ROLE, WEAK_INTRODUCTION
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
@@ -20,8 +20,7 @@ from fledge.data.privacy.lexicon import lexicon
 _RARE = 3.6  # Zipf frequency below which a word after a given name is taken for a family name
 _RARE_PAIR = 8.6  # sum of the Zipf frequencies of two names in lower case: "edwin johnson" has 8.4
 _LOWER_WORD = re.compile(r"(?<![^\s(,;:\"'>])[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?(?![\w=@/(\[-]|\.\w)")
-_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
-_CAPITAL = rf"[{_UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
+_CAPITAL = rf"[{UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
 _FAMILY_FIRST = re.compile(
     rf"(?<![\w@.-])(?P<family>(?:(?:van der|van|von|de la|de|da|dos|O['’]) ?)?{_CAPITAL}(?:[ -]{_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:\.(?!\s?\d)|[;,()|\n\t\"<]|$))"
 )
