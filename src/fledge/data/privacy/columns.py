@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
@@ -109,15 +110,17 @@ def _cells(cell: re.Pattern[str], text: str, start: int, end: int) -> list[Span]
 def _entities(text: str, heads: Sequence[Span]) -> list[str | None]:
     """The entity of each column; nothing if fewer than two are known, or a cell is too long for a head."""
     names = [text[start:end] for start, end in heads]
-    entities = [_ENTITY.get(_NO_WORD.sub("", name.lower())) or _labelled(name) for name in names]
+    entities = [_head(name) for name in names]
     known = sum(entity is not None for entity in entities)
     return entities if known >= 2 and max(map(len, names)) <= 40 else []
 
 
-def _labelled(name: str) -> str | None:
-    """The entity whose label a head holds: "N° de passeport", "employee_ssn"."""
-    if not 2 <= len(name) <= 40:
-        return None
+@lru_cache(maxsize=4096)
+def _head(name: str) -> str | None:
+    """The entity a head names, or whose label it holds: "N° de passeport", "employee_ssn"."""
+    listed = _ENTITY.get(_NO_WORD.sub("", name.lower()))
+    if listed or not 2 <= len(name) <= 40:
+        return listed
     label = field_label(name)
     return label.entity if label is not None else None
 

@@ -40,8 +40,8 @@ _AROUND = 220  # characters on either side in which the other keys of a record s
 _EVERYDAY = 4.0  # Zipf frequency from which on a word alone is no name, whatever the key says
 
 
-def find_in_fields(clues: Clues, entities: tuple[str, ...]) -> Iterator[Finding]:
-    """Values whose key says that they are a name, a town or a street, if that is among `entities`."""
+def find_in_fields(clues: Clues) -> Iterator[Finding]:
+    """Values whose key says that they are a name, a town or a street."""
     text = clues.text
     for match in _SEPARATOR.finditer(text):
         before = text[max(0, match.start() - 34) : match.start()]
@@ -49,7 +49,7 @@ def find_in_fields(clues: Clues, entities: tuple[str, ...]) -> Iterator[Finding]
         if key is None:
             continue
         entity, sure = _kind(clues, key[0], match.start())
-        if entity not in entities:
+        if entity is None:
             continue
         span = _value(text, match)
         if span is not None and _fits(entity, text[span[0] : span[1]], sure, bool(match["quote"])):

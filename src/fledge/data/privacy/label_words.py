@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.beginnings import beginnings, literal_beginning, matches_from
 from fledge.data.privacy.word_lists import read_sections
 
 OTHER = "OTHER"  # what is nobody's business: orders, invoices, versions, books
@@ -179,14 +180,8 @@ def fold(lower: str) -> str:
 def _compiled() -> re.Pattern[str]:
     """One regular expression for all rows. Alternatives stand under their first letter, so that most are never tried."""
     filed: dict[str, dict[int, list[str]]] = {}
-    for row, label in enumerate(LABELS):
-        for word in label.words:
-            branches = [word] if word[0].isalnum() else _spelled(word)
-            acronym = re.match(r"[a-z]{3,5}(?=\\b)", word)  # N.I.F.
-            if acronym and label.entity not in (OTHER, NUMBER):
-                branches.append(r"\.".join(acronym[0]) + r"\b\.?" + word[acronym.end() + 2 :])
-            for branch in branches:
-                filed.setdefault(branch[0], {}).setdefault(row, []).append(branch[1:])
+    for row, branch in _branches():
+        filed.setdefault(branch[0], {}).setdefault(row, []).append(branch[1:])
     letters = []
     for letter, rows in sorted(filed.items()):
         inner = "|".join(
@@ -199,6 +194,16 @@ def _compiled() -> re.Pattern[str]:
     return re.compile(
         rf"(?<![^\W_])(?<!@)(?:{pattern})(?!\w*(?:@|\.[a-z])|_(?:type|count|rate|status|hash|len|format|name|date))"
     )
+
+
+def _branches() -> Iterator[tuple[int, str]]:
+    """The words, each with the number of its row, so that all begin with a plain letter."""
+    for row, label in enumerate(LABELS):
+        for word in label.words:
+            yield from ((row, branch) for branch in ([word] if word[0].isalnum() else _spelled(word)))
+            acronym = re.match(r"[a-z]{3,5}(?=\\b)", word)  # N.I.F.
+            if acronym and label.entity not in (OTHER, NUMBER):
+                yield row, r"\.".join(acronym[0]) + r"\b\.?" + word[acronym.end() + 2 :]
 
 
 def _spelled(word: str) -> list[str]:
@@ -223,11 +228,12 @@ def _spelled(word: str) -> list[str]:
 
 
 _LABEL = _compiled()
+_BEGINS = beginnings((literal_beginning(branch) for _, branch in _branches()), after=r"[^\W_]")
 
 
 def labels_in(folded: str, start: int, end: int) -> Iterator[tuple[int, int, Label]]:
     """Where labels stand in a part of a folded text, and whose they are."""
-    for match in _LABEL.finditer(folded, start, end):
+    for match in matches_from(_BEGINS, _LABEL, folded, folded, (start, end)):
         yield match.start(), match.end(), LABELS[int((match.lastgroup or "x0")[1:])]
 
 

@@ -137,6 +137,14 @@ class Lexicon:
             return name not in self.given and people >= _FAMOUS
         return True
 
+    def begins_region(self, word: str) -> bool:
+        """Whether the name of a country or state begins with a word."""
+        return word in self._first_of_regions
+
+    @cached_property
+    def _first_of_regions(self) -> frozenset[str]:
+        return frozenset(re.split(r"[^\w]", region)[0] for region in self.regions) | self.regions
+
     def is_city(self, name: str) -> bool:
         """Whether a city of that name exists."""
         return name in self.cities

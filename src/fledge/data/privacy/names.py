@@ -37,14 +37,15 @@ from fledge.data.privacy.cues import (
 )
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
-from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
 from fledge.data.privacy.rare_names import (
     beside_a_name,
     beside_a_thing,
     ends_in_cue,
+    ends_in_title,
     goes_before_family,
+    introduces,
     is_rare,
     may_be_a_firm,
     may_begin,
@@ -68,7 +69,6 @@ def find_people(clues: Clues) -> Iterator[Finding]:
             yield from _People(clues, run).find()
     yield from find_unusual_names(clues)
     yield from find_chat_names(clues)
-    yield from find_in_fields(clues, (e.PERSON,))
 
 
 class _People:
@@ -99,7 +99,7 @@ class _People:
         """How many words from `at` on are a name (0: none), and how sure that is."""
         first = self._run[at]
         before = self._clues.lower[max(0, first.start - 48) : first.start]
-        title = TITLE.search(before)
+        title = TITLE.search(before) if ends_in_title(before) else None
         cue = titled or title is not None
         noble = title is not None and title["particle"] is not None  # "Sra. de la Fuente"
         if first.initial:
@@ -120,8 +120,8 @@ class _People:
         ):
             return 0, 0.0
         # Words that are no name are most of the words: what is looked for before a name comes after them.
-        greeted = GREETING.search(before) is not None
-        introduced = INTRODUCTION.search(before) is not None
+        greeted = (ends_in_cue(before) or " aus " in before) and GREETING.search(before) is not None
+        introduced = introduces(before) and INTRODUCTION.search(before) is not None
         cued = (
             cue
             or introduced

@@ -61,6 +61,7 @@ _TRIGGER = re.compile(
 _FIELD = re.compile(  # dbPassword: "Xy12-3", <adminPwd>Xy12-3</adminPwd>
     r"(?<![^\W_])(?P<key>[A-Za-z][\w-]{2,40})(?:[\"'`]?\]?\s?(?::=|=>|[:=])\s{0,2}|>)(?P<quote>\\?[\"'`]?)(?P<value>[^\s\"'`<>\\]{4,64})"
 )
+_FIELD_PIECES = ("pass", "pwd", "psw", "pw", "kennwort", "mdp", "contrase", "clave", "senha", "pin")
 _FIELD_WORDS = re.compile(
     r"(?:^| )(?:pass ?(?:word|wort|phrase|code|wd)|pwd|pass|psw|pw|kennwort|mot de passe|motdepasse|mdp|contrasena|clave|senha|pin)\d?(?: (?:value|plain|text|1|2|old|new|confirm))?$"
 )
@@ -74,6 +75,18 @@ _BESIDE_USER = re.compile(
     r"(?P<value>[^\s\"'`<>]{5,64})",
     re.IGNORECASE,
 )
+# One of them stands in every match of that, or of _PASSWORD.
+_USERS = frozenset((
+    "user", "username", "login", "creds", "credentials", "zugang", "zugangsdaten", "identifiants", "acceso", "acesso", "log",
+    "sign", "benutzer", "benutzername", "utilisateur", "identifiant", "usuario", "utilizador", "usuário",
+))  # fmt: skip
+_LABEL_WORDS = frozenset((
+    "pass", "password", "passwort", "passphrase", "passcode", "passkey", "passwd", "pwd", "psw", "pswd", "pw", "kennwort",
+    "losung", "losungswort", "codewort", "zugangscode", "mot", "mdp", "code", "contraseña", "contrasena", "clave", "passe",
+    "senha", "palavra", "palabra", "login", "log", "credentials", "creds", "zugangsdaten", "identifiants", "credenciales",
+    "credenciais", "acceso", "acesso", "w", "wlan", "wlankey", "wlanschlüssel", "wlanschluessel", "lan", "wi", "wifi",
+    "hotspot", "pin", "pincode", "pinnumber",
+))  # fmt: skip
 # curl -u admin:Xy12, sshpass -p Xy12, mysql -pXy12, --password Xy12; PIN 4711
 _ON_COMMAND_LINE = re.compile(
     r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"
@@ -113,11 +126,11 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
         for match in regex.finditer(text):
             if not _CODE.match(match["value"]):
                 yield Finding(*match.span("value"), e.PASSWORD, 0.85)
-    for match in _BESIDE_USER.finditer(text):
+    for match in () if _USERS.isdisjoint(clues.words) else _BESIDE_USER.finditer(text):
         value = _trimmed(match["value"])
         if _odd(value) and "@" not in value[1:-1] and _is_password(value, False, False):
             yield _finding(match, value, 0.8)
-    for match in _PASSWORD.finditer(text):
+    for match in () if _LABEL_WORDS.isdisjoint(clues.words) else _PASSWORD.finditer(text):
         value, link = _trimmed(match["value"]), match["link"]
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None
@@ -138,7 +151,7 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
             ):
                 start = match.start(group)
                 yield Finding(start, start + len(value), e.PASSWORD, 0.75)
-    for match in _FIELD.finditer(text):
+    for match in _FIELD.finditer(text) if any(piece in clues.lower for piece in _FIELD_PIECES) else ():
         value = _trimmed(match["value"]).rstrip("&")
         if match["key"].lower() == "pin" and not match["quote"]:
             continue
