@@ -50,7 +50,7 @@ def find_keyed(clues: Clues) -> Iterator[Finding]:
         return
     for match in _fields(text):
         key = match["key"]
-        kind = _kind(key)
+        kind = field_kind(key)
         if kind is None:
             continue
         start = match.end()
@@ -83,7 +83,7 @@ def _date(text: str, start: int) -> re.Match[str] | None:
 
 
 @lru_cache(maxsize=4096)
-def _kind(key: str) -> Label | str | None:
+def field_kind(key: str) -> Label | str | None:
     """The label of a field's name; PERSON, DATE_OF_BIRTH and nothing else without one."""
     words = field_words(key)
     if words in _PERSON:

@@ -23,7 +23,7 @@ from fledge.data.privacy.label_words import NUMBER, OTHER, Label, fold, label_at
 
 _VALUE = re.compile(
     r"(?<![\w.])(?:(?:[A-Z]{1,4}-)?\+?\(?[A-Z0-9]*\d[A-Z0-9]*\)?(?:(?: ?[-./] ?| ?\(|\) ?|  ?)(?:[A-Z0-9]*\d[A-Z0-9]*\)?)|-[A-Z]{1,2}(?![\w]))*"
-    r"(?:\s?x\d{1,6})?|[a-z]{1,4}-?\d[a-z0-9]{4,16}|\d[a-z0-9]{5,16})(?![\w])"
+    r"(?:\s?x\d{1,6})?|(?<![0-9a-f]{4}-)(?:[a-z]{1,4}-?\d[a-z0-9]{4,16}|\d[a-z0-9]{5,16})(?!-[0-9a-f]{4}-))(?![\w])"
 )
 _DIGIT = re.compile(r"\d")
 _BIC = re.compile(r"(?<!\w)[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?(?!\w)")

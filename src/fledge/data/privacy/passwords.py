@@ -190,7 +190,7 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False
     if _ATTRIBUTE.fullmatch(value) and not quoted:
-        return not _is_code(value, symbol)
+        return not is_code(value, symbol)
     if value.isdigit():
         return 4 <= len(value) <= 12
     if value.count("-") >= 3 and all(part.isalpha() for part in value.split("-")):
@@ -202,7 +202,7 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     return quoted and symbol and len(value) >= 6 and value.lower() not in _NOT_ONE
 
 
-def _is_code(value: str, symbol: bool) -> bool:
+def is_code(value: str, symbol: bool) -> bool:
     """Whether dotted words are an attribute or a host: "config.password"; "Futebol.KxeK" is none."""
     parts = value.split(".")
     if not symbol:  # behind "is" there is little code

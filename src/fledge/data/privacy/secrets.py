@@ -35,6 +35,7 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.passwords import find_passwords
+from fledge.data.privacy.spoken_passwords import find_spoken_passwords
 
 # Each with what one of its keys must stand beside or begin with, in lower case; nothing: any line may hold one.
 PLUGINS: dict[Callable[[], Any], tuple[str, ...]] = {
@@ -92,6 +93,7 @@ def find_secrets(clues: Clues) -> Iterator[Finding]:
         for match in _PRIVATE.finditer(text):
             yield Finding(match.start(), match.end(), e.PRIVATE_KEY, 1.0)
     yield from find_passwords(clues)
+    yield from find_spoken_passwords(clues)
     if clues.longest < _LONGEST_WORD or not _LONG.search(text):
         return
     for match in _KEYS.finditer(text):
