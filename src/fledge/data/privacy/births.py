@@ -15,6 +15,7 @@ from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.label_words import fold
 
 REACH = 45  # characters between the word and the date
+_BESIDE = 3  # characters between them where the date can be no other label's
 
 _MONTHS = (
     "jan(?:uary|uar|vier|eiro|v)?|janner|enero|ene|feb(?:ruary|ruar|rero)?|fev(?:r(?:ier)?|ereiro)?|mar(?:ch|s|zo|co)?|marz|mrz|apr(?:il)?|avr(?:il)?|abr(?:il)?|may|mai"
@@ -40,9 +41,9 @@ DATE = re.compile(
     rf"|{_YEAR}[ ./-](?:{_MONTHS})\.?[ ./-]{_DAY})(?!\w)"
 )  # fmt: skip
 _BORN = re.compile(
-    r"(?<![^\W_])(?=[bdgnafc])(?:date (?:of|de) (?:birth|naissance)|birth[ _-]?(?:dates?|day)|b-?day|birthed|dob|d\.o\.b|d\.d\.n|ddn|dn(?=[ :.]{1,3}\d)|born|gebore[nr]?e?|geburts?\w*|geb(?![^\W_])|ge?b\.?-?(?:dat|tag)\w*"
+    r"(?<![^\W_])(?=[abcdfgnlvz])(?:date (?:of|de) (?:birth|naissance)|birth[ _-]?(?:dates?|day)|b-?day|birthed|dob|d\.o\.b|d\.d\.n|ddn|dn(?=[ :.]{1,3}\d)|born|gebore[nr]?e?|gebur\w*|geb(?![^\W_])|ge?b\.?-?(?:dat|tag)\w*"
     r"|nee?s?(?:\(e?s?\)|[·./-]e?s?)?(?![^\W_])(?=\s?:?\s(?:le|la|un|en|a|au|the|d)(?![^\W_])|\s?[(:,]?\s?\d)|naissance|anniversaire|naquit|nacid[oa]s?|nacio|naci(?![^\W_])|nac\.?(?![^\W_])|fe?ch?a?\.? (?:de )?na[cs]\w*|f\.? ?nac\w*|nacimiento|cumpleanos|nascid[oa]s?|nasci(?![^\W_])|nasceu|nasc\.?(?![^\W_])"
-    r"|(?:data|dt)\.? (?:de )?nasc\w*|nascimento|aniversario(?= (?:e|:))|fdn(?![^\W_])|came into the world|n\.(?= ?\d{1,2}[./-])(?<=[,(;] n\.)|b\.(?= ?\d{1,2}[./ -])(?<=[(;]b\.)|b\.(?= ?\d{1,2}[./ -])(?<=[,(;] b\.))"
+    r"|(?:data|dt)\.? (?:de )?nasc\w*|nascimento|aniversario(?= (?:e|:))|fdn(?![^\W_])|came into the world|zur welt|auf die welt|licht der welt|vu(?:e|es|s)? le jour|n\.(?= ?\d{1,2}[./-])(?<=[,(;] n\.)|b\.(?= ?\d{1,2}[./ -])(?<=[(;]b\.)|b\.(?= ?\d{1,2}[./ -])(?<=[,(;] b\.))"
 )
 _STAR = re.compile(r"(?<=[(,;\s])\* ?(?=\d{1,2}\.)")  # German and genealogical: "* 3.4.1985"
 _DIGITS_DATE = re.compile(
@@ -53,7 +54,11 @@ _OTHER_EVENT = re.compile(
     r"(?<![^\W_])(?:issued?|expir\w*|valid|admi\w+|discharg\w+|seen|visit\w*|died|deceased|since|hired|joined|married|ausgestellt|gultig|aufgenommen|gestorben|verstorben"
     r"|seit|delivr\w*|expire|deced\w*|depuis|expedid\w*|caduca|vence|fallec\w*|desde|emitid\w*|valid\w*|falec\w*|mrn|und (?:hat|ist|war|wurde)|and (?:has|had|was|is|moved|got)|et a|y (?:se|ha|fue)|e (?:foi|se)|appointment|due|rendez|termin|cita)(?![^\W_])"
 )
-_VERB_LAST = re.compile(r"(?<![^\W_])geb(?:oren|\.)")  # German: "am 4.5.1981 in Ulm geboren"
+# German: "am 4.5.1981 in Ulm geboren"; others put it there less often, and then close: "on 4 May 1981 she was born"
+_VERB_LAST = re.compile(r"(?<![^\W_])(?:geb(?:oren|\.)|(?:zur|auf die) welt(?![^\W_])|geburtstag)")
+_VERB_CLOSE = re.compile(
+    r"[^\d.;:!?\n]{1,20}?(?<![^\W_])(?:born|came into the world|vu le jour|naquit|naci|nacio|nasceu|nasci|v(?:ino|eio) a(?:l|o) mundo)(?![^\W_])(?![^.;!?\n]{0,30}\d)"
+)
 # "4/5/1981 (DOB)", "4.5.1981 is my birthday"
 _NOUN_LAST = re.compile(
     r"\s?(?:[(,]|is|ist|est|es|e|=|as|als|comme|como)?\s?(?:my|his|her|their|mein\w*|sein\w*|ihr\w*|ma|sa|mi|su|a|minha|sua|la|das|the)?\s?"
@@ -84,7 +89,8 @@ def find_births(clues: Clues) -> Iterator[Finding]:
         if after:
             last = match.end()
         if after or _before(clues, folded, span):
-            yield Finding(*span, e.DATE_OF_BIRTH, 0.85)
+            beside = any(0 <= span[0] - end <= _BESIDE for _, end in born)
+            yield Finding(*span, e.DATE_OF_BIRTH, 0.93 if beside else 0.85)
 
 
 def _after(clues: Clues, folded: str, born: list[Span], date: Span, last: int | None) -> bool:
@@ -102,7 +108,7 @@ def _after(clues: Clues, folded: str, born: list[Span], date: Span, last: int | 
 
 
 def _before(clues: Clues, folded: str, date: Span) -> bool:
-    if _NOUN_LAST.match(folded, date[1]):
+    if _NOUN_LAST.match(folded, date[1]) or _VERB_CLOSE.match(folded, date[1]):
         return True
     verb = _VERB_LAST.search(folded, date[1], date[1] + REACH)
     return verb is not None and not _NEXT.search(clues.text, date[1], verb.start())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
@@ -51,6 +52,8 @@ _AT_HEAD = re.compile(
     r"(?P<name>[^\W\d_][\w'’.-]{1,20}(?: [^\W\d_][\w'’.-]{0,20}){0,2})[>\"*]{0,2} ?(?:\([\d: apm]{3,9}\) ?)?:[*]{0,2}(?=\s)",
     re.MULTILINE,
 )
+# Zipf frequencies below which a word is a name: on the longer lists, a word as well, and any other.
+_ODD, _AMBIGUOUS, _FREQUENT = 3.8, 4.6, 5.6
 _GREETING_BEFORE = 45  # characters before an introduction in which somebody is greeted
 
 
@@ -59,7 +62,7 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
     words = lexicon()
     if clues.text.count(":") > 1:
         yield from _speakers(clues, words)
-    if words.lower_given.isdisjoint(clues.lower_words):
+    if _chat_names().isdisjoint(clues.lower_words) and not any("-" in word for word in clues.lower_words):
         return
     for match in _GREETED.finditer(clues.text):
         name = match["name"]
@@ -68,15 +71,15 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
             continue
         introduced = _INTRODUCED.match(clues.text, match.end() + 1) is not None
         frequency = words.common.get(name, 0.0)
-        named = words.is_given(name) or (name in words.rare_given and frequency < 3.8)
-        limit = 4.6 if words.is_ambiguous_name(name) else 5.6
+        named = words.is_given(name) or (name in words.rare_given and frequency < _ODD)
+        limit = _AMBIGUOUS if words.is_ambiguous_name(name) else _FREQUENT
         here = (ended or introduced) and frequency < limit
         if _is_plain(words, name) or (named and here and name not in NOT_NAMES):
             yield Finding(*match.span("name"), e.PERSON, 0.65)
     for match in _INTRODUCED.finditer(clues.text):
         greeted = _GREETED.search(clues.text, max(0, match.start() - _GREETING_BEFORE), match.start() + 1)
         name = match["name"]
-        odd = greeted and name in words.rare_given and words.common.get(name, 0.0) < 3.8
+        odd = greeted and name in words.rare_given and words.common.get(name, 0.0) < _ODD
         if name[0].islower() and (odd or _is_plain(words, name, 4.9 if greeted else 4.6)):
             yield Finding(*match.span("name"), e.PERSON, 0.65)
     for pattern in (_RELATED, _SIGNED, _ASKED):
@@ -85,6 +88,21 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
             odd = pattern is _RELATED and words.is_given(name) and words.common.get(name, 0.0) < 4.2
             if name[0].islower() and (_is_plain(words, name) or (odd and name not in NOT_NAMES)):
                 yield Finding(*match.span("name"), e.PERSON, 0.65)
+
+
+@cache
+def _chat_names() -> frozenset[str]:
+    """The names that pass the checks below after one of the patterns; a text without any needs no pattern."""
+    words = lexicon()
+
+    def passes(name: str) -> bool:
+        frequency = words.common.get(name, 0.0)
+        if name in words.rare_given and frequency < _ODD:
+            return True
+        limit = _AMBIGUOUS if words.is_ambiguous_name(name) else _FREQUENT
+        return words.is_given(name) and name not in NOT_NAMES and frequency < limit
+
+    return frozenset(filter(passes, words.lower_given))
 
 
 def _is_plain(words: Lexicon, name: str, frequent: float = 4.6) -> bool:

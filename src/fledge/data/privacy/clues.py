@@ -11,8 +11,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-_CAPITAL = re.compile(r"[A-ZÀ-ÖØ-ÞĀ-Ž]")
+UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"  # capital letters, for a class of characters
+_CAPITAL = re.compile(f"[{UPPER}]")
 _WORD = re.compile(r"[a-zà-öø-ÿ]+")
+_TOKEN = re.compile(r"[^\W_]+")
 _LOWER_WORD = re.compile(r"\b[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?")
 # Frequent words of one language that are rare in the other four.
 _FUNCTION_WORDS = {
@@ -43,14 +45,24 @@ class Clues:
         return lowered if len(lowered) == len(self.text) else "".join(map(_lower_one, self.text))
 
     @cached_property
+    def words(self) -> frozenset[str]:
+        """The words in lower case: letters and digits, parted by all else and by underscores."""
+        return frozenset(_TOKEN.findall(self.lower))
+
+    @cached_property
+    def longest(self) -> int:
+        """The length of the longest piece without blanks: keys and wallets need a long one."""
+        return max(map(len, self.text.split()), default=0)
+
+    @cached_property
     def lower_words(self) -> frozenset[str]:
         """The words that begin with a small letter."""
         return frozenset(_LOWER_WORD.findall(self.text))
 
     @cached_property
-    def digits(self) -> bool:
-        """A digit somewhere."""
-        return any(digit in self.text for digit in "0123456789")
+    def digits(self) -> int:
+        """How many digits there are."""
+        return sum(map(self.text.count, "0123456789"))
 
     @cached_property
     def capitals(self) -> bool:
@@ -61,11 +73,10 @@ class Clues:
     def language(self) -> str:
         """The most likely of the five languages by function words; English without any."""
         votes = dict.fromkeys(LANGUAGES, 0.0)
-        for word in _WORD.findall(self.lower[:2000]):
-            languages = _LANGUAGE_OF.get(word)
-            if languages:
-                for language in languages:
-                    votes[language] += 1 / len(languages)
+        for word in filter(_LANGUAGE_OF.__contains__, _WORD.findall(self.lower[:2000])):
+            languages = _LANGUAGE_OF[word]
+            for language in languages:
+                votes[language] += 1 / len(languages)
         return max(votes, key=lambda language: votes[language])
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.label_words import field_label
+from fledge.data.privacy.keyed import field_kind
 
 _HEADS = {
     e.PERSON: "name fullname firstname lastname surname givenname familyname middlename forename customer customername client clientname patient patientname employee "
@@ -42,7 +43,7 @@ _HEADS = {
 _ENTITY = {name: entity for entity, names in _HEADS.items() for name in names.split()}
 _DIGITS = {  # how many digits a number of this kind has at least
     e.PHONE_NUMBER: 7, e.NATIONAL_ID: 5, e.TAX_ID: 6, e.PASSPORT: 4, e.DRIVER_LICENSE: 4, e.DATE_OF_BIRTH: 4, e.MEDICAL_ID: 4, e.INSURANCE_ID: 4,
-    e.BANK_ACCOUNT: 5, e.BANK_ROUTING: 6,
+    e.BANK_ACCOUNT: 5, e.BANK_ROUTING: 3, e.IBAN_CODE: 8, e.CREDIT_CARD: 12,
 }  # fmt: skip
 _NO_WORD = re.compile(r"[\W_]+")
 _CELL = {mark: re.compile(rf'"[^"\n]*"|[^{re.escape(mark)}\n]*') for mark in ",;\t|"}
@@ -109,17 +110,19 @@ def _cells(cell: re.Pattern[str], text: str, start: int, end: int) -> list[Span]
 def _entities(text: str, heads: Sequence[Span]) -> list[str | None]:
     """The entity of each column; nothing if fewer than two are known, or a cell is too long for a head."""
     names = [text[start:end] for start, end in heads]
-    entities = [_ENTITY.get(_NO_WORD.sub("", name.lower())) or _labelled(name) for name in names]
+    entities = [_head(name) for name in names]
     known = sum(entity is not None for entity in entities)
     return entities if known >= 2 and max(map(len, names)) <= 40 else []
 
 
-def _labelled(name: str) -> str | None:
-    """The entity whose label a head holds: "N° de passeport", "employee_ssn"."""
-    if not 2 <= len(name) <= 40:
-        return None
-    label = field_label(name)
-    return label.entity if label is not None else None
+@lru_cache(maxsize=4096)
+def _head(name: str) -> str | None:
+    """The entity a head names, or of which it is a field: "N° de passeport", "employee_ssn"."""
+    listed = _ENTITY.get(_NO_WORD.sub("", name.lower()))
+    if listed or not 2 <= len(name) <= 40:
+        return listed
+    kind = field_kind(name)
+    return kind if kind is None or isinstance(kind, str) else kind.entity
 
 
 def _row(clues: Clues, entities: Sequence[str | None], cells: Sequence[Span]) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ _TOKEN_IN_URL = re.compile(
 # Forms of telephone numbers that nothing else has; any other number needs a word such as "call" before it (labels).
 _EXTENSION = r"(?:\s?(?:x|ext\.?|Durchwahl|-)\s?\d{1,5})?"
 _TRUSTED = re.compile(
-    r"(?<![\w.,:/=+-])(?:"
+    r"(?=[\d+(])(?<![\w.,:/=+-])(?:"
     r"\+\d{1,3}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}"  # +49 (0)30 1234-567
     r"|\(\+?\d{1,3}\) ?\d{2,4}(?:[ .-]?\d{2,4}){1,3}"  # (351) 912 345 678, (030) 123 4567
     r"|\(0\d{2,5}\) ?\d{3,8}(?:[ -]?\d{1,5}){0,2}"  # (05745) 862933
@@ -41,16 +41,16 @@ _TRUSTED = re.compile(
     r")" + _EXTENSION + r"(?![\w]|[.,/:=-]\d|%)"
 )
 _GROUPED = re.compile(
-    r"(?<![\w.,:/=+-])(?:[6789]\d{2} \d{3} \d{3}|[6789]\d{2} \d{2} \d{2} \d{2}|[29]\d{2} \d{3} \d{3}|9\d \d{3} \d{2} \d{2})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
+    r"[26789](?<![\w.,:/=+-].)(?:(?<=[6789])\d{2} \d{3} \d{3}|(?<=[6789])\d{2} \d{2} \d{2} \d{2}|(?<=[29])\d{2} \d{3} \d{3}|(?<=9)\d \d{3} \d{2} \d{2})(?![\w]|[.,/:=-]\d| \d|\s?[%€$])"
 )
 _COMPACT = re.compile(
-    r"(?<![\w.,:/=+-])(?:0[1-9]\d{8,10}|[679]\d{8}|[2-9]\d{9}|[1-9]{2}9\d{8})(?![\w]|[.,]\d|-\d)"
+    r"\d(?<![\w.,:/=+-]\d)(?:(?<=0)[1-9]\d{8,10}|(?<=[679])\d{8}|(?<=[2-9])\d{9}|(?<=[1-9])[1-9]9\d{8})(?![\w]|[.,]\d|-\d)"
 )
 _SIGNATURE = re.compile(
     r"(?m)(?:^|[|,;] ?)(?:[TFMP]|Tel|Mob|Ph|Fax)[.:]? {1,2}(?P<number>\+?\(?\d[\d ()./-]{6,20}\d)(?!\w)"
 )
 _INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
-    r"(?<=[,:;=|\"'])\+[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
+    r"\+(?<=[,:;=|\"']\+)[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
 )
 _PREPOSITION = re.compile(
     r"(?<!\w)(?:on|at|under|unter|auf|au|en el|al|no|pelo|ao)(?: der| die)?:? (?P<number>\(?\d[\d ()./-]{7,16}\d)(?![\w]|[.,/:=-]\d|\s?[%€$])"
@@ -78,6 +78,7 @@ _SPOKEN_SIGN = re.compile(
 _WEBHOOK = re.compile(
     r"//(?:hooks\.slack\.com/(?:services|workflows)/\w|discord(?:app)?\.com/api/webhooks/\d|[\w.-]+\.webhook\.office\.com/webhook)"
 )
+_FEWEST = 7  # digits of a telephone number
 _DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 
 
@@ -87,7 +88,7 @@ def find_contacts(clues: Clues) -> Iterator[Finding]:
     if "@" in text:
         for match in _EMAIL.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 1.0)
-    if _SPOKEN_SIGN.search(clues.lower):
+    if ("at" in clues.words or "arroba" in clues.words or "@" in text) and _SPOKEN_SIGN.search(clues.lower):
         for match in _SPOKEN.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 0.9)
     if "://" in text:
@@ -95,7 +96,7 @@ def find_contacts(clues: Clues) -> Iterator[Finding]:
             url = match[0].rstrip(".,;:!?)]}'\"")
             if _USER_IN_URL.match(url) or _TOKEN_IN_URL.search(url) or _WEBHOOK.search(url):
                 yield Finding(match.start(), match.start() + len(url), e.URL_CREDENTIALS, 1.0)
-    if clues.digits:
+    if clues.digits >= _FEWEST:
         yield from _phones(clues)
 
 

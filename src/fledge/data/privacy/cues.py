@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from fledge.data.privacy.ambiguous import read_words
+from fledge.data.privacy.word_lists import read_sections, read_words
 
+_LISTS = read_sections("name_cues")
 HONORIFICS = read_words("honorifics")
 _TITLES = (
     r"mr|mrs|ms|miss|mx|dr|prof|professor|sir|dame|rev|reverend|hr|fr|herrn?|frau|fräulein|doktor|dipl\.-ing|monsieur|madame|mademoiselle"
@@ -104,56 +105,6 @@ NEXT_IS_NO_PERSON = re.compile(
 # Capitalised words that lists of names hold, but that are hardly ever names in a prompt.
 NOT_NAMES = read_words("not_names")
 # Words that begin no name, and belong to one inside it.
-CAPITAL_PARTICLES = frozenset(
-    [
-        "de",
-        "da",
-        "do",
-        "dos",
-        "das",
-        "di",
-        "del",
-        "della",
-        "la",
-        "le",
-        "van",
-        "von",
-        "der",
-        "den",
-        "du",
-        "el",
-        "al",
-        "bin",
-        "ben",
-        "ter",
-    ]
-)
+CAPITAL_PARTICLES = _LISTS["particles"]
 # Words that begin the names of places.
-SAINTS = frozenset(
-    [
-        "san",
-        "santa",
-        "santo",
-        "saint",
-        "st.",
-        "st",
-        "são",
-        "sankt",
-        "sainte",
-        "port",
-        "lake",
-        "mount",
-        "fort",
-        "new",
-        "north",
-        "south",
-        "east",
-        "west",
-        "vieja",
-        "viejo",
-        "nueva",
-        "nuevo",
-        "puerto",
-        "villa",
-    ]
-)
+SAINTS = _LISTS["saints"]

@@ -9,103 +9,27 @@ from __future__ import annotations
 import random
 import re
 
-_STEMS = [
-    "quill",
-    "brindle",
-    "thrush",
-    "osker",
-    "marl",
-    "fenwil",
-    "tarn",
-    "vesk",
-    "halber",
-    "ormund",
-    "lindar",
-    "corwyn",
-    "eskil",
-    "dravel",
-    "belmar",
-    "jorrin",
-    "kestel",
-    "norvin",
-    "ravel",
-    "selwin",
-    "torvel",
-    "ulber",
-    "varnel",
-    "wendel",
-    "yarvin",
-    "zelmar",
-    "ambrel",
-    "cindor",
-    "elster",
-    "falmer",
-]
+_STEMS = (
+    "quill", "brindle", "thrush", "osker", "marl", "fenwil", "tarn", "vesk", "halber", "ormund", "lindar",
+    "corwyn", "eskil", "dravel", "belmar", "jorrin", "kestel", "norvin", "ravel", "selwin", "torvel", "ulber",
+    "varnel", "wendel", "yarvin", "zelmar", "ambrel", "cindor", "elster", "falmer",
+)  # fmt: skip
 _FAMILY_ENDINGS = ["moor", "quist", "wick", "dahl", "grave", "lock", "mere"]
 _PLACE_ENDINGS = ["stead", "thorpe", "haven", "reach", "firth", "holm", "gate"]
-_GIVEN = [
-    "Aldrel",
-    "Brisvelin",
-    "Cavrin",
-    "Delvina",
-    "Elvanor",
-    "Fendrick",
-    "Galvira",
-    "Hestrin",
-    "Ildora",
-    "Jorvan",
-    "Kelvira",
-    "Lorvin",
-    "Mirelda",
-    "Nolvin",
-    "Orvella",
-    "Pelvin",
-    "Quorra",
-    "Rilvan",
-    "Selvira",
-    "Tolvin",
-    "Ulvira",
-    "Veldrin",
-    "Wilvara",
-    "Xandrel",
-    "Yelvin",
-    "Zorvina",
-    "Andrel",
-    "Belvora",
-    "Corvina",
-    "Dalvorin",
-    "Estrel",
-    "Folvira",
-]
+GIVEN = (
+    "Aldrel", "Brisvelin", "Cavrin", "Delvina", "Elvanor", "Fendrick", "Galvira", "Hestrin", "Ildora", "Jorvan",
+    "Kelvira", "Lorvin", "Mirelda", "Nolvin", "Orvella", "Pelvin", "Quorra", "Rilvan", "Selvira", "Tolvin",
+    "Ulvira", "Veldrin", "Wilvara", "Xandrel", "Yelvin", "Zorvina", "Andrel", "Belvora", "Corvina", "Dalvorin",
+    "Estrel", "Folvira",
+)  # fmt: skip
 FAMILY = tuple(stem.capitalize() + ending for stem in _STEMS for ending in _FAMILY_ENDINGS)
 PLACES = tuple(stem.capitalize() + ending for stem in _STEMS for ending in _PLACE_ENDINGS)
-GIVEN = tuple(_GIVEN)
 
 _ALL = frozenset(word.lower() for word in (*FAMILY, *PLACES, *GIVEN))
-_SMALL = frozenset(
-    [
-        "street",
-        "road",
-        "lane",
-        "avenue",
-        "group",
-        "gmbh",
-        "straße",
-        "rue",
-        "calle",
-        "rua",
-        "de",
-        "the",
-        "of",
-        "and",
-        "und",
-        "et",
-        "y",
-        "e",
-        "s",
-        "apt",
-    ]
-)
+_SMALL = frozenset((
+    "street", "road", "lane", "avenue", "group", "gmbh", "straße", "rue", "calle", "rua", "de", "the", "of",
+    "and", "und", "et", "y", "e", "s", "apt",
+))  # fmt: skip
 _WORD = re.compile(r"[^\W\d_]+")
 
 

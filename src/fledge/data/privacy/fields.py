@@ -12,296 +12,27 @@ import re
 from collections.abc import Iterator
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import NOT_NAMES
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon, unaccented
+from fledge.data.privacy.word_lists import read_sections
 
 _SEPARATOR = re.compile(r"(?:=>|:=|[:=])[ \t]{0,4}(?P<quote>[\"'`]?)(?=[^\W_])")
 _KEY = re.compile(r"[^\W\d_][\w.-]*(?: [^\W\d_][\w-]*){0,2}$")
 _PARTS = re.compile(r"[A-ZÀ-Þ]?[a-zà-öø-ÿ]+|[A-ZÀ-Þ]+(?![a-zà-ÿ])")
-_CAPITAL = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W\d_]*(?:['’.-][^\W\d_]+)*\.?"
+_CAPITAL = rf"[{UPPER}][^\W\d_]*(?:['’.-][^\W\d_]+)*\.?"
 _UNQUOTED = re.compile(
     rf"{_CAPITAL}(?:[ +](?:(?:de la|de los|da|de|do|dos|das|del|van der|van den|van|von|bin|la|le|y|e)[ +])?{_CAPITAL}){{0,4}}(?=\s*(?:[,;|&<>()\n\]}}#\"']|\.?$|\.?\s))"
 )
-_NAME_KEYS = frozenset(
-    [
-        "firstname",
-        "lastname",
-        "fullname",
-        "surname",
-        "forename",
-        "middlename",
-        "givenname",
-        "familyname",
-        "maidenname",
-        "vorname",
-        "nachname",
-        "familienname",
-        "prenom",
-        "apellido",
-        "apellidos",
-        "sobrenome",
-        "displayname",
-        "realname",
-    ]
-)
-_OF_PEOPLE = frozenset(
-    [
-        "first",
-        "last",
-        "full",
-        "given",
-        "family",
-        "middle",
-        "maiden",
-        "legal",
-        "customer",
-        "client",
-        "patient",
-        "contact",
-        "employee",
-        "owner",
-        "author",
-        "holder",
-        "recipient",
-        "sender",
-        "student",
-        "teacher",
-        "tenant",
-        "guest",
-        "passenger",
-        "doctor",
-        "manager",
-        "applicant",
-        "member",
-        "beneficiary",
-        "cardholder",
-        "driver",
-        "spouse",
-        "parent",
-        "child",
-        "guardian",
-        "emergency",
-        "billing",
-        "shipping",
-        "buyer",
-        "seller",
-        "kunden",
-        "kunde",
-        "patienten",
-        "mitarbeiter",
-        "halter",
-        "cliente",
-        "paciente",
-        "empleado",
-        "titular",
-        "funcionario",
-        "aluno",
-        "alumno",
-        "usuario",
-        "complet",
-        "completo",
-        "client",
-        "salarie",
-        "display",
-        "real",
-    ]
-)
+_LISTS = read_sections("field_keys")
+_NAME_KEYS = _LISTS["names"]
+_OF_PEOPLE = _LISTS["of_people"]
 _NAMES = frozenset(["name", "names", "nom", "nombre", "nome"])
-_ROLES = frozenset(
-    [
-        "author",
-        "owner",
-        "assignee",
-        "reporter",
-        "requester",
-        "requestor",
-        "reviewer",
-        "approver",
-        "recipient",
-        "addressee",
-        "sender",
-        "applicant",
-        "customer",
-        "patient",
-        "tenant",
-        "landlord",
-        "guest",
-        "passenger",
-        "student",
-        "employee",
-        "contact",
-        "attendee",
-        "attendees",
-        "participant",
-        "participants",
-        "signatory",
-        "witness",
-        "claimant",
-        "insured",
-        "policyholder",
-        "cardholder",
-        "accountholder",
-        "driver",
-        "technician",
-        "handler",
-        "supervisor",
-        "manager",
-        "caller",
-        "payee",
-        "payer",
-        "buyer",
-        "seller",
-        "consignee",
-        "spouse",
-        "guardian",
-        "committer",
-        "maintainer",
-        "speaker",
-        "interviewer",
-        "interviewee",
-        "candidate",
-        "antragsteller",
-        "antragstellerin",
-        "bearbeiter",
-        "bearbeiterin",
-        "sachbearbeiter",
-        "sachbearbeiterin",
-        "ansprechpartner",
-        "ansprechpartnerin",
-        "kunde",
-        "kundin",
-        "mieter",
-        "mieterin",
-        "vermieter",
-        "patient",
-        "patientin",
-        "fahrer",
-        "fahrerin",
-        "empfaenger",
-        "empfanger",
-        "absender",
-        "zeuge",
-        "zeugin",
-        "teilnehmer",
-        "teilnehmende",
-        "anwesend",
-        "abwesend",
-        "kontoinhaber",
-        "halter",
-        "versicherter",
-        "verantwortlich",
-        "verantwortliche",
-        "unterzeichner",
-        "demandeur",
-        "demandeuse",
-        "auteur",
-        "autrice",
-        "titulaire",
-        "destinataire",
-        "expediteur",
-        "beneficiaire",
-        "locataire",
-        "bailleur",
-        "proprietaire",
-        "patiente",
-        "conducteur",
-        "temoin",
-        "presents",
-        "absents",
-        "participants",
-        "responsable",
-        "eleve",
-        "assure",
-        "salarie",
-        "interlocuteur",
-        "redacteur",
-        "solicitante",
-        "autor",
-        "autora",
-        "titular",
-        "destinatario",
-        "remitente",
-        "beneficiario",
-        "inquilino",
-        "arrendador",
-        "propietario",
-        "conductor",
-        "testigo",
-        "asistentes",
-        "ausentes",
-        "paciente",
-        "alumno",
-        "alumna",
-        "asegurado",
-        "cliente",
-        "empleado",
-        "encargado",
-        "encargada",
-        "firmante",
-        "requerente",
-        "remetente",
-        "inquilino",
-        "locador",
-        "locatario",
-        "proprietario",
-        "motorista",
-        "testemunha",
-        "presentes",
-        "ausencia",
-        "responsavel",
-        "aluno",
-        "aluna",
-        "segurado",
-        "funcionario",
-        "atendente",
-        "assinante",
-        "interessado",
-    ]
-)
-_TOWNS = frozenset(
-    [
-        "city",
-        "town",
-        "municipality",
-        "hometown",
-        "birthplace",
-        "village",
-        "wohnort",
-        "stadt",
-        "gemeinde",
-        "geburtsort",
-        "ville",
-        "commune",
-        "ciudad",
-        "localidad",
-        "municipio",
-        "poblacion",
-        "cidade",
-        "localidade",
-        "naturalidade",
-        "concelho",
-    ]
-)
-_STREETS = frozenset(
-    [
-        "street",
-        "address",
-        "streetaddress",
-        "strasse",
-        "anschrift",
-        "adresse",
-        "rue",
-        "calle",
-        "direccion",
-        "domicilio",
-        "rua",
-        "endereco",
-        "morada",
-    ]
-)
+_ROLES = _LISTS["roles"]
+_TOWNS = _LISTS["towns"]
+_STREETS = _LISTS["streets"]
 _SIBLING = re.compile(
     r"(?:first|last|sur|full|family|given|vor|nach)_?-?name|pr[ée]nom|apellido|sobrenome|apelido|e-?mail|courriel|correo|birth|naiss|nacimiento|nascimento|\bgeb|\bdob\b|phone|t[ée]l[ée]?f|handy|mobil|ssn|\bdni\b|\bcpf\b|patient"
 )
@@ -309,8 +40,8 @@ _AROUND = 220  # characters on either side in which the other keys of a record s
 _EVERYDAY = 4.0  # Zipf frequency from which on a word alone is no name, whatever the key says
 
 
-def find_in_fields(clues: Clues, entities: tuple[str, ...]) -> Iterator[Finding]:
-    """Values whose key says that they are a name, a town or a street, if that is among `entities`."""
+def find_in_fields(clues: Clues) -> Iterator[Finding]:
+    """Values whose key says that they are a name, a town or a street."""
     text = clues.text
     for match in _SEPARATOR.finditer(text):
         before = text[max(0, match.start() - 34) : match.start()]
@@ -318,9 +49,9 @@ def find_in_fields(clues: Clues, entities: tuple[str, ...]) -> Iterator[Finding]
         if key is None:
             continue
         entity, sure = _kind(clues, key[0], match.start())
-        if entity not in entities:
+        if entity is None:
             continue
-        span = _value(text, match, sure)
+        span = _value(text, match)
         if span is not None and _fits(entity, text[span[0] : span[1]], sure, bool(match["quote"])):
             yield Finding(*span, entity, 0.75)
 
@@ -347,7 +78,7 @@ def _kind(clues: Clues, key: str, at: int) -> tuple[str | None, bool]:
     return (e.STREET_ADDRESS, True) if last in _STREETS else (None, False)
 
 
-def _value(text: str, match: re.Match[str], sure: bool) -> tuple[int, int] | None:
+def _value(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     start, quote = match.end(), match["quote"]
     if quote:
         end = text.find(quote, start, start + 90)

@@ -59,6 +59,8 @@ class PrivacyFilter:
 
     def __init__(self, policy: Policy | None = None, options: PrivacyOptions | None = None) -> None:
         require_privacy_extra()
+        from presidio_anonymizer import AnonymizerEngine
+
         from fledge.data.privacy.cloud import cloud_recognizers
         from fledge.data.privacy.lexicon import lexicon
         from fledge.data.privacy.ner import ner_recognizers
@@ -69,12 +71,14 @@ class PrivacyFilter:
         if policy not in (None, "drop", "redact", "surrogate"):
             raise DataError(f"unknown policy {policy!r}; use drop, redact or surrogate")
         self._wanted = sorted(self.options.wanted)
+        self._looked_for = self.options.wanted
         self._allowed = frozenset(value.casefold() for value in self.options.allow)
         models = [
             *ner_recognizers(self.options.ner),
             *cloud_recognizers(self.options.cloud_dlp, self._wanted),
         ]
         self._analyzer = make_analyzer(self.options, models)
+        self._anonymizer = AnonymizerEngine()
         lexicon()
 
     def scan(self, text: str) -> list[Finding]:
@@ -85,7 +89,7 @@ class PrivacyFilter:
         """The findings of each turn of a conversation; a value found in one turn is found in all of them."""
         found = [self._scan_long(turn) for turn in turns]
         values = self._values(turns, found)
-        if values:
+        if values and _stand_elsewhere(values, turns, found):
             regex = re.compile(
                 rf"(?<!\w)(?:{'|'.join(re.escape(v) for v in sorted(values, key=len, reverse=True))})(?!\w)"
             )
@@ -142,9 +146,7 @@ class PrivacyFilter:
         from fledge.data.privacy.recognizers import ANY, findings_of
 
         found = findings_of(self._analyzer.analyze(text, ANY, entities=self._wanted))
-        return [
-            f for f in found if f.entity in self.options.wanted and self._counts(text[f.start : f.end], f)
-        ]
+        return [f for f in found if f.entity in self._looked_for and self._counts(text[f.start : f.end], f)]
 
     def _counts(self, value: str, finding: Finding) -> bool:
         from fledge.data.privacy.reserved import is_reserved
@@ -188,7 +190,6 @@ class PrivacyFilter:
 
     def _replaced(self, turns: Sequence[str], found: Sequence[Sequence[Finding]], key: str) -> list[str]:
         from presidio_analyzer import RecognizerResult
-        from presidio_anonymizer import AnonymizerEngine
         from presidio_anonymizer.entities import OperatorConfig
 
         from fledge.data.privacy.clues import Clues
@@ -201,9 +202,8 @@ class PrivacyFilter:
                 operators[entity] = OperatorConfig("replace", {"new_value": f"<{entity}>"})
             else:
                 operators[entity] = OperatorConfig("custom", {"lambda": _replacer(surrogates, entity)})
-        engine = AnonymizerEngine()
         return [
-            engine.anonymize(
+            self._anonymizer.anonymize(
                 turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in some], operators
             ).text
             if some
@@ -246,6 +246,29 @@ def require_privacy_extra() -> None:
             f"the privacy filter needs packages that aren't installed ({', '.join(missing)}); "
             'run pip install "fledge[privacy]", or turn it off with privacy.enabled=false'
         )
+
+
+def _stand_elsewhere(
+    values: dict[str, tuple[str, float]], turns: Sequence[str], found: Sequence[Sequence[Finding]]
+) -> bool:
+    """Whether a value stands anywhere but inside what was found as surely: most don't, and need no pattern of them all."""
+    for turn, findings in zip(turns, found, strict=True):
+        for value, (entity, score) in values.items():
+            start = turn.find(value)
+            while start >= 0:
+                end = start + len(value)
+                if not any(_holds(finding, start, end, entity, score) for finding in findings):
+                    return True
+                start = turn.find(value, start + 1)
+    return False
+
+
+def _holds(finding: Finding, start: int, end: int, entity: str, score: float) -> bool:
+    """Whether a finding leaves nothing of one there of that entity and score."""
+    if finding.start > start or finding.end < end or finding.score < score:
+        return False
+    longer = finding.end - finding.start > end - start
+    return longer or finding.score > score or finding.entity == entity
 
 
 _worker: PrivacyFilter | None = None

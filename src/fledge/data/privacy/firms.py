@@ -5,14 +5,13 @@ Compiled by hand; general knowledge, and far from complete. `ends_in_firm("... a
 
 from __future__ import annotations
 
-from importlib import resources
+from fledge.data.privacy.word_lists import read_lines
 
 
 def _read() -> dict[str, list[str]]:
-    text = (resources.files("fledge.data.privacy") / "words" / "firms.txt").read_text("utf-8")
     by_last_word: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        for firm in line.split(", ") if not line.startswith("#") else ():
+    for line in read_lines("firms"):
+        for firm in line.split(", "):
             by_last_word.setdefault(firm.split()[-1], []).append(firm)
     return by_last_word
 

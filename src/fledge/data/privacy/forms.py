@@ -15,6 +15,7 @@ from stdnum import luhn
 from stdnum.br import cnpj, cpf
 from stdnum.ch import ssn as ahv
 from stdnum.cn import ric
+from stdnum.de import idnr
 from stdnum.es import dni, nie
 from stdnum.fr import nir
 from stdnum.in_ import aadhaar
@@ -56,23 +57,21 @@ def _is_card(value: str) -> bool:
     return 13 <= len(value) <= 19 and len(set(value)) > 1 and bool(luhn.is_valid(value))
 
 
-def _is_steuer_id(value: str) -> bool:
-    from stdnum.de import idnr
-
-    return bool(idnr.is_valid(value))
-
-
 def _form(entity: str, regex: str, check: Check | None = None, score: float = 0.9) -> Form:
     return Form(entity, re.compile(rf"(?:{regex})(?![\w]|[.-]\d)"), check, score)
 
 
 # Where a number may begin: up to six capitals, then digits, nine letters and digits or more in all (a RUT: eight).
-_BEGIN = re.compile(r"(?<![\w.-])(?=[A-ZÑ&]{0,6}[ -]?\d)(?=(?:[ ./-]{0,3}[\dA-ZÑ&]){8})")
+# (Here and below what must not stand before a match comes after its first character: so the search leaps to the next
+# character that can be the first.)
+_BEGIN = re.compile(
+    r"[\dA-ZÑ&](?<![\w.-].)(?:(?<=\d)|(?=[A-ZÑ&]{0,5}[ -]?\d))(?=(?:[ ./-]{0,3}[\dA-ZÑ&]){7})"
+)
 # Rows that are tried there.
 _NUMBERS = (
     _form(
         e.CREDIT_CARD,
-        r"[2-6]\d{3}([ -]?)\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5}|3[0689]\d{2}([ -]?)\d{6}\3\d{4}|[2-6]\d{12,18}",
+        r"[2-6]\d{3}( {0,2}|[.-])\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}( {0,2}|[.-])\d{6}\2\d{5}|3[0689]\d{2}( {0,2}|[.-])\d{6}\3\d{4}|[2-6]\d{12,18}",
         _is_card,
         0.88,
     ),
@@ -96,7 +95,7 @@ _NUMBERS = (
     ),  # Spain, DNI
     _form(e.NATIONAL_ID, r"[XYZ][ -]?\d{7}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(nie), 0.95),  # Spain, NIE
     _form(e.NATIONAL_ID, r"\d{2} ?(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2} ?[A-Z] ?\d{3}", None, 0.75),
-    _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", _is_steuer_id, 0.8),  # Germany, as it is printed
+    _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", stdnum_check(idnr), 0.8),  # Germany, as it is printed
     _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", stdnum_check(cpf), 0.95),  # Brazil, CPF
     _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", stdnum_check(cnpj), 0.95),  # Brazil, CNPJ
     _form(
@@ -108,10 +107,8 @@ _NUMBERS = (
         stdnum_check(codicefiscale),
         0.95,
     ),  # Italy
-    _form(e.TAX_ID, r"IT ?\d{11}", lambda value: bool(iva.is_valid(value)), 0.9),  # Italy, VAT
-    _form(
-        e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", lambda value: bool(rfc.is_valid(value)), 0.9
-    ),  # Mexico, RFC
+    _form(e.TAX_ID, r"IT ?\d{11}", stdnum_check(iva), 0.9),  # Italy, VAT
+    _form(e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", stdnum_check(rfc), 0.9),  # Mexico, RFC
     _form(e.BANK_ROUTING, r"[A-Z]{4}0[A-Z0-9]{6}", lambda value: value[5:].isdigit(), 0.93),  # India, IFSC
     _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
     _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", stdnum_check(aadhaar), 0.8),  # India, Aadhaar
@@ -122,10 +119,11 @@ _NUMBERS = (
     *(_form(entity, regex, check, score) for entity, regex, check, score in MORE_FORMS),
 )
 _MACS = re.compile(
-    r"(?<![\w.-])(?:[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4})(?![\w]|[.-]\d)"
+    r"[0-9A-Fa-f](?<![\w.-].)(?:[0-9A-Fa-f]([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}|[0-9A-Fa-f]{3}\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4})(?![\w]|[.-]\d)"
 )
-_IBAN = re.compile(
-    r"(?<![\w.-])(?:[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?|[a-z]{2}\d{2}(?:[a-z0-9]{11,30}|(?: (?:[a-z]{4}|\d{4})){3,7}(?: \d{1,3})?))(?!\w)"
+_IBAN = re.compile(r"[A-Z](?<![\w.-].)[A-Z]\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?(?!\w)")
+_IBAN_REST = re.compile(  # in lower case, from the first digit on
+    r"\d(?<=(?<![\w.-])[a-z]{2}\d)\d(?:[a-z0-9]{11,30}|(?: (?:[a-z]{4}|\d{4})){3,7}(?: \d{1,3})?)(?!\w)"
 )
 _WALLETS = re.compile(
     r"(?<![\w/-])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
@@ -137,7 +135,7 @@ _LABELLED_WALLET = re.compile(
     r"(?P<value>[1-9A-HJ-NP-Za-km-z]{32,48})(?!\w)",
     re.IGNORECASE,
 )
-_IPV4 = re.compile(r"(?<![\w.:])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
+_IPV4 = re.compile(r"\d(?<![\w.:]\d)\d{0,2}\.(?:\d{1,3}\.){2}\d{1,3}(?![\w]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?:%\w+)?(?![\w:])")
 # "version 1.2.3.4", "v1.2.3.4", "build 10.0.1.2": four numbers that are no address.
 _VERSION = re.compile(
@@ -146,6 +144,11 @@ _VERSION = re.compile(
     r"|(?<![^\W_])(?:python|java|node(?:\.?js)?|php|ruby|cuda|ubuntu|debian|ios|android|macos|windows|firefox|nginx|postgres\w*|mysql|excel|chrome|kernel)(?![^\W_])[^.!?\n\d,;]{0,20}$"
 )
 
+_MAC, _WALLET, _LABELLED = (
+    14,
+    25,
+    32,
+)  # characters without a blank that they have at least (bc1 and the like: fewer)
 _NETWORKED = re.compile(r"/(?:[12]?\d|3[0-2])(?!\d)|:\d{2,5}(?!\d)")  # 10.1.2.3/24, 10.1.2.3:8080
 
 
@@ -159,20 +162,29 @@ def find_forms(clues: Clues) -> Iterator[Finding]:
             match = regex.match(text, begin.start())
             if match and (check is None or check(re.sub(r"[^0-9A-Za-z]", "", match[0]))):
                 yield Finding(match.start(), match.end(), entity, score)
-    if text.count(":") >= 5 or text.count("-") >= 5 or text.count(".") >= 2:
+    if clues.longest >= _MAC and (text.count(":") >= 5 or text.count("-") >= 5 or text.count(".") >= 2):
         for match in _MACS.finditer(text):
             yield Finding(match.start(), match.end(), e.MAC_ADDRESS, 0.9)
     yield from _addresses(clues)
-    for match in _IBAN.finditer(text):
-        size = _iban_end(match[0])
-        if size:
-            yield Finding(match.start(), match.start() + size, e.IBAN_CODE, 1.0)
-    for match in _LABELLED_WALLET.finditer(text):
-        if _looks_like_wallet(match["value"]):
-            yield Finding(*match.span("value"), e.CRYPTO, 0.9)
-    for match in _WALLETS.finditer(text):
-        if _looks_like_wallet(match[0]):
-            yield Finding(match.start(), match.end(), e.CRYPTO, 0.9)
+    for regex, before in ((_IBAN, 0), (_IBAN_REST, 2)):
+        for match in regex.finditer(text):
+            start = match.start() - before
+            size = _iban_end(text[start : match.end()])
+            if size:
+                yield Finding(start, start + size, e.IBAN_CODE, 1.0)
+    yield from _wallets(clues)
+
+
+def _wallets(clues: Clues) -> Iterator[Finding]:
+    text = clues.text
+    if clues.longest >= _LABELLED:
+        for match in _LABELLED_WALLET.finditer(text):
+            if _looks_like_wallet(match["value"]):
+                yield Finding(*match.span("value"), e.CRYPTO, 0.9)
+    if clues.longest >= _WALLET or "bc1" in text or "tb1" in text or "ltc1" in text:
+        for match in _WALLETS.finditer(text):
+            if _looks_like_wallet(match[0]):
+                yield Finding(match.start(), match.end(), e.CRYPTO, 0.9)
 
 
 def _addresses(clues: Clues) -> Iterator[Finding]:

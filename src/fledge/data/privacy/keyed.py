@@ -23,6 +23,8 @@ _FIELD = re.compile(
     r"(?<![^\W_])(?P<key>[A-Za-zÀ-ÿ][\wÀ-ÿ-]{1,40})(?:[\"'`]?\]?\s?(?::=|=>|[:=])\s{0,2}|>)(?P<quote>\\?[\"'`]?)"
     r"(?=[\w+(*])"
 )
+_SIGN = re.compile(r"[:=>]")
+_BEFORE, _BEHIND = 46, 8  # characters of the longest name before such a sign, and of what may follow it
 _QUOTED = {mark: re.compile(rf"[^{mark}\n\\]{{2,80}}(?=\\?{mark})") for mark in "\"'`"}
 _NUMBER = re.compile(
     r"\+?\(?[A-Za-z]{0,6}[ -]?\d[\dA-Za-z]*\)?(?:[ ./-]{1,2}\(?(?:\d[\dA-Za-z]*|[A-Z]{1,2}(?!\w))\)?)*"
@@ -32,38 +34,12 @@ _ISO = re.compile(r"(?:19|20)\d\d-\d\d-\d\d(?=[T ]\d)")
 _BIRTH = re.compile(
     r"birth(?: ?day| ?date)?$|date (?:of|de) (?:birth|naissance)|\bdob\b|\bbday\b|geburtsdatum|geburtstag|\bgeb\b(?: ?dat\w*)?|geboren(?: am)?$|naissance$|nacimiento$|nascimento$|\b(?:fecha|data|dt|f)? ?na[cs]c?$"
 )
-_PERSON = frozenset(
-    [
-        "first name",
-        "last name",
-        "full name",
-        "given name",
-        "family name",
-        "middle name",
-        "maiden name",
-        "surname",
-        "firstname",
-        "lastname",
-        "fullname",
-        "vorname",
-        "nachname",
-        "familienname",
-        "prenom",
-        "nom de famille",
-        "apellido",
-        "apellidos",
-        "primer apellido",
-        "segundo apellido",
-        "nombre completo",
-        "nome completo",
-        "sobrenome",
-        "apelido",
-        "ultimo nome",
-        "primeiro nome",
-        "nom complet",
-        "nom prenom",
-    ]
-)
+_PERSON = frozenset((
+    "first name", "last name", "full name", "given name", "family name", "middle name", "maiden name", "surname",
+    "firstname", "lastname", "fullname", "vorname", "nachname", "familienname", "prenom", "nom de famille",
+    "apellido", "apellidos", "primer apellido", "segundo apellido", "nombre completo", "nome completo",
+    "sobrenome", "apelido", "ultimo nome", "primeiro nome", "nom complet", "nom prenom",
+))  # fmt: skip
 _PERSON_VALUE = re.compile(r"[A-ZÀ-ÖØ-Þ][^\W\d_]+(?:[ '’-]{1,2}[^\W\d_]+){0,4}\.?")
 
 
@@ -72,9 +48,9 @@ def find_keyed(clues: Clues) -> Iterator[Finding]:
     text = clues.text
     if "=" not in text and ":" not in text and "</" not in text:
         return
-    for match in _FIELD.finditer(text):
+    for match in _fields(text):
         key = match["key"]
-        kind = _kind(key)
+        kind = field_kind(key)
         if kind is None:
             continue
         start = match.end()
@@ -91,12 +67,23 @@ def find_keyed(clues: Clues) -> Iterator[Finding]:
             yield Finding(start, start + size, kind if isinstance(kind, str) else kind.entity, 0.94)
 
 
+def _fields(text: str) -> Iterator[re.Match[str]]:
+    """`_FIELD.finditer(text)`, looked for only around the signs behind names."""
+    past = 0
+    for sign in _SIGN.finditer(text):
+        if sign.start() >= past:
+            match = _FIELD.search(text, max(past, sign.start() - _BEFORE), sign.start() + _BEHIND)
+            if match:
+                past = match.end()
+                yield match
+
+
 def _date(text: str, start: int) -> re.Match[str] | None:
     return _ISO.match(text, start) or _DIGITS_DATE.match(text, start) or DATE.match(text.lower(), start)
 
 
 @lru_cache(maxsize=4096)
-def _kind(key: str) -> Label | str | None:
+def field_kind(key: str) -> Label | str | None:
     """The label of a field's name; PERSON, DATE_OF_BIRTH and nothing else without one."""
     words = field_words(key)
     if words in _PERSON:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.beginnings import beginnings, literal_beginning, matches_from
+from fledge.data.privacy.word_lists import read_sections
 
 OTHER = "OTHER"  # what is nobody's business: orders, invoices, versions, books
 NUMBER = "NUMBER"  # "the number is": of what was spoken of last, a document or a telephone
@@ -37,6 +39,9 @@ def _label(entity: str, value: str, *words: str, context: str | None = None) -> 
     return Label(entity, words, re.compile(value), re.compile(context) if context else None)
 
 
+# A number follows at once, or after up to three words and a link, or it is the name of a field: "agencia do Itau: 1234".
+_LINKS = r"(?:n[°º.o]|num\w*|nr|[:#,(]|e\b|es\b|est\b|ist\b|is\b)"
+_NUMBERED = rf"(?=\s?{_LINKS}?\s?\(?\d|(?:\s\w+){{1,3}}\s?{_LINKS}\s?\d|$)"
 _PATIENT = (
     r"patient|paciente|\bpat\.|\bpt\b|hospital|hopital|clini[ckq]|klinik|kranken|medic|medec|arzt|doctor|\bdr\b|nurse|diagnos|surgery|praxis|\bgp\b|chirurg|cirug"
     r"|urgenc|consult[ao]|\bsalud\b|\bsaude\b|\bsante\b|health|symptom|sintoma|anamnes|aufnahme"
@@ -74,7 +79,7 @@ LABELS = (
         r"(?=(?:.*\d){4})[A-Z0-9]{5,18}",
         r"driver'?s?'?s? licen[sc]es?", r"driving licen[sc]es?", r"dl\b", r"licen[sc]e (?:number|no)", r"lic\b(?=\.? ?(?:#|n[or]|num|:))", r"num(?:ero|\.)? de (?:licen[cs]ia|carteira|carta)", r"driver'?s? permit", r"driving permit",
         r"(?:provisional|drivers?) lic\b", r"licen[sc]ia de motorista",
-        r"f(?:u|ue)hrerschein\w*", r"fahrerlaubnis\w*", r"lenkerberechtigung", r"fuhrerausweis\w*", r"permis(?= (?:de|b|a|c|am|be|n|probatoire|moto|poids)\b)(?: de conduire)?(?: [a-e]{1,2}\b)?",
+        r"f(?:u|ue)hrerschein\w*", r"fahrerlaubnis\w*", r"lenkerberechtigung", r"fuhrerausweis\w*", r"permis\b(?! de (?:construire|sejour|travail|chasse|peche|louer|amenager|demolir|resid))(?: de conduire| probatoire| moto)?(?: [a-e]{1,2}\b)?", r"licence de conduite",
         r"(?:carnet?|licencia|permiso|registro) (?:de |para )?(?:conduci\w+|conducto\w*|manejo|manejar)", r"carteira (?:nacional )?de (?:motorista|habilitacao|conducao)",
         r"cnh\b", r"carta de conducao", r"titulo de conducao", r"habilitacao", r"brevete", r"numero de permis",
     ),
@@ -100,7 +105,7 @@ LABELS = (
         r"insurance", r"policy(?=\s?(?:[a-z]{0,3}[ -]?\d|number|no|nr|id|#|:|is|with|held|holder))", r"member(?:ship)?[ _-]?(?:id|number|no)\b", r"subscriber", r"group (?:number|no|id)\b(?=.{0,3}\d)", r"claim (?:number|no|id)\b",
         r"versicherten\w*", r"krankenversicherung\w*", r"krankenkasse\w*", r"versicherungs?\w*", r"police\b(?=\s?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"versichert(?= (?:unter|mit|bei))", r"mitglieds\w*", r"schaden(?:nummer|-nr)", r"gesundheitskarte", r"egk\b", r"vers\.?-? ?nr",
         r"kvnr", r"kv-?(?:nr|nummer)", r"(?:n[º°]|numero) d.assuree?", r"assuree?(?= ?(?:n(?:[°º.]|o\b|um)|:))", r"(?:kranken|lebens|haftpflicht|kfz-?|auto|hausrat|unfall)(?:versicher|kassen)\w*", r"assurances?\b", r"mutuelle", r"numero d.adherent", r"adherent(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"numero de sinistre", r"seguro(?! social)s?\b", r"poliza", r"apolice", r"policen?-?(?:nummer|nr)", r"contrat d'assurance",
-        r"asegurad[oa]", r"segurad[oa]", r"afiliad[oa]", r"num(?:ero|\.)? de (?:afiliacion|socio|asociado)", r"carteirinha", r"beneficiari[oa]", r"plano de saude", r"convenio(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"obra social", r"sinistro", r"siniestro", r"matricula d[oa] plano", r"prevoyance", r"sociétaire", r"societaire",
+        r"asegurad[oa]", r"segurad[oa]", r"afiliad[oa]", r"num(?:ero|\.)? de (?:afiliacion|socio|asociado)", r"carteirinha", r"beneficiari[oa]", r"plano de saude", r"convenio(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"obra social", r"sinistro", r"siniestro", r"matricula d[oa] plano", r"assureurs?\b", r"sinistre(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:))", r"police (?:d.assurance|auto|habitation|multirisque)", r"tiers payant", r"prevoyance", r"sociétaire", r"societaire",
     ),
     _label(
         e.INSURANCE_ID,
@@ -112,12 +117,20 @@ LABELS = (
         e.BANK_ROUTING,
         r"\d{6}|\d{8}|\d{9}|[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?",
         r"routing", r"aba\b", r"rtn\b", r"sort ?code", r"s/c\b", r"blz\b", r"bankleitzahl", r"bsb\b",
-        r"swift\b(?!\s?(?:ui|\d\.))(?:[/ ]bic\b)?(?:[ _-]?code)?", r"bic\b(?:[/ ]swift\b)?(?:[ _-]?code)?", r"bank code", r"bankcode", r"codigo (?:swift|bic|del banco|do banco)", r"clearing", r"ifsc(?: code)?",
+        r"(?:numero|codigo) de ruta", r"(?:numero|codigo) de roteamento", r"(?:numero|code) d.acheminement", r"swift\b(?!\s?(?:ui|\d\.))(?:[/ ]bic\b)?(?:[ _-]?code)?", r"bic\b(?:[/ ]swift\b)?(?:[ _-]?code)?", r"bank code", r"bankcode", r"codigo (?:swift|bic|del banco|do banco)", r"clearing", r"ifsc(?: code)?",
     ),
     _label(
         e.BANK_ROUTING,
         r"\d{3,6}[\dXK]?",
-        r"agencia(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\(|#|e\b|\d|bancaria))(?: bancaria)?", r"ag\b(?=\.? ?:? ?\d)", r"transit", r"institution (?:number|no)", r"branch (?:number|no|code)", r"code (?:banque|guichet|agence)", r"guichet", r"sucursal(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"oficina bancaria", r"balcao(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"filialnummer",
+        r"agencia(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\(|#|e\b|\d|bancaria))(?: bancaria)?", r"ag\b(?=\.? ?:? ?\d)", r"institution (?:number|no)", r"branch (?:number|no|code)", r"code (?:banque|guichet|agence)", r"guichet", r"sucursal(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"oficina bancaria", r"balcao(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"filialnummer",
+    ),
+    _label(e.BANK_ROUTING, r"\d{3,9}", r"transit\b(?! (?:time|visa|system|station|agency|gateway))", r"(?:numero|no) d'institution"),
+    _label(
+        e.BANK_ROUTING,
+        r"\d{3,6}[\dXK]?",
+        rf"agencias?\b{_NUMBERED}", rf"sucursal\b{_NUMBERED}", rf"oficina\b{_NUMBERED}", rf"balcao\b{_NUMBERED}", rf"succursale\b{_NUMBERED}", rf"agence\b{_NUMBERED}", rf"filiale?\b{_NUMBERED}",
+        r"codigo de (?:la )?(?:entidad|sucursal|oficina|agencia)", r"code (?:de l')?(?:etablissement|agence)",
+        context=r"\bbanc[ao]\b|bancari|\bcuentas?\b|\bcontas?\b|banque|bancaire|\bcompte\b|\bkonto|\bbank|\biban\b|\bpix\b|\bted\b|virement|transferencia|\brib\b",
     ),
     _label(
         e.BANK_ACCOUNT,
@@ -150,7 +163,7 @@ LABELS = (
         r"(?:numero de )?secu\b", r"num secu", r"securite sociale", r"nss\b", r"nir\b", r"insee\b", r"carte (?:nationale )?d.identite", r"carte de sejour", r"titre de sejour", r"piece d.identite", r"cni\b", r"dni\b", r"d\.n\.i\.?", r"nie\b", r"cedulas?\b(?: de (?:ciudadania|identidad|extranjeria))?", r"c\.c\.(?= ?\d)", r"rut\b", r"run\b(?=[ :#]{1,3}\d{1,2}\.?\d{3}\.?\d{3}-)", r"ine\b(?=[ :#]|$)", r"clave (?:de elector|unica)",
         r"documento (?:nacional )?de identi\w*", r"documento(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"seguridad social", r"seguro social", r"num(?:ero|\.)? de (?:seguridad|afiliacion) social", r"cpf\b", r"rg\b", r"cartao (?:de|do) cidadao", r"cc\b(?= ?(?:n\.?[º°]|\d{8} ?\d))", r"registro geral", r"titulo de eleitor", r"pis(?:/pasep)?\b(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))", r"nis\b(?= ?(?:n(?:[°º.]|o\b|um|r\b)|:|\d))",
         r"bilhete de identidade", r"bi(?:/cc)?\b(?= n(?:[°º.]|o\b|um|r\b))", r"seguranca social", r"niss\b", r"curp\b", r"aadhaa?r", r"sin\b(?=(?: ?(?:#|no\.?|number|is))?[:\s]{1,2}\d{3}|_|$)", r"bsn\b", r"pesel\b",
-        r"codice fiscale", r"(?:registre|numero|registro|identifiant) nationale?l?\b", r"registro nacional", r"rijksregister\w*", r"nationalregister\w*", r"personnummer", r"personal (?:number|identity|identification)", r"ahv\b", r"identidade", r"burgerservicenummer", r"nss\b",
+        r"pps(?:n| ?no\b| number)?\b", r"nric\b", r"hkid\b", r"emirates id", r"id (?:number|no)\b(?<!\w id number)(?<!\w id no)", r"(?:my|his|her|their) id (?:number|no|#)", r"avs\b", r"numero d.identite", r"codice fiscale", r"(?:registre|numero|registro|identifiant) nationale?l?\b", r"registro nacional", r"rijksregister\w*", r"nationalregister\w*", r"personnummer", r"personal (?:number|identity|identification)", r"ahv\b", r"identidade", r"burgerservicenummer", r"nss\b",
     ),
     _label(
         e.PHONE_NUMBER,
@@ -160,7 +173,7 @@ LABELS = (
         r"tele?fon\w*", r"handy\w*", r"mobil\w*", r"rufnummer\w*", r"(?:an)?rufen?\b", r"ruf\b", r"ruft\b", r"erreichbar", r"erreich(?:en|t|e)\b", r"durchwahl", r"festnetz", r"melde[nt]?\b", r"benachrichtig\w*", r"verstandig\w*", r"anruf\b", r"geben sie", r"sagen sie",
         r"telephon\w*", r"tel\b", r"fon\b", r"tlf\b", r"tlfno?\b", r"telf\b", r"telm\b", r"portable", r"appele[rz]", r"appelle", r"joindre", r"joignable", r"telefonos?", r"movil", r"celular\w*", r"fixe\b", r"prevene[zr]", r"prevenir", r"contacte[rz]", r"rappele[rz]", r"mobile", r"avise[rz]?\b", r"avis(?:ar|e|em|en|ad|ame|enme)\b", r"comuni[cq]\w+",
         r"ll?am(?:ar|e|en|ame|eme|adme|anos|enos|enme|adnos)\b", r"telefone", r"telemovel", r"ligar?\b", r"ligu(?:e|em)(?:-\w{1,3})?", r"zap\b", r"wpp\b", r"fone\b", r"contact\w{1,3}(?:-me)?\b", r"contat\w+(?:-me)?", r"fal(?:ar|e|em) com", r"marque(?= (?:el|al))",
-        r"(?:my|meine?|mi|meu|mon) num(?:ber|mer|ero)?(?!\w| (?:fiscal|de\b|d[aeo]s?\b|of\b|social|client))", r"(?:new|old|other|neue|alte|nouveau|nuevo|novo) (?:number|nummer|num(?:ero)?)\b", r"(?:num(?:ero)?|number|nummer)(?=[ :.,]{1,3}(?:ahora|agora|now|jetzt|maintenant))",
+        r"(?:my|meine?|mi|meu|mon) num(?:ber|mer|ero)?(?!\w| (?:fiscal|de\b|d[aeo]s?\b|d'|of\b|social|client|nation|nacional|avs\b|ahv\b|ss\b|secu|insee|niss?\b|nir\b|steuer|tax\b|id\b|passport|patient|insurance|policy|personnel|etranger))", r"(?:new|old|other|neue|alte|nouveau|nuevo|novo) (?:number|nummer|num(?:ero)?)\b", r"(?:num(?:ero)?|number|nummer)(?=[ :.,]{1,3}(?:ahora|agora|now|jetzt|maintenant))",
         r"(?:chang\w*|troqu\w*|cambi\w*|mud\w*|gewechselt\w*) (?:de |my |meine )?num(?:ero|ber|mer)?\b",
     ),
     _label(NUMBER, r".*", r"numbers?\b", r"nummern?\b", r"num(?:ero)?\b", r"no\b(?=[.:]? ?\d|\. ?[a-z]{1,3}\d)", r"nr\b", r"n\.?[º°]"),
@@ -178,14 +191,8 @@ def fold(lower: str) -> str:
 def _compiled() -> re.Pattern[str]:
     """One regular expression for all rows. Alternatives stand under their first letter, so that most are never tried."""
     filed: dict[str, dict[int, list[str]]] = {}
-    for row, label in enumerate(LABELS):
-        for word in label.words:
-            branches = [word] if word[0].isalnum() else _spelled(word)
-            acronym = re.match(r"[a-z]{3,5}(?=\\b)", word)  # N.I.F.
-            if acronym and label.entity not in (OTHER, NUMBER):
-                branches.append(r"\.".join(acronym[0]) + r"\b\.?" + word[acronym.end() + 2 :])
-            for branch in branches:
-                filed.setdefault(branch[0], {}).setdefault(row, []).append(branch[1:])
+    for row, branch in _branches():
+        filed.setdefault(branch[0], {}).setdefault(row, []).append(branch[1:])
     letters = []
     for letter, rows in sorted(filed.items()):
         inner = "|".join(
@@ -198,6 +205,16 @@ def _compiled() -> re.Pattern[str]:
     return re.compile(
         rf"(?<![^\W_])(?<!@)(?:{pattern})(?!\w*(?:@|\.[a-z])|_(?:type|count|rate|status|hash|len|format|name|date))"
     )
+
+
+def _branches() -> Iterator[tuple[int, str]]:
+    """The words, each with the number of its row, so that all begin with a plain letter."""
+    for row, label in enumerate(LABELS):
+        for word in label.words:
+            yield from ((row, branch) for branch in ([word] if word[0].isalnum() else _spelled(word)))
+            acronym = re.match(r"[a-z]{3,5}(?=\\b)", word)  # N.I.F.
+            if acronym and label.entity not in (OTHER, NUMBER):
+                yield row, r"\.".join(acronym[0]) + r"\b\.?" + word[acronym.end() + 2 :]
 
 
 def _spelled(word: str) -> list[str]:
@@ -222,11 +239,12 @@ def _spelled(word: str) -> list[str]:
 
 
 _LABEL = _compiled()
+_BEGINS = beginnings((literal_beginning(branch) for _, branch in _branches()), after=r"[^\W_]")
 
 
 def labels_in(folded: str, start: int, end: int) -> Iterator[tuple[int, int, Label]]:
     """Where labels stand in a part of a folded text, and whose they are."""
-    for match in _LABEL.finditer(folded, start, end):
+    for match in matches_from(_BEGINS, _LABEL, folded, folded, (start, end)):
         yield match.start(), match.end(), LABELS[int((match.lastgroup or "x0")[1:])]
 
 
@@ -236,58 +254,7 @@ def label_at(folded: str, start: int) -> Label | None:
     return LABELS[int((match.lastgroup or "x0")[1:])] if match else None
 
 
-_NO_FIELD = frozenset(
-    [
-        "type",
-        "status",
-        "count",
-        "hash",
-        "hashed",
-        "length",
-        "len",
-        "format",
-        "issued",
-        "issue",
-        "expiry",
-        "expires",
-        "expiration",
-        "valid",
-        "verified",
-        "country",
-        "hint",
-        "reset",
-        "required",
-        "min",
-        "max",
-        "regex",
-        "pattern",
-        "field",
-        "column",
-        "label",
-        "title",
-        "error",
-        "message",
-        "msg",
-        "url",
-        "uri",
-        "link",
-        "path",
-        "file",
-        "name",
-        "created",
-        "updated",
-        "last",
-        "total",
-        "balance",
-        "amount",
-        "limit",
-        "rate",
-        "year",
-        "years",
-        "enabled",
-        "prefix",
-    ]
-)
+_NO_FIELD = read_sections("field_keys")["about_a_number"]
 _CAMEL = re.compile(r"(?<=[a-zß-ÿ0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 

@@ -23,8 +23,9 @@ from fledge.data.privacy.label_words import NUMBER, OTHER, Label, fold, label_at
 
 _VALUE = re.compile(
     r"(?<![\w.])(?:(?:[A-Z]{1,4}-)?\+?\(?[A-Z0-9]*\d[A-Z0-9]*\)?(?:(?: ?[-./] ?| ?\(|\) ?|  ?)(?:[A-Z0-9]*\d[A-Z0-9]*\)?)|-[A-Z]{1,2}(?![\w]))*"
-    r"(?:\s?x\d{1,6})?|[a-z]{1,4}-?\d[a-z0-9]{4,16}|\d[a-z0-9]{5,16})(?![\w])"
+    r"(?:\s?x\d{1,6})?|(?<![0-9a-f]{4}-)(?:[a-z]{1,4}-?\d[a-z0-9]{4,16}|\d[a-z0-9]{5,16})(?!-[0-9a-f]{4}-))(?![\w])"
 )
+_DIGIT = re.compile(r"\d")
 _BIC = re.compile(r"(?<!\w)[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?(?!\w)")
 _ABBREVIATIONS = (
     "nr no num nbr tel ref reg id kto art geb st pol vers pers pat dr mr mrs ms sr sra dra srta cta ct ag lic soc sec ident "
@@ -65,7 +66,6 @@ _TOPIC_REACH = 200  # characters between a document that is spoken of and "mine 
 _TOPICS = frozenset(
     (e.PASSPORT, e.DRIVER_LICENSE, e.NATIONAL_ID, e.TAX_ID, e.MEDICAL_ID, e.INSURANCE_ID, e.BANK_ACCOUNT, e.CREDIT_CARD)
 )  # fmt: skip
-_ADJACENT = re.compile(r"[\s:#=.]{0,3}")
 
 Value = tuple[re.Match[str], Label]
 
@@ -118,7 +118,7 @@ def _labelled_values(clues: Clues) -> list[Value]:
     past = 0  # end of the value before
     read = 0  # how far labels have been looked for
     size, label = 0, None  # of the value before
-    for match in _VALUE.finditer(text):
+    for match in _values(text):
         start, end = match.span()
         window = max(past - 1, start - _TOPIC_REACH, read)
         places += [
@@ -144,6 +144,17 @@ def _labelled_values(clues: Clues) -> list[Value]:
                 continue  # "the passport that ends in 103, in full X1234567": the label waits for its value
         past, size = end, digits
     return found
+
+
+def _values(text: str) -> Iterator[re.Match[str]]:
+    """`_VALUE.finditer(text)`, but from digit to digit: no value has a blank before its first one."""
+    past = 0
+    while digit := _DIGIT.search(text, past):
+        match = _VALUE.search(text, max(past, text.rfind(" ", past, digit.start()) + 1))
+        if match is None:
+            return
+        yield match
+        past = match.end()
 
 
 def _waits(label: Label, value: str, size: int) -> bool:
@@ -206,18 +217,6 @@ def _behind(folded: str, end: int) -> Label | None:
     link = _AFTER.match(folded, end)
     label = label_at(folded, link.end()) if link else None
     return label if label is not None and _applies(label, folded) and label.entity != NUMBER else None
-
-
-def labelled_closely(clues: Clues, start: int, end: int) -> bool:
-    """Whether a value there stands right behind a label that asks for such a value: "MRN 12-11-34" is no date."""
-    folded = fold(clues.lower)
-    for place in labels_in(folded, max(0, start - 25), start + 4):
-        if place[1] <= start and _ADJACENT.fullmatch(folded, place[1], start):
-            compact = re.sub(r"[^0-9A-Z]", "", clues.text[start:end].upper())
-            return place[2].entity in (e.MEDICAL_ID, e.BANK_ROUTING) and bool(
-                place[2].value.fullmatch(compact)
-            )
-    return False
 
 
 def _bank_codes(clues: Clues) -> Iterator[Finding]:

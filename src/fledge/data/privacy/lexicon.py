@@ -17,54 +17,15 @@ from functools import cache, cached_property, lru_cache
 
 from fledge.data.privacy.ambiguous import COMMON_NAMES, COMMON_PLACES
 from fledge.data.privacy.clues import LANGUAGES
+from fledge.data.privacy.word_lists import read_words
 
 # Lists that were made by hand of names in use; the others are longer and hold oddities.
-_CORE = frozenset(
-    [
-        "en_US",
-        "en_GB",
-        "en_IE",
-        "en_IN",
-        "en_NZ",
-        "de_DE",
-        "de_AT",
-        "de_CH",
-        "fr_FR",
-        "fr_CA",
-        "fr_CH",
-        "es_ES",
-        "es_MX",
-        "es_AR",
-        "es_CO",
-        "es_CL",
-        "pt_BR",
-        "pt_PT",
-        "it_IT",
-        "nl_NL",
-        "pl_PL",
-        "sv_SE",
-        "da_DK",
-        "no_NO",
-        "fi_FI",
-        "tr_TR",
-        "cs_CZ",
-        "hu_HU",
-        "ro_RO",
-        "hr_HR",
-        "id_ID",
-        "fr_BE",
-        "fr_QC",
-        "fr_DZ",
-        "nl_BE",
-        "en_NG",
-        "en_PK",
-        "ig_NG",
-        "yo_NG",
-        "tw_GH",
-        "sk_SK",
-        "sl_SI",
-    ]
-)
+_CORE = frozenset((
+    "en_US", "en_GB", "en_IE", "en_IN", "en_NZ", "de_DE", "de_AT", "de_CH", "fr_FR", "fr_CA", "fr_CH", "es_ES",
+    "es_MX", "es_AR", "es_CO", "es_CL", "pt_BR", "pt_PT", "it_IT", "nl_NL", "pl_PL", "sv_SE", "da_DK", "no_NO",
+    "fi_FI", "tr_TR", "cs_CZ", "hu_HU", "ro_RO", "hr_HR", "id_ID", "fr_BE", "fr_QC", "fr_DZ", "nl_BE", "en_NG",
+    "en_PK", "ig_NG", "yo_NG", "tw_GH", "sk_SK", "sl_SI",
+))  # fmt: skip
 _SHORTER = re.compile(r" (?:am|an der|im|in der|ob der|vor der) .*| / ")
 _FREQUENT = 5.6  # Zipf frequency from which on a word in lower case is no name
 _LATIN = 0x250  # code points from here on are other scripts
@@ -176,6 +137,14 @@ class Lexicon:
             return name not in self.given and people >= _FAMOUS
         return True
 
+    def begins_region(self, word: str) -> bool:
+        """Whether the name of a country or state begins with a word."""
+        return word in self._first_of_regions
+
+    @cached_property
+    def _first_of_regions(self) -> frozenset[str]:
+        return frozenset(re.split(r"[^\w]", region)[0] for region in self.regions) | self.regions
+
     def is_city(self, name: str) -> bool:
         """Whether a city of that name exists."""
         return name in self.cities
@@ -269,60 +238,7 @@ def _provinces() -> Iterable[str]:
                         yield name
 
 
-# Large neighbours as the other four languages write them.
-_COUNTRIES = frozenset(
-    [
-        "deutschland",
-        "österreich",
-        "schweiz",
-        "frankreich",
-        "spanien",
-        "italien",
-        "portugal",
-        "england",
-        "usa",
-        "uk",
-        "großbritannien",
-        "brasilien",
-        "allemagne",
-        "france",
-        "suisse",
-        "belgique",
-        "espagne",
-        "italie",
-        "royaume-uni",
-        "angleterre",
-        "brésil",
-        "canada",
-        "mexique",
-        "alemania",
-        "francia",
-        "españa",
-        "italia",
-        "reino",
-        "unido",
-        "inglaterra",
-        "brasil",
-        "méxico",
-        "argentina",
-        "colombia",
-        "chile",
-        "perú",
-        "alemanha",
-        "frança",
-        "espanha",
-        "itália",
-        "estados",
-        "unidos",
-        "états-unis",
-        "österreich",
-        "niederlande",
-        "polen",
-        "bayern",
-        "hessen",
-        "sachsen",
-    ]
-)
+_COUNTRIES = read_words("countries")  # large neighbours as the other four languages write them
 
 
 def _common_words() -> dict[str, float]:

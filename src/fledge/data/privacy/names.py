@@ -37,17 +37,18 @@ from fledge.data.privacy.cues import (
 )
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
-from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
 from fledge.data.privacy.rare_names import (
     beside_a_name,
     beside_a_thing,
     ends_in_cue,
+    ends_in_title,
     goes_before_family,
+    introduces,
+    is_rare,
     may_be_a_firm,
     may_begin,
-    may_go_on,
     may_sign,
     shouted,
     signs,
@@ -68,7 +69,6 @@ def find_people(clues: Clues) -> Iterator[Finding]:
             yield from _People(clues, run).find()
     yield from find_unusual_names(clues)
     yield from find_chat_names(clues)
-    yield from find_in_fields(clues, (e.PERSON,))
 
 
 class _People:
@@ -99,7 +99,7 @@ class _People:
         """How many words from `at` on are a name (0: none), and how sure that is."""
         first = self._run[at]
         before = self._clues.lower[max(0, first.start - 48) : first.start]
-        title = TITLE.search(before)
+        title = TITLE.search(before) if ends_in_title(before) else None
         cue = titled or title is not None
         noble = title is not None and title["particle"] is not None  # "Sra. de la Fuente"
         if first.initial:
@@ -120,8 +120,8 @@ class _People:
         ):
             return 0, 0.0
         # Words that are no name are most of the words: what is looked for before a name comes after them.
-        greeted = GREETING.search(before) is not None
-        introduced = INTRODUCTION.search(before) is not None
+        greeted = (ends_in_cue(before) or " aus " in before) and GREETING.search(before) is not None
+        introduced = introduces(before) and INTRODUCTION.search(before) is not None
         cued = (
             cue
             or introduced
@@ -141,7 +141,7 @@ class _People:
             if cue or greeted or self._called or not (known or first.word in self._words.regions):
                 return size, 0.75 if not introduced or size > 1 else 0.55
         if size > 1:
-            return size, self._several(first, named, before)
+            return size, self._several(at, named, before)
         if self._alone(first, before):
             return size, 0.6
         asked = (
@@ -171,9 +171,11 @@ class _People:
         named = [token.word for token in self._run if not token.initial]
         return len(self._run) if may_sign(self._clues, named) else 0
 
-    def _several(self, first: Token, named: list[str], before: str) -> float:
+    def _several(self, at: int, named: list[str], before: str) -> float:
+        """How sure it is that the words from `at` on, of which `named` are no initials, are a name."""
         words = self._words
-        last = named[-1]
+        first, second = self._run[at], self._run[at + 1]
+        last, end = named[-1], second.end
         given = words.is_given(first.word) or (
             first.word in words.rare_given and first.word not in words.common
         )
@@ -190,7 +192,6 @@ class _People:
             return 0.8 if len(named) == 1 else 0.65
         if first.word in words.rare_given and family and plain_last:
             return 0.65
-        end = self._run[self._run.index(first) + 1].end
         if (
             given
             and len(named) == 2
@@ -200,10 +201,7 @@ class _People:
             return 0.55
         if given and shouted(self._clues, first.start, end, named):
             return 0.55
-        beside = (
-            self._run.index(first) + 1 < len(self._run)
-            and self._run[self._run.index(first) + 1].start - first.end <= 2
-        )
+        beside = second.start - first.end <= 2
         if family and plain_last and first.word not in words.common and len(named) == 2 and beside:
             return 0.6
         unknown = [self._is_unknown(word) for word in named]
@@ -232,7 +230,7 @@ class _People:
 
     def _could_be_a_name(self, word: str) -> bool:
         words = self._words
-        unknown = self._is_unknown(word) or (word not in words.common and len(word) > 2)
+        unknown = word not in words.common and len(word) > 2
         return (words.is_any_name(word) or unknown) and not words.is_known_city(word)
 
     def _alone(self, token: Token, before: str) -> bool:
@@ -357,7 +355,7 @@ class _People:
                 t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at]
             )
             apart = between.strip() in ("y", "e") or NEXT_IS_NO_PERSON.match(self._clues.lower, before.end)
-            if (inner or at - first == 1) and not apart and may_go_on(self._clues, token.word):
+            if (inner or at - first == 1) and not apart and is_rare(self._clues, token.word):
                 return True
         return (
             at - first == 1

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.entities import Finding
 
-_CAP = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W_]*(?:['’.&-][^\W_]+)*"
+_CAP = rf"[{UPPER}][^\W_]*(?:['’.&-][^\W_]+)*"
 _FORM = (
     r"(?:,? (?:Inc|LLC|Ltd|Limited|PLC|Plc|plc|Corp|Corporation|Company|Co|GmbH(?: & Co\.? KG)?|AG|KG|KGaA|OHG|e\.V|SE|S\.A\.?|SA|SARL|SAS|S\.L\.?|SL|S\.R\.L|Ltda|Lda|EIRELI|S/A|SpA|BV|NV|Group|Holdings?)\b\.?"
     r"|,? and Sons| e Hijos| und Söhne| & Co\.?)"

@@ -12,6 +12,7 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.label_words import field_words
+from fledge.data.privacy.word_lists import read_sections
 
 _LABEL = (
     r"pass[ _-]?(?:word|wort|phrase|code|key)|passwd|pass|pwd|psw|pswd|pw|kennwort|losung(?:swort)?|codewort|zugangscode|mot de passe|mdp|code (?:d['’]acc[eè]s|secret|(?:du |de la )?wi-?fi)|contrase(?:ñ|n)a"
@@ -60,6 +61,7 @@ _TRIGGER = re.compile(
 _FIELD = re.compile(  # dbPassword: "Xy12-3", <adminPwd>Xy12-3</adminPwd>
     r"(?<![^\W_])(?P<key>[A-Za-z][\w-]{2,40})(?:[\"'`]?\]?\s?(?::=|=>|[:=])\s{0,2}|>)(?P<quote>\\?[\"'`]?)(?P<value>[^\s\"'`<>\\]{4,64})"
 )
+_FIELD_PIECES = ("pass", "pwd", "psw", "pw", "kennwort", "mdp", "contrase", "clave", "senha", "pin")
 _FIELD_WORDS = re.compile(
     r"(?:^| )(?:pass ?(?:word|wort|phrase|code|wd)|pwd|pass|psw|pw|kennwort|mot de passe|motdepasse|mdp|contrasena|clave|senha|pin)\d?(?: (?:value|plain|text|1|2|old|new|confirm))?$"
 )
@@ -73,6 +75,18 @@ _BESIDE_USER = re.compile(
     r"(?P<value>[^\s\"'`<>]{5,64})",
     re.IGNORECASE,
 )
+# One of them stands in every match of that, or of _PASSWORD.
+_USERS = frozenset((
+    "user", "username", "login", "creds", "credentials", "zugang", "zugangsdaten", "identifiants", "acceso", "acesso", "log",
+    "sign", "benutzer", "benutzername", "utilisateur", "identifiant", "usuario", "utilizador", "usuário",
+))  # fmt: skip
+_LABEL_WORDS = frozenset((
+    "pass", "password", "passwort", "passphrase", "passcode", "passkey", "passwd", "pwd", "psw", "pswd", "pw", "kennwort",
+    "losung", "losungswort", "codewort", "zugangscode", "mot", "mdp", "code", "contraseña", "contrasena", "clave", "passe",
+    "senha", "palavra", "palabra", "login", "log", "credentials", "creds", "zugangsdaten", "identifiants", "credenciales",
+    "credenciais", "acceso", "acesso", "w", "wlan", "wlankey", "wlanschlüssel", "wlanschluessel", "lan", "wi", "wifi",
+    "hotspot", "pin", "pincode", "pinnumber",
+))  # fmt: skip
 # curl -u admin:Xy12, sshpass -p Xy12, mysql -pXy12, --password Xy12; PIN 4711
 _ON_COMMAND_LINE = re.compile(
     r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"
@@ -93,38 +107,7 @@ _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _CODE_WORD = re.compile(
     r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,})(?:_*(?:[A-Z][a-z]+\d?|(?<=_)[A-Za-z\d]+|(?:ID|URL|DB|API|JWT|SSH|AWS|IP)(?![a-z])))*_*"
 )
-_OBJECTS = frozenset(
-    [
-        "config",
-        "settings",
-        "self",
-        "this",
-        "os",
-        "env",
-        "process",
-        "request",
-        "req",
-        "args",
-        "params",
-        "data",
-        "user",
-        "account",
-        "options",
-        "secrets",
-        "credentials",
-        "props",
-        "form",
-        "values",
-        "event",
-        "body",
-        "state",
-        "app",
-        "ctx",
-        "cfg",
-        "conf",
-        "db",
-    ]
-)
+_OBJECTS = read_sections("field_keys")["objects"]
 _SHORT_WORDS = frozenset(("id", "ip", "db", "ui", "io", "of", "is", "to", "by", "my", "in", "on", "pw", "me"))
 _NOT_ONE = frozenset(("password", "passwort", "contraseña", "string", "kennwort", "username", "undefined"))
 
@@ -143,11 +126,11 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
         for match in regex.finditer(text):
             if not _CODE.match(match["value"]):
                 yield Finding(*match.span("value"), e.PASSWORD, 0.85)
-    for match in _BESIDE_USER.finditer(text):
+    for match in () if _USERS.isdisjoint(clues.words) else _BESIDE_USER.finditer(text):
         value = _trimmed(match["value"])
         if _odd(value) and "@" not in value[1:-1] and _is_password(value, False, False):
             yield _finding(match, value, 0.8)
-    for match in _PASSWORD.finditer(text):
+    for match in () if _LABEL_WORDS.isdisjoint(clues.words) else _PASSWORD.finditer(text):
         value, link = _trimmed(match["value"]), match["link"]
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None
@@ -168,7 +151,7 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
             ):
                 start = match.start(group)
                 yield Finding(start, start + len(value), e.PASSWORD, 0.75)
-    for match in _FIELD.finditer(text):
+    for match in _FIELD.finditer(text) if any(piece in clues.lower for piece in _FIELD_PIECES) else ():
         value = _trimmed(match["value"]).rstrip("&")
         if match["key"].lower() == "pin" and not match["quote"]:
             continue
@@ -207,7 +190,7 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False
     if _ATTRIBUTE.fullmatch(value) and not quoted:
-        return not _is_code(value, symbol)
+        return not is_code(value, symbol)
     if value.isdigit():
         return 4 <= len(value) <= 12
     if value.count("-") >= 3 and all(part.isalpha() for part in value.split("-")):
@@ -219,7 +202,7 @@ def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
     return quoted and symbol and len(value) >= 6 and value.lower() not in _NOT_ONE
 
 
-def _is_code(value: str, symbol: bool) -> bool:
+def is_code(value: str, symbol: bool) -> bool:
     """Whether dotted words are an attribute or a host: "config.password"; "Futebol.KxeK" is none."""
     parts = value.split(".")
     if not symbol:  # behind "is" there is little code

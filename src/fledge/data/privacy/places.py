@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.ambiguous import COMMON_PLACES
-from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
-from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.lexicon import lexicon
-from fledge.data.privacy.place_cues import FIELD, LAST, LIVES, LOCATIVE, PERSONAL, PREFIX, WEAK
+from fledge.data.privacy.place_cues import FIELD, LAST, LIVES, LIVES_WORDS, LOCATIVE, PERSONAL, PREFIX, WEAK
 
-_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
 _WORD = re.compile(
-    rf"(?<![\w@/\\.#$])[{_UPPER}][^\W\d_]*(?:['’-][^\W\d_]+)*(?![\w@\\(=]|\.[a-z])|(?<!\w)St\.(?= [{_UPPER}])"
+    rf"[{UPPER}](?:(?<![\w@/\\.#$].)[^\W\d_]*(?:['’-][^\W\d_]+)*(?![\w@\\(=]|\.[a-z])|(?<=(?<!\w)S)t\.(?= [{UPPER}]))"
 )
 _JOIN = re.compile(
     r"[ \u00a0](?:(?:am|an der|im|auf|bei|ob der|sur|sous|de la|de los|de las|de|del|do|da|dos|das|la|le|les|el|of|the|upon|on|under|e|y|d['’]) ?)?|(?<=St\.) "
@@ -47,19 +45,39 @@ _TOWN_ENDING = re.compile(
     r".{3,}(?:ville|furt|mouth|borough|shire|chester|hausen|kirchen|stadt|burgh|fort|port)"
 )
 _STATE_AFTER = re.compile(r",? ([A-Z]{2})(?: \d{5}(?:-\d{4})?)?(?!\w)")
-_REGION_AFTER = re.compile(rf",\s([{_UPPER}][^\W\d_]+(?: [{_UPPER}][^\W\d_]+){{0,2}})")
+_REGION_AFTER = re.compile(rf",\s([{UPPER}][^\W\d_]+(?: [{UPPER}][^\W\d_]+){{0,2}})")
+_FREQUENT = 4.0  # Zipf frequency from which on a word is no place, whatever stands before it
+_ARTICLES = ("de", "le", "la", "les", "da", "do", "dos")
 _POSTCODE_UK = re.compile(
-    r"(?<![\w-])(?:GIR ?0AA|[A-PR-UWYZ][A-HK-Y]?\d[\dA-HJKPSTUW]? ?\d[ABD-HJLNP-UW-Z]{2})(?!\w)"
+    r"[A-PR-UWYZ](?<![\w-].)(?:(?<=G)IR ?0AA|[A-HK-Y]?\d[\dA-HJKPSTUW]? ?\d[ABD-HJLNP-UW-Z]{2})(?!\w)"
 )
 _POSTCODE_LABEL = re.compile(
     r"(?<![^\W_])(?:zip(?:[ -]?code)?|post(?:al)?[ -]?code|postleitzahl|plz|code postal|código postal|c\.p\.|cp|cep)(?:[^\w\n]{1,3}|\s(?:is|ist|est|es|é|was)\s(?:the )?)\s?([A-Z]?\d[\dA-Z]{1,4}(?:[ -]?[\dA-Z]{3,4})?)(?!\w)",
     re.IGNORECASE,
 )
-_POSTCODE_CA = re.compile(r"(?<![\w-])[ABCEGHJ-NPRSTVXY]\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d(?!\w)")
+_POSTCODE_WORDS = frozenset(
+    (
+        "zip",
+        "zipcode",
+        "post",
+        "postal",
+        "postcode",
+        "postalcode",
+        "postleitzahl",
+        "plz",
+        "code",
+        "código",
+        "c",
+        "cp",
+        "cep",
+    )
+)  # with which that begins
+_POSTCODE_CA = re.compile(r"[ABCEGHJ-NPRSTVXY](?<![\w-].)\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d(?!\w)")
+_CODE_AND_TOWN = re.compile(rf"\d [{UPPER}]")
 # A code and the town behind it. Four digits could be a year, so they need a comma or the start of a line before them.
 _TOWN_AFTER_CODE = re.compile(
     rf"(?<![\w.,-])(?:(?:D-|F-|E-|CH-|A-)?(?P<code>\d{{5}}|\d{{8}}|(?<=, )\d{{6}}|[A-Z]\d[A-Z] ?\d[A-Z]\d|(?P<sure>\d{{4}}-\d{{3}}|\d{{5}}-\d{{3,4}})|(?:(?<=, )|(?<=\n)|(?<=[ACDFHB]-))\d{{4}}))"
-    rf" (?P<town>[{_UPPER}][^\W\d_]+(?:[ -](?:(?:de la|de los|de|da|do|dos|das|del|am|an der|im|sur|en|la|le) )?[{_UPPER}]?[^\W\d_]+){{0,4}})(?!\w)"
+    rf" (?P<town>[{UPPER}][^\W\d_]+(?:[ -](?:(?:de la|de los|de|da|do|dos|das|del|am|an der|im|sur|en|la|le) )?[{UPPER}]?[^\W\d_]+){{0,4}})(?!\w)"
 )
 
 
@@ -70,13 +88,14 @@ def find_places(clues: Clues) -> Iterator[Finding]:
     if not clues.capitals:
         return
     yield from _towns(clues)
-    yield from find_in_fields(clues, (e.LOCATION, e.STREET_ADDRESS))
     if clues.digits:
         yield from _postcodes(clues)
 
 
 def _lower_case(clues: Clues) -> Iterator[Finding]:
     """ "i live in santa fe": the longest city in lower case after words that say where somebody lives."""
+    if LIVES_WORDS.isdisjoint(clues.words):
+        return
     for match in LIVES.finditer(clues.text):
         start = match.start("town")
         end = _longest_city(clues, start, match.end())
@@ -176,8 +195,10 @@ class _Before:
 
 def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) -> tuple[int, float]:
     """How many words from `at` on are a place (0: none), and how sure that is."""
-    lists = lexicon()
     first = words[at][0].lower()
+    if _begins_no_place(first):
+        return 0, 0.0
+    lists = lexicon()
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
     if (
         is_fictional_word(first)
@@ -212,7 +233,7 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
                 return size, 0.65
     if first in NOT_NAMES or first in HONORIFICS:
         return 0, 0.0
-    if longest > 1 and first in ("de", "le", "la", "les", "da", "do", "dos") and before.personal:
+    if longest > 1 and first in _ARTICLES and before.personal:
         return longest, 0.65
     if (
         first in PREFIX
@@ -224,7 +245,7 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     if _region_after(clues, end) and not lists.is_word(first):
         return longest, 0.6
     name = clues.lower[words[at].start() : end]
-    rare = clues.language != "de" and longest <= 2 and lists.common.get(first, 0.0) < 4.0
+    rare = clues.language != "de" and longest <= 2 and lists.common.get(first, 0.0) < _FREQUENT
     rare = rare and not before.text.endswith((" ao ", " aos ", " al ", " au ", " aux "))
     if name in lists.regions or (lists.is_word(first) and not (rare and before.personal)):
         return 0, 0.0
@@ -246,6 +267,16 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
     ):
         return 1, 0.6
     return 0, 0.0
+
+
+@lru_cache(maxsize=16_384)
+def _begins_no_place(word: str) -> bool:
+    """Whether a word, as most do, begins no place whatever stands beside it: frequent, and first in no place's name."""
+    lists = lexicon()
+    if lists.is_city(word) or word in lists.first_words or word in PREFIX or word in _ARTICLES:
+        return False
+    frequent = lists.is_word(word) and lists.common.get(word, 0.0) >= _FREQUENT
+    return (frequent or word in NOT_NAMES or word in HONORIFICS) and not lists.begins_region(word)
 
 
 def _on_a_river(lower: str, town: re.Match[str], word: re.Match[str]) -> bool:
@@ -316,11 +347,11 @@ def _postcodes(clues: Clues) -> Iterator[Finding]:
     for match in _POSTCODE_UK.finditer(clues.text):
         if " " in match[0]:
             yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
-    for match in _POSTCODE_LABEL.finditer(clues.text):
+    for match in () if _POSTCODE_WORDS.isdisjoint(clues.words) else _POSTCODE_LABEL.finditer(clues.text):
         yield Finding(match.start(1), match.end(1), e.LOCATION, 0.75)
     for match in _POSTCODE_CA.finditer(clues.text):
         yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
-    for match in _TOWN_AFTER_CODE.finditer(clues.text):
+    for match in _TOWN_AFTER_CODE.finditer(clues.text) if _CODE_AND_TOWN.search(clues.text) else ():
         end = _longest_city(clues, *match.span("town"))
         if end is None and match["sure"]:
             end = match.end("code")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from fledge.data.privacy.clues import Clues
-from fledge.data.privacy.cues import ASK, CALLED, GREETING, NOT_NAMES, ROLE
+from fledge.data.privacy.clues import UPPER, Clues
+from fledge.data.privacy.cues import ASK, CALLED, GREETING, INTRODUCTION, NOT_NAMES, ROLE, TITLE
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
+from fledge.data.privacy.word_lists import read_sections
 
-_CAPITAL = r"[A-ZÀ-ÖØ-ÞĀ-Ž][^\W\d_]*(?:['’-][^\W\d_]+)*"
+_CAPITAL = rf"[{UPPER}][^\W\d_]*(?:['’-][^\W\d_]+)*"
 _AND = r"(?:and|und|et|y|e|&|or|oder|ou|o)"
 _AND_BEFORE = re.compile(
     rf"(?<!\w)({_CAPITAL}(?: (?:da |de |van der |van |von )?{_CAPITAL}){{0,2}}) {_AND} (?:(?:de|da|do|del|von|of) |d['’])?$"
@@ -26,178 +27,20 @@ _RARE = 4.0  # Zipf frequency below which a word may be a name after a cue
 _RARE_GERMAN = 3.5
 _RARER = 3.6  # the same without a cue, before a family name
 _ADDRESSED = re.compile(r"\s*(?:[,!.:;\n]|$)")
-_CLIENTS = frozenset(
-    [
-        "client",
-        "cliente",
-        "clients",
-        "customer",
-        "contractor",
-        "consultant",
-        "agent",
-        "agente",
-        "adviser",
-        "advisor",
-        "partner",
-        "kunde",
-        "kundin",
-        "kunden",
-        "partnerin",
-        "owner",
-        "guest",
-        "employee",
-        "mitarbeiter",
-        "conseiller",
-        "consultora",
-        "asesora",
-    ]
-)
+_LISTS = read_sections("name_cues")
+_CLIENTS = _LISTS["clients"]
 # With what the greetings, introductions and requests of several words end.
-_CUE_ENDS = frozenset(
-    [
-        "is",
-        "was",
-        "are",
-        "ist",
-        "lautet",
-        "est",
-        "es",
-        "é",
-        "me",
-        "se",
-        "à",
-        "a",
-        "ao",
-        "de",
-        "para",
-        "com",
-        "up",
-        "in",
-        "of",
-        "sie",
-        "tal",
-        "certain",
-        "certaine",
-        "gewisser",
-        "gewisse",
-        "gewissen",
-        "morning",
-        "afternoon",
-        "evening",
-        "tag",
-        "morgen",
-        "abend",
-        "gott",
-        "geehrte",
-        "geehrter",
-        "días",
-        "tardes",
-        "noches",
-        "dia",
-        "tarde",
-        "noite",
-        "you",
-        "grüße",
-        "grüßen",
-        "gruß",
-        "vous",
-        "saludo",
-        "abrazo",
-        "abraço",
-        "cumprimentos",
-        "regards",
-        "truly",
-        "by",
-        "par",
-        "por",
-        "von",
-        "m'appelle",
-        "m’appelle",
-        "s'appelle",
-        "s’appelle",
-        "llama",
-        "llamo",
-        "chama",
-        "chamo",
-    ]
-)
+_CUE_ENDS = _LISTS["cue_ends"]
 # Who is addressed without a name.
-_NOBODY = frozenset(
-    [
-        "recruiter",
-        "recruiters",
-        "committee",
-        "editor",
-        "editors",
-        "subscriber",
-        "subscribers",
-        "reviewer",
-        "reviewers",
-        "applicant",
-        "webmaster",
-        "hiring",
-        "admissions",
-        "landlord",
-        "neighbour",
-        "neighbor",
-        "neighbors",
-        "parents",
-        "mitbürger",
-        "kollegium",
-        "kundenservice",
-        "kundendienst",
-        "vermieter",
-        "vermieterin",
-        "hausverwaltung",
-        "nachbarn",
-        "nachbarin",
-        "eltern",
-        "bewerber",
-        "freunde",
-        "freundin",
-        "lehrkräfte",
-        "teilnehmer",
-        "recruteur",
-        "locataire",
-        "propriétaire",
-        "abonné",
-        "adhérent",
-        "adhérente",
-        "voisin",
-        "voisine",
-        "voisins",
-        "copropriétaires",
-        "riverains",
-        "bailleur",
-        "reclutador",
-        "suscriptor",
-        "inquilino",
-        "propietario",
-        "vecino",
-        "vecina",
-        "vecinos",
-        "arrendador",
-        "paciente",
-        "usuarios",
-        "recrutador",
-        "assinante",
-        "inquilino",
-        "proprietário",
-        "vizinho",
-        "vizinha",
-        "vizinhos",
-        "condômino",
-        "condômina",
-        "locador",
-        "utente",
-    ]
-)
+_NOBODY = _LISTS["nobody"]
+_TITLE_ENDS = _LISTS["title_ends"]
+_INTRODUCTION_ENDS = _LISTS["introduction_ends"]
 
 
 def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
     """Whether the rare word text[start:end] begins a name by its place; `before`: what precedes it, in lower case."""
     word = clues.lower[start:end]
-    if not _is_rare(clues, word) or word in _NOBODY:
+    if not is_rare(clues, word) or word in _NOBODY:
         return False
     if not ends_in_cue(before):
         return False
@@ -223,14 +66,30 @@ def ends_in_cue(before: str) -> bool:
     return last in _CUE_ENDS or _is_cue(last)
 
 
+def ends_in_title(before: str) -> bool:
+    """Whether the last word may be a title, or a particle behind one: the same for TITLE."""
+    return before[-1:].isspace() and _is_title(before.rstrip().rpartition(" ")[2])
+
+
+@lru_cache(maxsize=8192)
+def _is_title(word: str) -> bool:
+    return word in _TITLE_ENDS or TITLE.search(word + " ") is not None
+
+
+def introduces(before: str) -> bool:
+    """Whether the last word is one with which introductions end: the same for INTRODUCTION."""
+    last = before.rstrip(" ,:\"'«„\n\t\u00a0").rpartition(" ")[2].rpartition("\n")[2]
+    return last in _INTRODUCTION_ENDS or _is_introduction(last)
+
+
+@lru_cache(maxsize=8192)
+def _is_introduction(word: str) -> bool:
+    return INTRODUCTION.search(word + " ") is not None
+
+
 @lru_cache(maxsize=8192)
 def _is_cue(word: str) -> bool:
     return any(cue.search(word + " ") is not None for cue in (ROLE, GREETING, ASK, CALLED))
-
-
-def may_go_on(clues: Clues, word: str) -> bool:
-    """Whether a rare word may be a family name after names or after a cue."""
-    return _is_rare(clues, word)
 
 
 def goes_before_family(clues: Clues, first: str, last: str) -> bool:
@@ -240,7 +99,7 @@ def goes_before_family(clues: Clues, first: str, last: str) -> bool:
         clues.language != "de"
         and words.is_family(last)
         and words.common.get(first, 0.0) < _RARER
-        and _is_rare(clues, first)
+        and is_rare(clues, first)
         and not words.is_known_city(first)
     )
 
@@ -268,7 +127,7 @@ def may_sign(clues: Clues, words_: list[str]) -> bool:
     frequent = [
         word
         for word in words_
-        if words.is_everyday(word) or (words.is_word(word) and not _is_rare(clues, word))
+        if words.is_everyday(word) or (words.is_word(word) and not is_rare(clues, word))
     ]
     ends = (words_[0], words_[-1])
     known = any(words.is_any_name(word) and not words.is_ambiguous_name(word) for word in ends)
@@ -312,7 +171,8 @@ def shouted(clues: Clues, start: int, end: int, named: list[str]) -> bool:
     )
 
 
-def _is_rare(clues: Clues, word: str) -> bool:
+def is_rare(clues: Clues, word: str) -> bool:
+    """Whether a word is rare enough to be a family name after names or after a cue."""
     words = lexicon()
     limit = _RARE_GERMAN if clues.language == "de" else _RARE
     return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from presidio_analyzer import AnalyzerEngine, EntityRecognizer, RecognizerRegistry, RecognizerResult
@@ -21,6 +22,7 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.columns import find_in_columns
 from fledge.data.privacy.contact import find_contacts
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.fields import find_in_fields
 from fledge.data.privacy.forms import find_forms
 from fledge.data.privacy.keyed import find_keyed
 from fledge.data.privacy.labels import find_labelled
@@ -45,9 +47,33 @@ _RULES: tuple[tuple[str, Find, tuple[str, ...]], ...] = (
     ("addresses", find_street_addresses, (e.STREET_ADDRESS,)),
     ("places", find_places, (e.LOCATION,)),
     ("people", find_people, (e.PERSON,)),
+    ("fields", find_in_fields, (e.PERSON, e.LOCATION, e.STREET_ADDRESS)),
     ("columns", find_in_columns, (e.PERSON, e.LOCATION, e.STREET_ADDRESS, *e.IDENTIFIERS, e.PASSWORD)),
     ("organizations", find_organizations, (e.ORGANIZATION,)),
 )  # fmt: skip
+
+
+class FixedRegistry(RecognizerRegistry):
+    """Presidio's registry of recognisers that don't change: what a text needs is looked up once, not for every text."""
+
+    def get_recognizers(
+        self,
+        language: str,
+        entities: list[str] | None = None,
+        all_fields: bool = False,
+        ad_hoc_recognizers: list[EntityRecognizer] | None = None,
+    ) -> list[EntityRecognizer]:
+        """As Presidio's, remembered."""
+        if ad_hoc_recognizers:
+            return super().get_recognizers(language, entities, all_fields, ad_hoc_recognizers)
+        key = language, tuple(entities or ()), all_fields
+        if key not in self._remembered:
+            self._remembered[key] = super().get_recognizers(language, entities, all_fields)
+        return self._remembered[key]
+
+    @cached_property
+    def _remembered(self) -> dict[tuple[str, tuple[str, ...], bool], list[EntityRecognizer]]:
+        return {}
 
 
 class CluesArtifacts(NlpArtifacts):
@@ -114,7 +140,7 @@ def make_analyzer(options: PrivacyOptions, extra: Iterable[EntityRecognizer]) ->
         recognizers.append(RuleRecognizer(f"pattern {number}", _pattern_rule(pattern), [pattern.entity]))
     for number, words in enumerate(options.deny):
         recognizers.append(RuleRecognizer(f"deny {number}", _deny_rule(words), [words.entity]))
-    registry = RecognizerRegistry(recognizers=[*recognizers, *extra], supported_languages=[ANY])
+    registry = FixedRegistry(recognizers=[*recognizers, *extra], supported_languages=[ANY])
     return AnalyzerEngine(
         registry=registry,
         nlp_engine=CluesEngine(),

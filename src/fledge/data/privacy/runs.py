@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fledge.data.privacy.clues import UPPER
 from fledge.data.privacy.lexicon import lexicon
 
-_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
-_CAPITAL = rf"[{_UPPER}][^\W\d_]*(?:['’.-](?=[^\W\d_]{{2}})[^\W\d_]+)*"
+_REST = r"[^\W\d_]*(?:['’.-](?=[^\W\d_]{2})[^\W\d_]+)*"
 _TOKEN = re.compile(
-    rf"(?<![^\W])(?P<initial>[{_UPPER}]\.(?:-?[{_UPPER}]\.)*)|(?<![\w@/\\.#$-])(?P<word>{_CAPITAL})(?![\w@\\(/]|\.[a-z]|!\w)"
+    rf"[{UPPER}](?:(?<!\w.)(?P<initial>\.(?:-?[{UPPER}]\.)*)|(?<![\w@/\\.#$-].){_REST}(?![\w@\\(/]|\.(?:[a-z\d]|[A-Z]\w*[A-Z\d])|!\w))"
 )
 _PARTICLE = (
     r"(?:de la|de las|de los|de|da|das|do|dos|del|della|di|du|des|von der|von den|von|vom|zu|zur|van der|van den|van de|van|ten|ter|le|la|el|al|bin|ben|ibn|y|e|"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -35,13 +35,19 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.passwords import find_passwords
+from fledge.data.privacy.spoken_passwords import find_spoken_passwords
 
-_PLUGINS = (
-    ArtifactoryDetector, AWSKeyDetector, AzureStorageKeyDetector, CloudantDetector, DiscordBotTokenDetector,
-    GitHubTokenDetector, GitLabTokenDetector, IbmCloudIamDetector, IbmCosHmacDetector, JwtTokenDetector,
-    MailchimpDetector, NpmDetector, OpenAIDetector, PypiTokenDetector, SendGridDetector, SlackDetector,
-    SoftlayerDetector, SquareOAuthDetector, StripeDetector, TelegramBotTokenDetector, TwilioKeyDetector,
-)  # fmt: skip
+# Each with what one of its keys must stand beside or begin with, in lower case; nothing: any line may hold one.
+PLUGINS: dict[Callable[[], Any], tuple[str, ...]] = {
+    ArtifactoryDetector: ("akc", "ap"), AWSKeyDetector: ("a3t", "abia", "acca", "akia", "asia", "aws"), AzureStorageKeyDetector: ("accountkey",),
+    CloudantDetector: ("key", "pw", "pass", "token", "cloudant"), DiscordBotTokenDetector: (), GitHubTokenDetector: ("ghp", "gho", "ghu", "ghs", "ghr"),
+    GitLabTokenDetector: ("glpat", "gldt", "glft", "glsoat", "glrt", "gr1348941", "glcbt", "glimt", "glptt", "glagent", "gloas"),
+    IbmCloudIamDetector: ("key", "pw", "pass", "token"), IbmCosHmacDetector: ("key",), JwtTokenDetector: ("eyj",), MailchimpDetector: ("-us",),
+    NpmDetector: ("_authtoken",), OpenAIDetector: ("t3blbkfj",), PypiTokenDetector: ("pypi-",), SendGridDetector: ("sg.",), SlackDetector: ("xox", "slack.com"),
+    SoftlayerDetector: ("key", "pw", "pass", "token", "softlayer"), SquareOAuthDetector: ("sq0csp",), StripeDetector: ("k_live_",),
+    TelegramBotTokenDetector: (":",), TwilioKeyDetector: ("ac", "sk"),
+}  # fmt: skip
+_LONGEST_WORD = 20
 _LONG = re.compile(r"[\w+/=.:-]{20,}")  # no key is shorter
 _KEYS = re.compile(
     r"(?<![\w-])(?:sk-(?:ant-|proj-|or-|svcacct-)?[\w-]{20,}|AIza[\w-]{35}|hf_[A-Za-z]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
@@ -60,6 +66,20 @@ _SECRET_LABEL = (
     r"(?:api|access|secret|auth|client|account|private|encryption|signing|master)[ _-]?(?:key|token|secret)s?|bearer|token|"
     r"authorization|schl(?:ü|ue)ssel|jeton|cl[ée](?: d'api| api| secrète)?|clave (?:de )?api|clave secreta|chave (?:da |de )?api|chave secreta|apikey|secret"
 )
+_LABEL_PARTS = (
+    "key",
+    "token",
+    "secret",
+    "bearer",
+    "authorization",
+    "schlüssel",
+    "schluessel",
+    "jeton",
+    "cle",
+    "clé",
+    "clave",
+    "chave",
+)
 _ASSIGNED = re.compile(
     rf"(?:{_SECRET_LABEL})\w*(?:\s(?:de|d['’]|of|for|für|pour|para|do|da|del|zum|zur)\s?\w+){{0,2}}[\"']?\s*(?:[:=]{{1,2}}|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})",
     re.IGNORECASE,
@@ -73,12 +93,13 @@ def find_secrets(clues: Clues) -> Iterator[Finding]:
         for match in _PRIVATE.finditer(text):
             yield Finding(match.start(), match.end(), e.PRIVATE_KEY, 1.0)
     yield from find_passwords(clues)
-    if not _LONG.search(text):
+    yield from find_spoken_passwords(clues)
+    if clues.longest < _LONGEST_WORD or not _LONG.search(text):
         return
     for match in _KEYS.finditer(text):
         if _varied(match[0], 2.5):
             yield Finding(match.start(), match.end(), e.API_KEY, 1.0)
-    for match in _ASSIGNED.finditer(text):
+    for match in _ASSIGNED.finditer(text) if any(word in clues.lower for word in _LABEL_PARTS) else ():
         value = match["value"].rstrip(".")
         if _looks_random(value):
             yield Finding(match.start("value"), match.start("value") + len(value), e.API_KEY, 0.85)
@@ -89,7 +110,10 @@ def _known_keys(text: str) -> Iterator[Finding]:
     for line in text.splitlines():
         if not _LONG.search(line):
             continue
-        for plugin in _plugins():
+        lower = line.lower()
+        for plugin, needs in _plugins():
+            if needs and not any(need in lower for need in needs):
+                continue
             for value in plugin.analyze_string(line):
                 start = text.find(value) if isinstance(value, str) and len(value) >= 12 else -1
                 while start >= 0:
@@ -98,8 +122,8 @@ def _known_keys(text: str) -> Iterator[Finding]:
 
 
 @cache
-def _plugins() -> list[Any]:
-    return [plugin() for plugin in _PLUGINS]
+def _plugins() -> list[tuple[Any, tuple[str, ...]]]:
+    return [(plugin(), needs) for plugin, needs in PLUGINS.items()]
 
 
 def _looks_random(value: str) -> bool:

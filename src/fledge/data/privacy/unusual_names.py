@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import FIELD, LOWER_INTRODUCTION, NOT_NAMES, ROLE, WEAK_INTRODUCTION
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
@@ -20,11 +20,18 @@ from fledge.data.privacy.lexicon import lexicon
 _RARE = 3.6  # Zipf frequency below which a word after a given name is taken for a family name
 _RARE_PAIR = 8.6  # sum of the Zipf frequencies of two names in lower case: "edwin johnson" has 8.4
 _LOWER_WORD = re.compile(r"(?<![^\s(,;:\"'>])[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?(?![\w=@/(\[-]|\.\w)")
-_UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"
-_CAPITAL = rf"[{_UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
+_CAPITAL = rf"[{UPPER}][^\W\d_]+(?:['’-][^\W\d_]+)*"
+_GIVEN_END = r"(?: [A-Z]\.)?(?=\s*(?:\.(?!\s?\d)|[;,()|\n\t\"<]|$))"
+_GIVEN_LAST = re.compile(
+    rf", (?<=[^\W\d_], ){_CAPITAL}{_GIVEN_END}"
+)  # how the next one ends: not tried without
 _FAMILY_FIRST = re.compile(
-    rf"(?<![\w@.-])(?P<family>(?:(?:van der|van|von|de la|de|da|dos|O['’]) ?)?{_CAPITAL}(?:[ -]{_CAPITAL})?), (?P<given>{_CAPITAL})(?: [A-Z]\.)?(?=\s*(?:\.(?!\s?\d)|[;,()|\n\t\"<]|$))"
+    rf"(?<![\w@.-])(?P<family>(?:(?:van der|van|von|de la|de|da|dos|O['’]) ?)?{_CAPITAL}(?:[ -]{_CAPITAL})?), (?P<given>{_CAPITAL}){_GIVEN_END}"
 )
+_INTRODUCTIONS = (  # whether it says enough alone, and the words one of which it must hold
+    (True, LOWER_INTRODUCTION, frozenset(("name", "called", "heiße", "heisse", "appelle", "nom", "llamo", "nombre", "nome", "chamo"))),
+    (False, WEAK_INTRODUCTION, frozenset(("it", "its", "this", "i", "im", "here", "hier", "ich", "c", "cest", "ici", "je", "soy", "sou", "aqui", "habla", "fala"))),
+)  # fmt: skip
 _PATIENT = re.compile(r"(?<!\w)(?:pte?|pat|pac|kd|mr|mrs)\.? $")
 _ROLE_FIRST = re.compile(
     r"(?:pte?|pat|pac|patient(?:in|e)?|paciente|client[ea]?|utente|eleve|élève|schüler(?:in)?|frau|herr|student(?:in)?|alumn[oa]|alun[oa]) "
@@ -45,7 +52,9 @@ def find_unusual_names(clues: Clues) -> Iterator[Finding]:
 
 def _lower_case(clues: Clues) -> Iterator[Finding]:
     words = lexicon()
-    for strong, regex in ((True, LOWER_INTRODUCTION), (False, WEAK_INTRODUCTION)):
+    for strong, regex, first_words in _INTRODUCTIONS:
+        if first_words.isdisjoint(clues.words):
+            continue
         for match in regex.finditer(clues.text):
             first, second = match["first"].lower(), (match["second"] or "").lower()
             if match["first"][0].isupper() or is_fictional_word(first):
@@ -86,7 +95,7 @@ def _lower_pairs(clues: Clues) -> Iterator[Finding]:
 
 
 def _family_first(clues: Clues) -> Iterator[Finding]:
-    if ", " not in clues.text:
+    if not _GIVEN_LAST.search(clues.text):
         return
     words = lexicon()
     for match in _FAMILY_FIRST.finditer(clues.text):
