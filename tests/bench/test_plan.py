@@ -175,7 +175,11 @@ def test_a_machine_is_known_by_its_plain_step_and_its_largest_verify() -> None:
         milliseconds / 1e3, rel=1e-3
     )
     draft = head_seconds(head, device, costs.draft_rows or 1, features=False)
-    assert draft >= (costs.draft_step_ms or 0) / 1e3
+    assert draft == pytest.approx((costs.draft_step_ms or 0) / 1e3)
+    quick = calibrated(costs.model_copy(update={"draft_step_ms": draft * 1e3 / 4}), model, head)  # int8, say
+    assert head_seconds(head, quick, costs.draft_rows or 1, features=False) == pytest.approx(
+        draft / 4, rel=0.05
+    )
     device = replace(device, host=0.5e-3)
     assert round_seconds(model, head, device, 1, PLAIN, costs.context) == pytest.approx(plain + 0.5e-3)
     copies = round_seconds(model, head, device, 1, TreeShape(0, 1, 8, 7), costs.context)

@@ -5,7 +5,8 @@
 
 Prints samples and tokens per second of both with AdamW, KL and the same batches in alternation; the step with features
 read from disk (dropped from the page cache before) against the same batches in memory; and the share of the best bf16
-matrix product rate measured here that the step reaches (only matrix products that torch does are counted).
+matrix product rate measured here that the step reaches (only matrix products that torch does are counted). The feed
+reads the next batch during the steps from disk, so a pair of steps tells what reading costs.
 
 With `--speculators`, the Python of an environment that has speculators 0.9.0, its trainer takes its turns among them,
 in a process of its own that is stopped in between; speculators_loop.py says what of it runs on a CPU, and how.
@@ -123,18 +124,23 @@ def measure(
     print(
         f"best bf16 matrix products {peak / 1e9:,.0f} GFLOP/s; the step {rate / 1e9:,.0f}: {rate / peak:.0%}"
     )
-    in_memory, from_disk = [], []
+    in_memory: list[float] = []
+    from_disk: list[float] = []
     for _ in range(3):
-        in_memory.append(timed(lambda _: [ours(batch) for batch in memory[1:]], None))
         drop_from_cache(store)
         fresh = FeatureStore(store.url)  # no shard's ids in memory, no checksum known
-        feed = read_ahead(batches[1:], reader(fresh), fresh.ahead)
-        from_disk.append(timed(lambda feed: [ours(batch) for batch in feed], feed))
-    slower = statistics.median(from_disk) / statistics.median(in_memory) - 1
-    steps = len(batches) - 1
+        feed = iter(read_ahead(batches[1:], reader(fresh), fresh.ahead))
+        for index, held in enumerate(memory[1:]):
+            for disk in (False, True) if index % 2 == 0 else (True, False):
+                start = time.perf_counter()
+                ours(next(feed) if disk else held)
+                (from_disk if disk else in_memory).append(time.perf_counter() - start)
+    ratios = sorted(disk / held for disk, held in zip(from_disk, in_memory, strict=True))
+    quarter = len(ratios) // 4
     print(
-        f"a step with features in memory {statistics.median(in_memory) / steps:.3f} s, from disk "
-        f"{statistics.median(from_disk) / steps:.3f} s: {slower:+.1%} (medians of 3 x {steps})"
+        f"a step with features in memory {statistics.median(in_memory):.3f} s; from disk, beside it, "
+        f"{statistics.median(ratios) - 1:+.1%} (median of {len(ratios)} pairs, half of them "
+        f"{ratios[quarter] - 1:+.1%} .. {ratios[-1 - quarter] - 1:+.1%})"
     )
 
 

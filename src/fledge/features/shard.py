@@ -30,12 +30,12 @@ from torch import Tensor
 
 from fledge.errors import StorageError
 from fledge.features.codec import Codec, decode, encode
-from fledge.storage import ShardEntry, exists, file_size, read_ranges, sha256
+from fledge.storage import ShardEntry, exists, file_size, local_path, read_ranges, sha256
 
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")
 _STATES = ("features", "hidden")
-_SMALL = (*_IDS, *_EXPONENTS)  # of a few bytes a token: read for a whole shard at once
+_SMALL = (*_IDS, *_EXPONENTS)  # of a few bytes a token: of a remote store read for a whole shard at once
 _FACTS = ("id", "category", "split", "temperature", "tokens", "supervised")
 _ENTRY = "conversations"  # of the header's metadata: checksum, a space, JSON
 _FIRST_READ = 1 << 16  # bytes: most headers fit
@@ -105,6 +105,7 @@ class Shard:
     def __init__(self, url: str, entry: ShardEntry) -> None:
         """Read the header; the file's length must be the manifest's."""
         self.url = url
+        self._local = local_path(url) is not None
         if not exists(url):
             raise StorageError(
                 f"{url} is missing though the manifest names it; put the file back, or delete the folder and run "
@@ -180,10 +181,7 @@ class Shard:
         """A conversation, checked the first time."""
         raw = self._small_parts(index)
         self._check(index, raw, states=False)
-        places = [self._tensors[name] for name in _STATES]
-        span = self._starts[index], self._starts[index + 1]
-        ranges = [(self._start + p.row(span[0]), self._start + p.row(span[1])) for p in places]
-        raw |= dict(zip(_STATES, read_ranges(self.url, ranges), strict=True))
+        raw |= self._parts(_STATES, index)
         self._check(index, raw, states=True)
         found = {name: self._tensor(name, raw) for name in raw}
         if self.codec == "fp8":
@@ -216,21 +214,34 @@ class Shard:
         rows: list[dict[str, Any]] = json.loads(self._text)
         return rows
 
+    @property
+    def _small_names(self) -> list[str]:
+        return [name for name in _SMALL if name in self._tensors]
+
     @cached_property
     def _small(self) -> dict[str, bytearray]:
         """The whole shard's tensors of a few bytes a token."""
-        names = [name for name in _SMALL if name in self._tensors]
-        places = [self._tensors[name] for name in names]
+        places = [self._tensors[name] for name in self._small_names]
         ranges = [(self._start + p.begin, self._start + p.end) for p in places]
-        return dict(zip(names, read_ranges(self.url, ranges), strict=True))
+        return dict(zip(self._small_names, read_ranges(self.url, ranges), strict=True))
 
     def _small_parts(self, index: int) -> dict[str, bytearray]:
+        """A conversation's part of them: alone where a read costs nothing, of all of them kept in memory elsewhere."""
+        if self._local:
+            return self._parts(self._small_names, index)
         start, stop = self._starts[index], self._starts[index + 1]
         parts = {}
         for name, data in self._small.items():
             place = self._tensors[name]
             parts[name] = data[place.row(start) - place.begin : place.row(stop) - place.begin]
         return parts
+
+    def _parts(self, names: Sequence[str], index: int) -> dict[str, bytearray]:
+        """A conversation's rows of these tensors."""
+        first, last = self._starts[index], self._starts[index + 1]
+        places = [self._tensors[name] for name in names]
+        ranges = [(self._start + p.row(first), self._start + p.row(last)) for p in places]
+        return dict(zip(names, read_ranges(self.url, ranges), strict=True))
 
     def _check(self, index: int, raw: Mapping[str, bytearray], *, states: bool) -> None:
         if self._checked[2 * index + states]:

@@ -18,10 +18,12 @@ from torch import Tensor
 from fledge.errors import StorageError
 from fledge.features.codec import Codec
 from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
-from fledge.storage import Manifest, ShardEntry, join, sha256, write_atomic
+from fledge.storage import Manifest, ShardEntry, join, local_path, sha256, write_atomic
 
-_OPENERS = 16  # headers read at once
-_IDS_KEPT = 18  # shards whose ids and parsed headers stay in memory: more than are shuffled together
+_OPENERS = 1  # headers read at once
+_IDS_KEPT = (
+    18  # shards whose parsed headers (remote: and ids) stay in memory: more than are shuffled together
+)
 
 
 def write_shard(manifest: Manifest, samples: Sequence[FeatureSample], codec: Codec = "bf16") -> Manifest:
@@ -51,8 +53,14 @@ class FeatureStore:
             raise StorageError(
                 f"no features in {self.url}; run `fledge features` first or name another folder"
             )
-        with ThreadPoolExecutor(_OPENERS) as pool:
-            opened = list(pool.map(self._open, range(len(self.manifest.shards))))
+        numbers = range(len(self.manifest.shards))
+        if (
+            local_path(self.url) is not None
+        ):  # nothing to wait for, and a thread's memory isn't given back to others
+            opened = list(map(self._open, numbers))
+        else:
+            with ThreadPoolExecutor(_OPENERS) as pool:
+                opened = list(pool.map(self._open, numbers))
         self._shards: list[Shard] = [shard for shard, _ in opened]
         sizes = {shard.hidden_size for shard in self._shards}
         if len(sizes) > 1:

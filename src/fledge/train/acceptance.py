@@ -18,7 +18,7 @@ from torch import Tensor
 from fledge.train.batches import TrainBatch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # an evaluation keeps tens of thousands
 class DraftRound:
     """One draft and its verify."""
 
@@ -42,12 +42,37 @@ class Acceptance:
     @classmethod
     def of(cls, rounds: Iterable[DraftRound], depth: int) -> Acceptance:
         """Sum up rounds that drafted `depth` tokens each."""
-        found = list(rounds)
-        count = len(found)
-        tokens = sum(r.emitted for r in found)
-        shares = [sum(r.accepted >= d for r in found) / max(1, count) for d in range(1, depth + 1)]
-        misses = sum(r.missed for r in found) / max(1, count)
-        return cls(tokens / max(1, count), shares, count, tokens, misses)
+        tally = Tally(depth)
+        tally.add(rounds)
+        return tally.acceptance()
+
+
+class Tally:
+    """Rounds that drafted `depth` tokens each, summed up as they come; none of them is kept."""
+
+    def __init__(self, depth: int) -> None:
+        self._accepted = [0] * (depth + 1)  # rounds by drafted tokens accepted
+        self._tokens = self._missed = 0
+
+    def add(self, rounds: Iterable[DraftRound]) -> None:
+        """Count these."""
+        for r in rounds:
+            self._accepted[r.accepted] += 1
+            self._tokens += r.emitted
+            self._missed += r.missed
+
+    def merge(self, other: Tally) -> None:
+        """Count the other's rounds as well."""
+        self._accepted = [a + b for a, b in zip(self._accepted, other._accepted, strict=True)]
+        self._tokens += other._tokens
+        self._missed += other._missed
+
+    def acceptance(self) -> Acceptance:
+        """What they come to."""
+        count = sum(self._accepted)
+        some = max(1, count)
+        shares = [sum(self._accepted[d:]) / some for d in range(1, len(self._accepted))]
+        return Acceptance(self._tokens / some, shares, count, self._tokens, self._missed / some)
 
 
 def replay(hits: Tensor, batch: TrainBatch, outside: Tensor | None = None) -> list[DraftRound]:

@@ -6,7 +6,7 @@ greedy answers with the engine's own drafting (see serving.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from fledge.errors import DataError
 from fledge.features import FeatureStore, SampleInfo
 from fledge.storage import join, write_json
 from fledge.target import Target
-from fledge.train.acceptance import Acceptance, DraftRound, replay
+from fledge.train.acceptance import Acceptance, DraftRound, Tally, replay
 from fledge.train.batches import heldout_batches, is_trainable
-from fledge.train.feed import read_batch
+from fledge.train.feed import FeatureSource, read_batch
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
 from fledge.train.serving import ServingReplay
@@ -101,24 +101,31 @@ def greedy_heldout(store: FeatureStore, max_tokens: int) -> list[SampleInfo]:
 
 def measure(
     learner: Learner,
-    store: FeatureStore,
+    store: FeatureSource,
     batches: list[list[SampleInfo]],
     depth: int,
     progress: Progress = silent,
 ) -> list[tuple[DraftRound, SampleInfo]]:
     """All rounds of these conversations, each with its conversation."""
     found: list[tuple[DraftRound, SampleInfo]] = []
-    total = sum(info.tokens for infos in batches for info in infos)
-    done, outside = 0, ~learner.head.vocabulary.t2d
+    total, done, tally = sum(info.tokens for infos in batches for info in infos), 0, Tally(depth)
+    for infos, rounds in measured_batches(learner, store, batches, depth):
+        found += [(r, infos[r.sample]) for r in rounds]
+        tally.add(rounds)
+        done += sum(info.tokens for info in infos)
+        progress(done, total, f"tau {tally.acceptance().tau:.2f}")
+    return found
+
+
+def measured_batches(
+    learner: Learner, store: FeatureSource, batches: list[list[SampleInfo]], depth: int
+) -> Iterator[tuple[list[SampleInfo], list[DraftRound]]]:
+    """The conversations of each batch, and the rounds of their answers."""
+    outside = ~learner.head.vocabulary.t2d
     for infos in batches:
         batch = read_batch(store, infos, learner.dtype, learner.device)
-        if batch is None:
-            continue
-        hits = learner.hits(batch, depth)
-        found += [(r, infos[r.sample]) for r in replay(hits, batch, outside)]
-        done += batch.tokens
-        progress(done, total, f"tau {Acceptance.of((r for r, _ in found), depth).tau:.2f}")
-    return found
+        if batch is not None:
+            yield infos, replay(learner.hits(batch, depth), batch, outside)
 
 
 def compute_dtype(target: Target) -> torch.dtype:

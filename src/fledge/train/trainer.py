@@ -23,12 +23,12 @@ from fledge.errors import DataError
 from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
 from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
 from fledge.target import Target
-from fledge.train.acceptance import Acceptance
+from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, chosen, epoch_batches, heldout_batches
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.curves import Tracker, write_curves
-from fledge.train.evaluate import measure
+from fledge.train.evaluate import measured_batches
 from fledge.train.feed import FeatureSource, read_ahead, read_batch
 from fledge.train.interrupt import interruptible
 from fledge.train.learner import BatchMeasures, Learner
@@ -37,7 +37,7 @@ from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
 from fledge.train.parallel import Team
 from fledge.train.random_head import random_head
-from fledge.train.workspace import freed_memory_is_kept
+from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 
 logger = logging.getLogger("fledge")
 
@@ -183,6 +183,7 @@ class Trainer:
                 logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
                 measures, norm = self._advance(batch, clock, measure_it=logs)
                 if logs:
+                    return_unused_memory()
                     self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
                 else:
                     progress(self._step, self.total, clock.note())
@@ -306,9 +307,13 @@ class Trainer:
         weights.refresh(self._optimizer.average)
         assert self._heldout_store is not None
         mine = self._heldout[self._team.rank :: self._team.size]
-        found = [r for r, _ in measure(self._learner, self._heldout_store, mine, depth)]
+        tally, together = Tally(depth), Tally(depth)
+        for _, rounds in measured_batches(self._learner, self._heldout_store, mine, depth):
+            tally.add(rounds)
         weights.refresh()
-        return Acceptance.of((r for part in self._team.gather(found) for r in part), depth)
+        for part in self._team.gather(tally):
+            together.merge(part)
+        return together.acceptance()
 
     def _save(self, clock: _Clock) -> None:
         """All processes take part, the leading one writes."""

@@ -7,6 +7,7 @@ therefore come from named buffers that only grow, and what autograd allocates is
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,25 +38,43 @@ def pieces(rows: int, size: int) -> Iterator[slice]:
         yield slice(start, min(rows, start + size))
 
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's mallopt parameters
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # glibc's mallopt parameters
 _MMAP_MAX_DEFAULT, _TRIM_DEFAULT, _NEVER = 65536, 128 * 1024, 2**31 - 1
+_BY_CORES = 0  # as many heaps as the C library finds right
 
 
 @contextmanager
 def freed_memory_is_kept() -> Iterator[None]:
     """Let the C library keep large freed blocks for the next allocation (glibc; elsewhere nothing changes).
 
-    By default it returns them to the system, and every activation tensor is faulted in anew, page by page.
+    By default it returns them to the system, and every activation tensor is faulted in anew, page by page. All threads
+    share one heap: what the feed's thread takes for a batch may be what a step has freed.
     """
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if library is None or not hasattr(library, "gnu_get_libc_version"):
+    library = _c_library()
+    if library is None:
         yield
         return
     library.mallopt(_MMAP_MAX, 0)
     library.mallopt(_TRIM_THRESHOLD, _NEVER)
+    library.mallopt(_ARENA_MAX, 1)
     try:
         yield
     finally:
         library.mallopt(_MMAP_MAX, _MMAP_MAX_DEFAULT)
         library.mallopt(_TRIM_THRESHOLD, _TRIM_DEFAULT)
+        library.mallopt(_ARENA_MAX, _BY_CORES)
         library.malloc_trim(0)
+
+
+def return_unused_memory() -> None:
+    """Give the system back what is free at the moment: now and then, so that batches of all sizes don't add up."""
+    library = _c_library()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL | None:
+    """glibc, or None elsewhere."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return library if library is not None and hasattr(library, "gnu_get_libc_version") else None

@@ -96,7 +96,7 @@ def _phase_ms(rows: Sequence[AnswerRow], phase: str) -> float:
 
 def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
     """What this machine reaches in bf16: reading in a plain step, computing in the largest verify, and what a draft
-    step takes beyond reading its weights."""
+    step takes beyond reading its weights. If it takes less, they are kept in fewer bytes."""
     rows, largest_ms = max(costs.verify_ms.items())
     ideal = Device(bandwidth=1.0, flops=1.0, weight_bytes=2.0, overhead=0.0)
     read = forward_seconds(model, replace(ideal, flops=math.inf), 1, 1, costs.context)
@@ -108,7 +108,10 @@ def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
         flops=compute / (seconds_left(largest, step) or largest),
     )
     draft = head_seconds(head, reached, costs.draft_rows or 1, features=False)
-    return replace(reached, head_overhead=max(0.0, (costs.draft_step_ms or 0.0) / 1e3 - draft))
+    measured = (costs.draft_step_ms or 0.0) / 1e3
+    if measured < draft:
+        return replace(reached, head_weight_bytes=reached.head_weight_bytes * measured / draft)
+    return replace(reached, head_overhead=measured - draft)
 
 
 def round_ms(costs: Costs, tree: TreeShape, host: HostTimes) -> float:

@@ -30,6 +30,7 @@ class Device:
     flops: float  # per second
     weight_bytes: float  # per weight
     overhead: float  # seconds per layer of a forward: launches, and between devices the exchange of results
+    head_weight_bytes: float = 2.0  # per weight of a head
     head_overhead: float = 0.0  # seconds of a head's forward besides its layer: the top tokens, its batch
     host: float = 0.0  # seconds of a round, plain or not, that no forward fills
 
@@ -50,7 +51,8 @@ def forward_seconds(model: ModelShape, device: Device, requests: int, rows_each:
 def head_seconds(head: HeadShape, device: Device, rows: int, *, features: bool) -> float:
     """One forward of the head; `features`: with the projection of the target's hidden states."""
     weights = head.weights + (head.fc if features else 0)
-    return device.at_best(weights * 2.0, 2.0 * rows * weights) + device.overhead + device.head_overhead
+    forward = device.at_best(weights * device.head_weight_bytes, 2.0 * rows * weights)
+    return forward + device.overhead + device.head_overhead
 
 
 def round_seconds(
