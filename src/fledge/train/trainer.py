@@ -42,6 +42,9 @@ from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 logger = logging.getLogger("fledge")
 
 FORMAT = 1
+_TIDY_STEPS = (
+    100  # between times at which free memory is returned; each costs a step's memory being faulted in anew
+)
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,9 @@ class Trainer:
             for batch in read_ahead(rest, self._read_step, self._source.ahead):
                 logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
                 measures, norm = self._advance(batch, clock, measure_it=logs)
-                if logs:
+                if self._step % _TIDY_STEPS == 0:
                     return_unused_memory()
+                if logs:
                     self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
                 else:
                     progress(self._step, self.total, clock.note())
