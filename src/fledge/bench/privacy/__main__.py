@@ -17,6 +17,7 @@ from fledge.bench.privacy.corpus import (
     LOCALES,
     Labelled,
     make_corpus,
+    make_fifth_corpus,
     make_fourth_corpus,
     make_second_corpus,
     make_third_corpus,
@@ -62,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="the corpus whose author had not seen the rules: what people paste into a chat, and request logs",
     )
+    parser.add_argument(
+        "--fifth",
+        action="store_true",
+        help="the same kind in other words, written blind after version 7 of the rules",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="of the throughput measurement")
     parser.add_argument(
@@ -70,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mistakes", type=int, default=0, help="print so many misses and false alarms")
     parser.add_argument("--json", help="write the figures to this file")
     chosen = parser.parse_args(arguments)
-    if chosen.fourth:
+    if chosen.fifth:
+        made = make_fifth_corpus(chosen.records, chosen.half, chosen.seed)
+    elif chosen.fourth:
         made = make_fourth_corpus(chosen.records, chosen.half, chosen.seed)
     elif chosen.third:
         made = make_third_corpus(chosen.records, chosen.half, chosen.seed)

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 from faker import Faker
 
-from fledge.bench.privacy.fourth_values import FOURTH_VALUES, FourthValues
+from fledge.bench.privacy.fourth_values import FOURTH_VALUES, FifthValues, FourthValues
 from fledge.bench.privacy.second_values import SECOND_VALUES, SecondValues
 from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
 from fledge.bench.privacy.values import VALUES, Values
@@ -95,9 +95,19 @@ def make_third_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterat
 
 def make_fourth_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterator[Labelled]:
     """Labelled texts of the fourth corpus: as the third, by an author who had not seen the filter's rules."""
-    rng, fakers = random.Random(seed), FourthValues.make_fakers(seed)
+    return _pasted(FourthValues, records, half, seed)
+
+
+def make_fifth_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterator[Labelled]:
+    """Labelled texts of the fifth corpus: the fourth's values in other words, which the rules were never changed by."""
+    return _pasted(FifthValues, records, half, seed)
+
+
+def _pasted(source: type[FourthValues], records: int, half: Half, seed: int) -> Iterator[Labelled]:
+    """What people paste into a chat, from the templates and lists of the source's folder."""
+    rng, fakers = random.Random(seed), source.make_fakers(seed)
     return _single_lines(
-        "fourth", records, half, rng, lambda language: FourthValues(rng, language, fakers), FOURTH_VALUES
+        source.folder, records, half, rng, lambda language: source(rng, language, fakers), FOURTH_VALUES
     )
 
 

@@ -36,6 +36,12 @@ class FourthValues(ThirdValues):
         return shape(self.rng, self.rng.choice(forms[self.language].split()))
 
 
+class FifthValues(FourthValues):
+    """The same draws with other names, towns, streets and products."""
+
+    folder = "fifth"
+
+
 def _plain(v: FourthValues) -> str:
     two = v.language in ("es", "pt") and v.rng.random() < 0.5
     return f"{v.given()} {v.family()} {v.family()}" if two else f"{v.given()} {v.family()}"
