@@ -42,9 +42,7 @@ from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 logger = logging.getLogger("fledge")
 
 FORMAT = 1
-_TIDY_STEPS = (
-    100  # between times at which free memory is returned; each costs a step's memory being faulted in anew
-)
+_TIDY_STEPS = 20  # between returns of free memory; after each a step's memory is faulted in anew
 
 
 @dataclass(frozen=True)
