@@ -1,6 +1,6 @@
 """A head that starts from random weights, under the target's output or by itself.
 
-Where Muon trains on little data, a copy of the target's last layer is a worse start than random weights (docs/train.md).
+With Muon and little data a copy of the target's last layer is a worse start than random weights: see docs/train.md.
 """
 
 from __future__ import annotations
