@@ -94,6 +94,8 @@ def test_conversations_that_were_put_there_are_taken_as_they_are(
     shutil.copytree(finished_run / "conversations", given, ignore=own)
     before = sorted(path.name for path in given.iterdir())
     run = Run(recipe, str(tmp_path / "run"))
+    run_stage(run, "respond")
+    assert sorted(path.name for path in given.iterdir()) == before
     run_stage(run, "features")
     run_pipeline(run)
     output = capsys.readouterr().out

@@ -33,7 +33,7 @@ def run_pipeline(run: Run) -> None:
         for number, stage in enumerate(STAGES):
             if given and number <= given[-1]:
                 if number in given:
-                    console.print(f"{stage.name:<9} {run.url(stage.folder)} taken as it is", markup=False)
+                    _print_given(run, stage)
                 continue
             fingerprint = stage.fingerprint(run)
             record = finished(run, stage, fingerprint)
@@ -58,6 +58,9 @@ def run_stage(run: Run, name: str) -> None:
         return
     with run.locked():
         stage = _named(name)
+        if _is_given(run, stage):  # nothing is added to what isn't ours
+            _print_given(run, stage)
+            return
         for before in map(_named, () if run.given_heads else stage.needs):
             if not _is_given(run, before) and finished(run, before, before.fingerprint(run)) is None:
                 raise StorageError(
@@ -114,6 +117,10 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
 
 def _print_done(record: Record) -> None:
     console.print(f"{record.stage:<9} done before: {record.line}", markup=False, soft_wrap=True)
+
+
+def _print_given(run: Run, stage: Stage) -> None:
+    console.print(f"{stage.name:<9} {run.url(stage.folder)} taken as it is", markup=False)
 
 
 def _named(name: str) -> Stage:

@@ -213,6 +213,11 @@ def test_the_host_belongs_to_the_kind_of_round_it_followed() -> None:
     host.of_round(exposed, drafted=True)
     assert host.of_round(exposed + 0.5, drafted=True) < 1.0
 
+    hidden = HostSeconds()  # by overlap, for a while
+    for before in (0.0, 0.0, 0.0, 0.2):
+        found = hidden.of_round(before, drafted=True)
+    assert found == pytest.approx(0.2)
+
 
 def test_it_explains_what_it_did() -> None:
     planner = Planner(COST, topk=4, confident=True)

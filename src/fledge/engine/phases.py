@@ -73,7 +73,7 @@ class HostSeconds:
         if self._before is not None:
             kind, earlier = self._before
             spent = exposed - earlier
-            known = self._known.setdefault(kind, spent)
-            self._known[kind] += _STEP * (min(spent, _LONGEST * known) - known)
+            known = self._known.get(kind) or spent  # nothing may have been exposed so far
+            self._known[kind] = known + _STEP * (min(spent, _LONGEST * known) - known)
         self._before = drafted, exposed
         return self._known.get(drafted, 0.0)

@@ -20,10 +20,8 @@ from fledge.features.codec import Codec
 from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
 from fledge.storage import Manifest, ShardEntry, join, local_path, sha256, write_atomic
 
-_OPENERS = 1  # headers read at once
-_IDS_KEPT = (
-    18  # shards whose parsed headers (remote: and ids) stay in memory: more than are shuffled together
-)
+_OPENERS = 16  # headers of a remote store read at once
+_IDS_KEPT = 18  # shards whose parsed headers (remote: and ids) stay in memory: more than a shuffle's
 
 
 def write_shard(manifest: Manifest, samples: Sequence[FeatureSample], codec: Codec = "bf16") -> Manifest:
@@ -54,9 +52,7 @@ class FeatureStore:
                 f"no features in {self.url}; run `fledge features` first or name another folder"
             )
         numbers = range(len(self.manifest.shards))
-        if (
-            local_path(self.url) is not None
-        ):  # nothing to wait for, and a thread's memory isn't given back to others
+        if local_path(self.url) is not None:  # nothing to wait for
             opened = list(map(self._open, numbers))
         else:
             with ThreadPoolExecutor(_OPENERS) as pool:

@@ -40,7 +40,7 @@ def pieces(rows: int, size: int) -> Iterator[slice]:
 
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # glibc's mallopt parameters
 _MMAP_MAX_DEFAULT, _TRIM_DEFAULT, _NEVER = 65536, 128 * 1024, 2**31 - 1
-_BY_CORES = 0  # as many heaps as the C library finds right
+_BY_CORES = 0  # as many heaps as the C library finds right, where it hasn't decided yet
 
 
 @contextmanager
@@ -48,7 +48,8 @@ def freed_memory_is_kept() -> Iterator[None]:
     """Let the C library keep large freed blocks for the next allocation (glibc; elsewhere nothing changes).
 
     By default it returns them to the system, and every activation tensor is faulted in anew, page by page. All threads
-    share one heap: what the feed's thread takes for a batch may be what a step has freed.
+    share one heap: what the feed's thread takes for a batch may be what a step has freed. (glibc works its limit out
+    once: threads begun later in the process may stay with it, and heaps that exist already are left alone.)
     """
     library = _c_library()
     if library is None:
