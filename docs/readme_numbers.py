@@ -65,7 +65,7 @@ def full_tables(summary: Summary) -> str:
     parts = _parts(summary)
     rows = [
         _row(name, label, found)
-        for kind in ("workloads", "categories")
+        for kind in ("lines", "categories")
         for name in dict.fromkeys(name for part in parts.values() for name in getattr(part, kind))
         for label, part in parts.items()
         if (found := getattr(part, kind).get(name)) is not None
@@ -115,10 +115,9 @@ def full_tables(summary: Summary) -> str:
 
 def _parts(summary: Summary) -> dict[str, HeadSummary]:
     """By what the tables call them. A result of the shipped head alone has no other."""
-    own = HeadSummary(workloads=summary.workloads, categories=summary.categories)
     shipped_only = summary.head == RELEASED
     parts: dict[str, HeadSummary | None] = {
-        "shipped head" if shipped_only else "head trained in the demo": own,
+        "shipped head" if shipped_only else "head trained in the demo": summary,
         "the same without prompt lookup": summary.without_lookup,
     }
     if not shipped_only:

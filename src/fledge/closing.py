@@ -91,9 +91,9 @@ def print_closing(run: Run, records: Iterable[Record]) -> None:
 
 def print_summary(summary: Summary) -> None:
     """Each head on each workload; then plain decode against its limit, and the costs of the steps."""
-    heads = {summary.head: summary.workloads} if summary.head else {}
+    heads = {summary.head: summary.lines} if summary.head else {}
     if summary.released is not None:
-        heads[RELEASED] = summary.released.workloads
+        heads[RELEASED] = summary.released.lines
     labels = name_engines(list(heads), {}).labels
     rows = [
         _workload_row(labels[head], workload, found)

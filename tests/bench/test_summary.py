@@ -54,6 +54,18 @@ def test_figures_are_medians_of_believed_rows_and_tau_is_over_all_rounds() -> No
     assert found.tau == pytest.approx(140 / 60)
 
 
+def test_several_workloads_are_also_summed_up_over_all_their_prompts() -> None:
+    result = bench_result()
+    found = summarise(result)
+    assert found.overall == workload_summary(result.rows("trained"))
+    assert found.released is not None
+    assert found.released.overall == workload_summary(result.rows("released"))
+    assert list(found.lines) == ["mixed", "gsm8k", "all prompts"]
+    one = result.model_copy(update={"answers": [row for row in result.answers if row.workload == "mixed"]})
+    assert summarise(one).overall is None
+    assert list(summarise(one).lines) == ["mixed"]
+
+
 def test_acceptance_by_depth_is_relative_to_rounds_that_drafted() -> None:
     rows = [
         answer_row(drafted_rounds=10, accepted_by_depth=[6, 2]),

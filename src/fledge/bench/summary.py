@@ -14,7 +14,8 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
         .speedup_low .speedup_high               its 95 % bootstrap interval over the prompts
         .noise                                   median relative spread of a prompt's repeats
         .rejected                                prompts whose times weren't believed (speed-up above tau, ...)
-    released.workloads.{name}                    the same for the head that ships with the package
+    overall                                      the same over the prompts of all sets together, if there are several
+    released.workloads.{name}, released.overall  the same for the head that ships with the package
     without_lookup.workloads.{name}              the run's head again, if it was also measured without prompt lookup
     categories.{name}, released.categories.{name}  the same by category of the own mixed set
     plain.ms_per_token                           plain decode at batch 1, median over the own set's prompts
@@ -43,6 +44,7 @@ from fledge.errors import StorageError
 from fledge.storage import read_json, write_json
 
 SUMMARY_VERSION: Literal[1] = 1
+ALL_PROMPTS = "all prompts"
 
 
 class _Part(BaseModel):
@@ -72,6 +74,12 @@ class HeadSummary(_Part):
 
     workloads: dict[str, WorkloadSummary]
     categories: dict[str, WorkloadSummary]
+    overall: WorkloadSummary | None = None  # of several workloads
+
+    @property
+    def lines(self) -> dict[str, WorkloadSummary]:
+        """What tables show: each workload and, if there are several, all prompts together."""
+        return self.workloads | ({ALL_PROMPTS: self.overall} if self.overall else {})
 
 
 class PlainSummary(_Part):
@@ -88,14 +96,12 @@ class StageSummary(_Part):
     seconds: float
 
 
-class Summary(_Part):
-    """The whole file; see the module's text for each field."""
+class Summary(HeadSummary):
+    """The whole file; see the module's text for each field. What it inherits is the run's own head's."""
 
     version: Literal[1] = SUMMARY_VERSION
     target: Subject
     head: str | None
-    workloads: dict[str, WorkloadSummary]
-    categories: dict[str, WorkloadSummary]
     released: HeadSummary | None
     without_lookup: HeadSummary | None = None
     plain: PlainSummary | None
@@ -136,6 +142,7 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
         head=head,
         workloads=own.workloads,
         categories=own.categories,
+        overall=own.overall,
         released=head_summary(result, RELEASED) if RELEASED in result.heads else None,
         without_lookup=head_summary(result, alone) if alone in result.heads else None,
         plain=PlainSummary(
@@ -158,11 +165,13 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
 
 
 def head_summary(result: BenchResult, head: str) -> HeadSummary:
-    """A head's figures by workload, and by category of the own set."""
+    """A head's figures by workload, over all of them, and by category of the own set."""
     rows = result.rows(head)
     own = [row for row in rows if row.workload == OWN_WORKLOAD]
+    workloads = _grouped(rows, lambda row: row.workload)
     return HeadSummary(
-        workloads=_grouped(rows, lambda row: row.workload),
+        workloads=workloads,
+        overall=workload_summary(rows) if len(workloads) > 1 else None,
         categories=_grouped(own, lambda row: row.category),
     )
 

@@ -58,7 +58,7 @@ def make_page(facts: ReportFacts) -> Page:
     named = heads or [name for name, part in ((TRAINED, facts.training), (RELEASED, facts.released)) if part]
     naming = speed.name_engines(named, facts.labels)
     summaries = {head: head_summary(bench, head) for head in heads} if bench else {}
-    workloads = {head: summary.workloads for head, summary in summaries.items()}
+    workloads = {head: summary.lines for head, summary in summaries.items()}
     categories = {head: summary.categories for head, summary in summaries.items()}
     scale = speed.scale_of([workloads, categories])
     heroes = speed.make_heroes(bench, naming)
