@@ -27,11 +27,14 @@ from fledge.bench.results import PLAIN, RELEASED, TRAINED
 from fledge.bench.summary import HeadSummary, WorkloadSummary
 
 ROOT = Path(__file__).parent.parent
+_COLUMNS = ["prompts", "head", "number", "tau", "plain ms", "ms per token", "speed-up", "95 %", "identical"]
 _BLOCK = re.compile(r"(<!-- measured( in full)?: (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
 
 def measured_table(summary: Summary) -> str:
-    """What README shows of a result: each head on the first workload, and plain decode."""
+    """What README shows of a result: each head on its workload, and plain decode; of several workloads each one."""
+    if summary.overall is not None:
+        return table(_COLUMNS, _rows(summary, "lines"))
     name = next(iter(summary.workloads), None)
     heads: dict[str, WorkloadSummary] = {}
     for label, part in _parts(summary).items():
@@ -62,26 +65,7 @@ def measured_table(summary: Summary) -> str:
 
 def full_tables(summary: Summary) -> str:
     """All of a result: by workload and kind of prompt, by requests at once, forwards, and where it was measured."""
-    parts = _parts(summary)
-    rows = [
-        _row(name, label, found)
-        for kind in ("lines", "categories")
-        for name in dict.fromkeys(name for part in parts.values() for name in getattr(part, kind))
-        for label, part in parts.items()
-        if (found := getattr(part, kind).get(name)) is not None
-    ]
-    columns = [
-        "prompts",
-        "head",
-        "number",
-        "tau",
-        "plain ms",
-        "ms per token",
-        "speed-up",
-        "95 %",
-        "identical",
-    ]
-    blocks = [table(columns, rows)]
+    blocks = [table(_COLUMNS, _rows(summary, "lines", "categories"))]
     if summary.concurrency:
         plain = {
             level.concurrency: level.output_throughput
@@ -123,6 +107,17 @@ def _parts(summary: Summary) -> dict[str, HeadSummary]:
     if not shipped_only:
         parts["shipped head"] = summary.released
     return {label: part for label, part in parts.items() if part is not None}
+
+
+def _rows(summary: Summary, *kinds: str) -> list[list[str]]:
+    parts = _parts(summary)
+    return [
+        _row(name, label, found)
+        for kind in kinds
+        for name in dict.fromkeys(name for part in parts.values() for name in getattr(part, kind))
+        for label, part in parts.items()
+        if (found := getattr(part, kind).get(name)) is not None
+    ]
 
 
 def _row(name: str, label: str, found: WorkloadSummary) -> list[str]:

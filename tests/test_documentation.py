@@ -105,7 +105,10 @@ def test_a_number_in_a_sentence_that_was_changed_by_hand_is_found() -> None:
 
 def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    summarise(bench_result()).save(str(tmp_path / "results" / "demo.json"))
+    several = bench_result()
+    mixed = [row for row in several.answers if row.workload == "mixed"]
+    summarise(several.model_copy(update={"answers": mixed})).save(str(tmp_path / "results" / "demo.json"))
+    summarise(several).save(str(tmp_path / "results" / "files.json"))
     page = "Before\n<!-- measured: results/demo.json -->\n<!-- /measured -->\nafter\n"
     made = numbers().filled(page, tmp_path)
     assert "| median speed-up | 1 | 1.47x | 2.31x |" in made
@@ -116,6 +119,9 @@ def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
     whole = numbers().filled(page.replace("measured:", "measured in full:", 1), tmp_path)
     assert "| mixed | head trained in the demo |" in whole
     assert "| verify of 16 rows |" in whole
+    files = numbers().filled(page.replace("demo.json", "files.json"), tmp_path)
+    assert "| gsm8k | shipped head |" in files
+    assert "| all prompts | shipped head |" in files
     assert "Example Processor 9000" in whole
 
 
