@@ -50,16 +50,8 @@ def shown(text: str, pattern: str) -> list[tuple[str, ...]]:
     return [match.groups() for match in re.finditer(pattern.replace(" ", r"\s+"), text)]
 
 
-def spoken(text: str, demo: Summary, files: Summary) -> Iterator[tuple[str, float]]:
+def spoken(text: str, demo: Summary) -> Iterator[tuple[str, float]]:
     """Figures within README's sentences, as they are written, each with the committed result."""
-    assert files.without_lookup is not None
-    for name, *figures in shown(
-        text, r"(MT-Bench|GSM8K|HumanEval) tau ([\d.]+) and ([\d.]+)x \(without lookup ([\d.]+) and ([\d.]+)x"
-    ):
-        key = name.lower().replace("-", "_")
-        for found, pair in ((files.workloads, figures[:2]), (files.without_lookup.workloads, figures[2:])):
-            yield pair[0], found[key].tau or 0.0
-            yield pair[1], found[key].speedup or 0.0
     for rows, cost in shown(text, r"of (\d+) nodes (?:cost )?(\d\.\d+)"):
         yield cost, demo.verify_cost[int(rows)]
     for (cost,) in shown(text, r"a draft step (\d\.\d+)"):
@@ -89,17 +81,17 @@ def spoken(text: str, demo: Summary, files: Summary) -> Iterator[tuple[str, floa
 
 
 def test_numbers_in_readmes_sentences_equal_the_committed_results() -> None:
-    demo, files = (Summary.load(str(ROOT / "results" / f"{name}.json")) for name in ("demo", "given-files"))
+    demo = Summary.load(str(ROOT / "results" / "demo.json"))
     text = (ROOT / "README.md").read_text("utf-8")
-    for written, measured in spoken(text, demo, files):
+    for written, measured in spoken(text, demo):
         digits = len(written.partition(".")[2])
         assert written == f"{measured:.{digits}f}"
 
 
 def test_a_number_in_a_sentence_that_was_changed_by_hand_is_found() -> None:
-    demo, files = (Summary.load(str(ROOT / "results" / f"{name}.json")) for name in ("demo", "given-files"))
+    demo = Summary.load(str(ROOT / "results" / "demo.json"))
     cost = demo.verify_cost[8]
-    pairs = list(spoken(f"A verify of 8\nnodes cost {cost:.2f} plain steps, a draft step 9.99.", demo, files))
+    pairs = list(spoken(f"A verify of 8\nnodes cost {cost:.2f} plain steps, a draft step 9.99.", demo))
     assert pairs == [(f"{cost:.2f}", cost), ("9.99", demo.draft_step_cost)]
 
 
