@@ -34,7 +34,7 @@ _BLOCK = re.compile(r"(<!-- measured( in full)?: (\S+) -->\n).*?(<!-- /measured 
 def measured_table(summary: Summary) -> str:
     """What README shows of a result: each head on its workload, and plain decode; of several workloads each one."""
     if summary.overall is not None:
-        return table(_COLUMNS, _rows(summary, "lines"))
+        return table(_COLUMNS, _rows(summary, "lines")) + "\n"
     name = next(iter(summary.workloads), None)
     heads: dict[str, WorkloadSummary] = {}
     for label, part in _parts(summary).items():
