@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -20,6 +21,7 @@ from fledge.bench.plan.check import (
 from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds
 from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.bench.results import BenchResult
+from fledge.bench.shapes import shape_name
 from fledge.engine import PLAIN, TreeShape
 from fledge.errors import DataError, TargetError
 from tests.bench.synthetic import answer_row, bench_result
@@ -122,28 +124,51 @@ def test_a_configuration_is_read_or_refused(tmp_path: Path) -> None:
         read_shape(str(folder))
 
 
+DEEP, SHALLOW, COPIED = TreeShape(4, 4, 16), TreeShape(2, 4, 8), TreeShape(0, 1, 8, 7)
+ROUNDS = ({DEEP: 40, COPIED: 20, PLAIN: 4}, {SHALLOW: 30, PLAIN: 10}, {PLAIN: 50, COPIED: 5})
+
+
 def result_with_shapes() -> BenchResult:
-    """An answer of 64 rounds and 128 tokens. Each round: the host 0.2 ms, accepting 0.3 ms, growing the tree 0.1 ms."""
-    shapes = {"depth 4, top 4, 16 nodes": 40, "depth 0, top 1, 8 nodes, lookup 7": 20, "plain decode": 4}
-    phases = {"host": 64 * 0.2, "accept": 64 * 0.3, "draft": 40 * 3 * 0.9 + 64 * 0.1}
-    row = answer_row(shapes=shapes, phases_ms=phases, phases_plain_ms={"host": 127 * 0.1}, tpot_plain_ms=11.3)
-    return bench_result(("trained",)).model_copy(update={"answers": [row]})
+    """Three answers of 128 tokens, with these rounds.
+
+    Each round: the host 0.2 ms, accepting 0.1 ms; with the head growing the tree 0.15 ms and
+    0.05 ms more for each step.
+    """
+    rows = []
+    for number, used in enumerate(ROUNDS):
+        rounds, drafted = sum(used.values()), used.get(DEEP, 0) + used.get(SHALLOW, 0)
+        steps = 3 * used.get(DEEP, 0) + used.get(SHALLOW, 0)
+        phases = {"host": rounds * 0.2, "accept": rounds * 0.1, "extend": drafted * 1.2}
+        phases["draft"] = steps * (0.9 + 0.05) + drafted * 0.15
+        rows.append(
+            answer_row(
+                question_id=str(number),
+                shapes={shape_name(shape): count for shape, count in used.items()},
+                phases_ms=phases,
+                phases_plain_ms={"host": 127 * 0.1},
+                tpot_plain_ms=11.3,
+            )
+        )
+    return bench_result(("trained",)).model_copy(update={"answers": rows})
 
 
 def test_single_forwards_add_up_to_the_round() -> None:
-    result, host = result_with_shapes(), HostTimes(0.1, 0.6)
+    result, host = result_with_shapes(), HostTimes(0.1, plain=0.3, drafted=0.45, level=0.05)
     costs = result.costs
     assert costs is not None
     assert host_times(costs, result.answers) == pytest.approx(host)
     assert verify_cost(costs, 16) == pytest.approx(1.27)
     assert verify_cost(costs, 12) == pytest.approx(1.2)
-    drafted = 3 * 0.9 + 1.27 * 11.2 + 1.2 + 0.6
-    copied = 1.13 * 11.2 + 0.6  # no draft step, no extend, and a verify all the same
-    assert round_ms(costs, TreeShape(4, 4, 16), host) == pytest.approx(drafted)
-    assert round_ms(costs, TreeShape(0, 1, 8, 7), host) == pytest.approx(copied)
-    assert round_ms(costs, PLAIN, host) == pytest.approx(11.8)  # the host of an engine that speculates
-    speedup = 128 * 11.3 / (40 * drafted + 20 * copied + 4 * 11.8)
-    assert predict_from_costs(result, "trained") == pytest.approx(speedup)
+    took = {
+        DEEP: 3 * 0.9 + 1.27 * 11.2 + 1.2 + 0.6,
+        SHALLOW: 0.9 + 1.13 * 11.2 + 1.2 + 0.5,
+        COPIED: 1.13 * 11.2 + 0.3,  # no draft step, no extend, and a verify all the same
+        PLAIN: 11.5,  # the host of an engine that speculates
+    }
+    for shape, milliseconds in took.items():
+        assert round_ms(costs, shape, host) == pytest.approx(milliseconds)
+    speedups = [128 * 11.3 / sum(took[shape] * count for shape, count in used.items()) for used in ROUNDS]
+    assert predict_from_costs(result, "trained") == pytest.approx(median(speedups))
     row = check_rows(result, shape_of(SMOLLM2), 8192)[0]
     assert row[0] == "trained"
     assert len(row) == 7

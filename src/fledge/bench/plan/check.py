@@ -3,7 +3,7 @@
     by forwards   an answer's tokens over its rounds, each of them the single forwards that the same benchmark timed and
                   what the host adds: does the round's equation add up to the speed-up of whole answers?
     by shape      the same from config.json and a few numbers of the machine: the bytes per second of a plain step, the
-                  FLOP/s of the largest verify, a draft step's fixed cost, and what the host adds to a step and a round.
+                  FLOP/s of the largest verify, a draft step's fixed cost, and what the host adds to a step and to each kind of round.
                   Is the roofline good enough to plan with?
 
 The tokens and the trees of each answer's rounds come from the benchmark, and so does the host's time: what its clock
@@ -18,6 +18,8 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds, seconds_left
 from fledge.bench.plan.shape import HeadShape, ModelShape
@@ -52,11 +54,12 @@ def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_v
     costs, host, rows = _known(bench, head)
     small = HeadShape.of(model, draft_vocab)
     device = calibrated(costs, model, small)
-    speculating = replace(device, host=host.round / 1e3)
     plain = round_seconds(model, small, replace(device, host=host.step / 1e3), 1, PLAIN, costs.context)
-    return _median_speedup(
-        rows, lambda tree: round_seconds(model, small, speculating, 1, tree, costs.context), plain
-    )
+
+    def seconds(tree: TreeShape) -> float:
+        return round_seconds(model, small, replace(device, host=host.of(tree) / 1e3), 1, tree, costs.context)
+
+    return _median_speedup(rows, seconds, plain)
 
 
 def predict_from_costs(bench: BenchResult, head: str) -> float:
@@ -69,29 +72,38 @@ class HostTimes(NamedTuple):
     """Milliseconds that no forward fills."""
 
     step: float  # of plain decode
-    round: float  # of an engine that speculates, whatever the round
+    plain: float  # of a round without the head in an engine that speculates,
+    drafted: float  # and of one with it,
+    level: float  # and what each draft step adds
+
+    def of(self, tree: TreeShape) -> float:
+        """Of a round in an engine that speculates."""
+        return self.drafted + (tree.depth - 1) * self.level if tree.depth else self.plain
 
 
 def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
     """What the engine's clock counted, per step of plain decode and per round, besides forwards.
 
     Of a round that is what drafting and extend took beyond their forwards, too, and with it what a head that fell
-    behind in plain rounds caught up with.
+    behind in plain rounds caught up with. The kinds of rounds are told apart by least squares over the answers.
     """
-    steps = sum(max(row.tokens - 1, 1) for row in rows)
-    used = [(read_shape_name(name), count) for row in rows for name, count in row.shapes.items()]
-    forwards = {
-        "draft": sum(count * max(tree.depth - 1, 0) for tree, count in used) * (costs.draft_step_ms or 0.0),
-        "extend": sum(count for tree, count in used if tree.depth) * (costs.extend_ms or 0.0),
-    }
-    besides = _phase_ms(rows, "host") + _phase_ms(rows, "accept")
-    besides += sum(max(_phase_ms(rows, phase) - spent, 0.0) for phase, spent in forwards.items())
-    plain = sum(row.phases_plain_ms.get("host", 0.0) for row in rows) / steps
-    return HostTimes(plain, besides / sum(row.rounds for row in rows))
-
-
-def _phase_ms(rows: Sequence[AnswerRow], phase: str) -> float:
-    return sum(row.phases_ms.get(phase, 0.0) for row in rows)
+    counts = np.zeros((len(rows), 3))  # by answer: rounds without the head, rounds with it, draft steps
+    besides = np.zeros(len(rows))
+    for place, row in enumerate(rows):
+        for name, count in row.shapes.items():
+            tree = read_shape_name(name)
+            counts[place] += (0, count, count * (tree.depth - 1)) if tree.depth else (count, 0, 0)
+        _, rounds, steps = counts[place]
+        forwards = {
+            "draft": steps * (costs.draft_step_ms or 0.0),
+            "extend": rounds * (costs.extend_ms or 0.0),
+        }
+        besides[place] = row.phases_ms.get("host", 0.0) + row.phases_ms.get("accept", 0.0)
+        besides[place] += sum(max(row.phases_ms.get(name, 0.0) - ms, 0.0) for name, ms in forwards.items())
+    found = np.linalg.lstsq(counts, besides, rcond=None)[0]
+    decoded = sum(max(row.tokens - 1, 1) for row in rows)
+    plain = sum(row.phases_plain_ms.get("host", 0.0) for row in rows) / decoded
+    return HostTimes(plain, *map(float, found))
 
 
 def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
@@ -118,9 +130,9 @@ def round_ms(costs: Costs, tree: TreeShape, host: HostTimes) -> float:
     """A round of one request in an engine that speculates, from single forwards."""
     verify = verify_cost(costs, tree.nodes) * costs.plain_step_ms
     if not tree.depth:  # plain, or nothing but copies
-        return verify + host.round
+        return verify + host.of(tree)
     draft, extend = costs.draft_step_ms or 0.0, costs.extend_ms or 0.0
-    return (tree.depth - 1) * draft + verify + extend + host.round
+    return (tree.depth - 1) * draft + verify + extend + host.of(tree)
 
 
 def verify_cost(costs: Costs, rows: int) -> float:
