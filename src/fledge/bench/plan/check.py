@@ -3,8 +3,8 @@
     by forwards   an answer's tokens over its rounds, each of them the single forwards that the same benchmark timed and
                   what the host adds: does the round's equation add up to the speed-up of whole answers?
     by shape      the same from config.json and a few numbers of the machine: the bytes per second of a plain step, the
-                  FLOP/s of the largest verify, a draft step's fixed cost, and what the host adds to a step and to each kind of round.
-                  Is the roofline good enough to plan with?
+                  FLOP/s of the largest verify, a draft step's fixed cost, and what the host adds to a step and to each
+                  kind of round. Is the roofline good enough to plan with?
 
 The tokens and the trees of each answer's rounds come from the benchmark, and so does the host's time: what its clock
 counted besides forwards. The prediction is the median over the answers, as the measured speed-up is.
