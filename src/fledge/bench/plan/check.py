@@ -128,11 +128,11 @@ def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
 
 def round_ms(costs: Costs, tree: TreeShape, host: HostTimes) -> float:
     """A round of one request in an engine that speculates, from single forwards."""
-    verify = verify_cost(costs, tree.nodes) * costs.plain_step_ms
+    spent = verify_cost(costs, tree.nodes) * costs.plain_step_ms + host.of(tree)
     if not tree.depth:  # plain, or nothing but copies
-        return verify + host.of(tree)
+        return spent
     draft, extend = costs.draft_step_ms or 0.0, costs.extend_ms or 0.0
-    return (tree.depth - 1) * draft + verify + extend + host.of(tree)
+    return spent + (tree.depth - 1) * draft + extend
 
 
 def verify_cost(costs: Costs, rows: int) -> float:
