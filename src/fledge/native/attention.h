@@ -73,7 +73,10 @@ struct RowView {
 struct Unit {
   int request, first_row, rows, split;
   bool contiguous;
-  int length;  // the longest row's
+  int length;    // the longest row's
+  int next = 0;  // the first unit of the next split or request, for the first of a split's units; 0: none
+  int begin() const { return split * kSplit; }
+  int end() const { return length < begin() + kSplit ? length : begin() + kSplit; }
 };
 
 struct AttentionPlan {
@@ -85,6 +88,7 @@ struct AttentionPlan {
     rows.resize(b.rows);
     units.clear();
     max_splits = 1;
+    int previous = -1;  // the first unit of the split before
     for (int r = 0; r < b.requests; ++r) {
       int prefix = b.prefix_length[r];
       for (int i = b.row_start[r]; i < b.row_start[r + 1]; ++i) {
@@ -97,23 +101,30 @@ struct AttentionPlan {
         }
         rows[i] = v;
       }
-      for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += kRowsPerUnit) {
-        int n = b.row_start[r + 1] - i < kRowsPerUnit ? b.row_start[r + 1] - i : kRowsPerUnit;
-        Unit u{r, i, n, 0, true, 0};
-        for (int j = i; j < i + n; ++j) {
-          u.contiguous = u.contiguous && rows[j].contiguous;
-          if (rows[j].length > u.length) u.length = rows[j].length;
+      // Splits in order, so that all rows of a request find a split's pages in the caches.
+      int splits = 1;
+      for (int split = 0; split < splits; ++split)
+        for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += kRowsPerUnit) {
+          int n = b.row_start[r + 1] - i < kRowsPerUnit ? b.row_start[r + 1] - i : kRowsPerUnit;
+          Unit u{r, i, n, split, true, 0};
+          for (int j = i; j < i + n; ++j) {
+            u.contiguous = u.contiguous && rows[j].contiguous;
+            if (rows[j].length > u.length) u.length = rows[j].length;
+          }
+          if (split * kSplit >= u.length) continue;
+          if (previous >= 0 && i == b.row_start[r]) units[previous].next = static_cast<int>(units.size());
+          if (i == b.row_start[r]) previous = static_cast<int>(units.size());
+          units.push_back(u);
+          int needed = (u.length + kSplit - 1) / kSplit;
+          if (needed > splits) splits = needed;
         }
-        int splits = (u.length + kSplit - 1) / kSplit;
-        if (splits > max_splits) max_splits = splits;
-        for (u.split = 0; u.split < splits; ++u.split) units.push_back(u);
-      }
+      if (splits > max_splits) max_splits = splits;
     }
   }
 };
 
 struct AttentionScratch {  // per thread
-  Buffer<bf16> query, weights, tile, value;
+  Buffer<bf16> query, tile, value;
   Buffer<float> scores, window_scores, out;
 };
 
@@ -128,96 +139,179 @@ struct AttentionCall {
   float scale;
 };
 
-// Weighs one query's scores: weights[lane] = exp(scale * (s - max)) for lane < count, 0 up to `padded`.
-inline void soften(const float* scores, int count, int padded, float scale, bf16* weights, float* max, float* sum) {
-  __m512 best = _mm512_set1_ps(-INFINITY);
-  for (int i = 0; i < count; i += 16) {
-    __mmask16 live = count - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (count - i)) - 1);
-    best = _mm512_mask_max_ps(best, live, best, _mm512_loadu_ps(scores + i));
+// The next unit's pages, asked for little by little while this one is computed, so that memory never waits and is never
+// flooded. Into L2.
+struct Upcoming {
+  const AttentionCall& call;
+  const BatchView& batch;
+  int request, head, index, end;  // logical indices: pages from `index` on, up to `end`
+  float lines = 0, owed = 0;      // per unit of time, and left over
+  const char *next = nullptr, *page_end = nullptr;
+
+  int page_bytes() const { return static_cast<int>(2 * call.shape.half() * sizeof(bf16)); }
+  void plan(int time) { lines = static_cast<float>((end - index + kPage - 1) / kPage * (page_bytes() / 64)) / time; }
+  void ask(int time) {
+    owed += lines * time;
+    for (; owed >= 1; owed -= 1, next += 64) {
+      if (next == page_end) {
+        if (index >= end) {
+          owed = lines = 0;
+          return;
+        }
+        next = reinterpret_cast<const char*>(call.kv + call.shape.page(call.layer, batch.page_of(request, index), head));
+        page_end = next + page_bytes();
+        index += kPage;
+      }
+      _mm_prefetch(next, _MM_HINT_T1);
+    }
   }
-  *max = _mm512_reduce_max_ps(best) * scale;
-  __m512 high = _mm512_set1_ps(*max), total = _mm512_setzero_ps(), factor = _mm512_set1_ps(scale);
-  for (int i = 0; i < padded; i += 16) {
+};
+
+// Weighs the scores of kQueries queries that see the same sequence: exp(scale * (s - max)) for the first `count`, 0 up to
+// `padded`. The weights take the place of the scores; a query's begin `stride` floats behind the one before.
+template <int kQueries>
+inline void soften_some(float* scores, size_t stride, int count, int padded, float scale, float* max, float* sum,
+                        Upcoming& upcoming) {
+  int full = count / 32 * 32, padding = padded - (count + 31) / 32 * 32;
+  auto live = [&](int i) {
     int left = count - i;
-    __mmask16 live = left >= 16 ? 0xffff : (left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1));
-    __m512 e = _mm512_maskz_mov_ps(live, exp512(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, high)));
-    total = _mm512_add_ps(total, e);
-    store_bf16(weights + i, e);
+    return left >= 16 ? __mmask16(0xffff) : (left <= 0 ? __mmask16(0) : static_cast<__mmask16>((1u << left) - 1));
+  };
+  __m512 best[kQueries], high[kQueries], total[kQueries];
+  for (int q = 0; q < kQueries; ++q) best[q] = _mm512_set1_ps(-INFINITY);
+  auto compare = [&](int i, __mmask16 a, __mmask16 b) {
+#pragma GCC unroll 4
+    for (int q = 0; q < kQueries; ++q) {
+      const float* s = scores + q * stride + i;
+      best[q] = _mm512_mask_max_ps(best[q], a, best[q], _mm512_loadu_ps(s));
+      best[q] = _mm512_mask_max_ps(best[q], b, best[q], _mm512_loadu_ps(s + 16));
+    }
+  };
+  for (int i = 0; i < full; i += 32) compare(i, 0xffff, 0xffff);
+  if (full < count) compare(full, live(full), live(full + 16));
+  constexpr float kLog2e = 1.44269504f;
+  __m512 factor = _mm512_set1_ps(scale * kLog2e);
+#pragma GCC unroll 4
+  for (int q = 0; q < kQueries; ++q) {
+    max[q] = _mm512_reduce_max_ps(best[q]) * scale;
+    high[q] = _mm512_set1_ps(max[q] * kLog2e);
+    total[q] = _mm512_setzero_ps();
   }
-  *sum = _mm512_reduce_add_ps(total);
+  auto weigh = [&](int i, __mmask16 a, __mmask16 b) {
+    upcoming.ask(1);
+#pragma GCC unroll 4
+    for (int q = 0; q < kQueries; ++q) {
+      float* s = scores + q * stride;
+      __m512 x = _mm512_maskz_mov_ps(a, exp2_roughly(_mm512_fmsub_ps(_mm512_loadu_ps(s + i), factor, high[q])));
+      __m512 y = _mm512_maskz_mov_ps(b, exp2_roughly(_mm512_fmsub_ps(_mm512_loadu_ps(s + i + 16), factor, high[q])));
+      total[q] = _mm512_add_ps(total[q], _mm512_add_ps(x, y));
+      _mm512_storeu_si512(reinterpret_cast<bf16*>(s) + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+    }
+  };
+  for (int i = 0; i < full; i += 32) weigh(i, 0xffff, 0xffff);
+  if (full < count) weigh(full, live(full), live(full + 16));
+#pragma GCC unroll 4
+  for (int q = 0; q < kQueries; ++q) {
+    if (padding > 0)
+      std::memset(reinterpret_cast<bf16*>(scores + q * stride) + padded - padding, 0, padding * sizeof(bf16));
+    sum[q] = _mm512_reduce_add_ps(total[q]);
+  }
+}
+
+// The same for any number of queries: a few at once, so that none waits for its own sums.
+inline void soften(float* scores, size_t stride, int queries, int count, int padded, float scale, float* max, float* sum,
+                   Upcoming& upcoming) {
+  if (count <= 0) {
+    for (int q = 0; q < queries; ++q) {
+      std::memset(scores + q * stride, 0, padded * sizeof(bf16));
+      max[q] = -INFINITY;
+      sum[q] = 0;
+    }
+    return;
+  }
+  for (int q = 0; q < queries; q += 4) {
+    auto some = queries - q >= 4   ? soften_some<4>
+                : queries - q == 3 ? soften_some<3>
+                : queries - q == 2 ? soften_some<2>
+                                   : soften_some<1>;
+    some(scores + q * stride, stride, count, padded, scale, max + q, sum + q, upcoming);
+  }
 }
 
 // One unit: up to 16 rows of a request, one KV head with its group of query heads, one split of the sequence.
+//
+// Query q is head q % group of row q / group. A few queries are taken through the whole split before the next, so that
+// their scores stay in the L1 cache; a query's weights take the place of its scores.
 inline void attend(const AttentionCall& c, const AttentionPlan& plan, const BatchView& b, const Unit& u, int kv_head,
                    AttentionScratch& scratch) {
-  int hd = c.shape.head_dim, group = c.heads / c.shape.kv_heads, per_tile = kTileLanes / group;
-  int tiles = (u.rows + per_tile - 1) / per_tile, last = (u.rows - (tiles - 1) * per_tile) * group, prefix = b.prefix_length[u.request];
-  int lanes = (tiles - 1) * kTileLanes + last;
-  int begin = u.split * kSplit, end = u.length < begin + kSplit ? u.length : begin + kSplit;
+  int hd = c.shape.head_dim, group = c.heads / c.shape.kv_heads, queries = u.rows * group;
+  int prefix = b.prefix_length[u.request], begin = u.begin(), end = u.end();
   int blocks = (end - begin + kPage - 1) / kPage;
-  int shared = u.contiguous ? blocks : (prefix - begin) / kPage;
+  int shared = u.contiguous ? blocks : (prefix - begin) / kPage;  // blocks whose slots all rows see in order
   shared = shared < 0 ? 0 : (shared > blocks ? blocks : shared);
 
-  bf16* query = scratch.query.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * hd);
-  float* scores = scratch.scores.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * kSplit);
-  bf16* weights = scratch.weights.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * kSplit);
-  float* out = scratch.out.ensure(static_cast<size_t>(kRowsPerUnit + 1) * 16 * hd);  // a block may start at any row
+  // Not a multiple of 256: rows of such a stride share a few sets of the L1 cache.
+  constexpr int kScoreStride = kSplit + 16, kWeightStride = 2 * kScoreStride, kWindowLanes = kMaxWindow + kPage;
+  size_t most = (queries < kQueriesAtOnce ? queries : kQueriesAtOnce) + 15;
+  float* scores = scratch.scores.ensure(most * kScoreStride);
+  bf16* weights = reinterpret_cast<bf16*>(scores);
+  float* window = scratch.window_scores.ensure(most * kWindowLanes);
+  bf16* query = scratch.query.ensure(static_cast<size_t>(queries + 31) * hd);
+  float* out = scratch.out.ensure(static_cast<size_t>(queries + 31) * hd);  // a block may start at any row
+  bf16* one = scratch.tile.ensure(16 * kPage);
+  bf16* gathered = scratch.value.ensure(c.shape.half());
   float maxima[kRowsPerUnit * 16], sums[kRowsPerUnit * 16];
-  auto lane = [&](int row, int g) { return row / per_tile * kTileLanes + row % per_tile * group + g; };
-  auto lanes_of = [&](int t) { return t + 1 < tiles ? per_tile * group : last; };
-  auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
   for (int r = 0; r < u.rows; ++r)
-    std::memcpy(query + static_cast<size_t>(lane(r, 0)) * hd,
+    std::memcpy(query + static_cast<size_t>(r) * group * hd,
                 c.query + (static_cast<size_t>(u.first_row + r) * c.heads + kv_head * group) * hd, group * hd * 2);
-  auto score_page = [&](int index, float* to, int stride, Ahead ahead) {
-    for (int t = 0; t < tiles; ++t)
-      multiply_panel(query + static_cast<size_t>(t) * kTileLanes * hd, hd, lanes_of(t), page(index), hd,
-                     to + static_cast<size_t>(t) * kTileLanes * stride, stride, t == 0 ? ahead : Ahead{});
-  };
-  // Memory never waits: while keys are scored their values are asked for, and while values are added the keys of the next
-  // KV head or split, whose turn it is after this one.
-  int half_bytes = static_cast<int>(c.shape.half() * sizeof(bf16));
-  auto values_of = [&](int k) { return page(begin + k * kPage) + c.shape.half(); };
-  auto values_ahead = [&](int k) { return Ahead{reinterpret_cast<const char*>(values_of(k)), half_bytes / (hd / 2)}; };
-  bool other_head = kv_head + 1 < c.shape.kv_heads, last_unit = &u == &plan.units.back();
-  const Unit& next = other_head || last_unit ? u : *(&u + 1);
-  auto keys_ahead = [&](int k) {
-    int index = next.split * kSplit + k * kPage;
-    if (index >= next.length || (!other_head && last_unit)) return Ahead{};
-    const bf16* keys = c.kv + c.shape.page(c.layer, b.page_of(next.request, index), other_head ? kv_head + 1 : 0);
-    return Ahead{reinterpret_cast<const char*>(keys), half_bytes / (kPage / 2)};
-  };
-  for (int k = 0; k < shared; ++k) score_page(begin + k * kPage, scores + k * kPage, kSplit, values_ahead(k));
+  auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
-  // Tree rows: score the window's slots once, then pick each row's ancestors.
-  int window_base = prefix / kPage * kPage;
-  constexpr int kWindowLanes = kMaxWindow + kPage;
-  float* window = scratch.window_scores.ensure(static_cast<size_t>(kRowsPerUnit) * 16 * kWindowLanes);
-  if (shared < blocks) {
-    int highest = 0;
-    for (int r = 0; r < u.rows; ++r) {
-      int top = 63 - __builtin_clzll(plan.rows[u.first_row + r].mask | 1);
-      if (top > highest) highest = top;
-    }
-    for (int base = window_base; base <= prefix + highest; base += kPage)
-      score_page(base, window + (base - window_base), kWindowLanes, {});
+  const Unit& next = u.next ? plan.units[u.next] : u;
+  Upcoming upcoming{c, b, next.request, kv_head, u.next ? next.begin() : next.end(), next.end()};
+  // What takes about as long as weighing 32 scores of four queries: an eighth of a page's scores, half of its values.
+  constexpr int kScoreTime = 8, kValueTime = 2;
+  int steps = (queries + 31) / 32;
+  upcoming.plan(u.rows * ((group + 3) / 4) * blocks + steps * blocks * (kScoreTime + kValueTime * (hd / 32)));
+
+  int window_base = prefix / kPage * kPage, highest = 0;
+  for (int r = 0; shared < blocks && r < u.rows; ++r) {
+    int top = 63 - __builtin_clzll(plan.rows[u.first_row + r].mask | 1);
+    if (top > highest) highest = top;
   }
-  for (int r = 0; r < u.rows; ++r) {
-    const RowView& row = plan.rows[u.first_row + r];
-    int count = row.length < end ? row.length - begin : end - begin;
-    for (int g = 0; g < group; ++g) {
-      int q = lane(r, g);
-      float* s = scores + static_cast<size_t>(q) * kSplit;
-      bf16* w = weights + static_cast<size_t>(q) * kSplit;
-      if (count <= 0) {
-        std::memset(w, 0, blocks * kPage * 2);
-        maxima[q] = -INFINITY;
-        sums[q] = 0;
-        continue;
+
+  for (int first = 0; first < queries; first += kQueriesAtOnce) {
+    int here = queries - first < kQueriesAtOnce ? queries - first : kQueriesAtOnce;
+    auto score_page = [&](int index, float* to, int stride) {
+      for (int q = 0; q < here; q += 32) {
+        upcoming.ask(kScoreTime);
+        multiply_panel(query + static_cast<size_t>(first + q) * hd, hd, here - q < 32 ? here - q : 32, page(index), hd,
+                       to + static_cast<size_t>(q) * stride, stride, Ahead{});
       }
-      if (shared < blocks) {
-        const float* ws = window + static_cast<size_t>(q) * kWindowLanes;
+    };
+    auto values_of = [&](int k) {
+      upcoming.ask(kValueTime);
+      return page(begin + k * kPage) + c.shape.half();
+    };
+    // Calls work(row, its first query here, how many of its queries are here, tokens it sees of this split).
+    auto each_row = [&](auto&& work) {
+      for (int q = first; q < first + here;) {
+        int row = q / group, stop = (row + 1) * group < first + here ? (row + 1) * group : first + here;
+        const RowView& view = plan.rows[u.first_row + row];
+        work(view, q, stop - q, (view.length < end ? view.length : end) - begin);
+        q = stop;
+      }
+    };
+    for (int k = 0; k < shared; ++k) score_page(begin + k * kPage, scores + k * kPage, kScoreStride);
+    // Tree rows: score the window's slots once, then pick each row's ancestors.
+    if (shared < blocks)
+      for (int base = window_base; base <= prefix + highest; base += kPage)
+        score_page(base, window + (base - window_base), kWindowLanes);
+    each_row([&](const RowView& row, int q, int some, int count) {
+      float* of_row = scores + static_cast<size_t>(q - first) * kScoreStride;
+      for (int g = 0; g < some && shared < blocks; ++g) {
+        float* s = of_row + static_cast<size_t>(g) * kScoreStride;
+        const float* ws = window + static_cast<size_t>(q - first + g) * kWindowLanes;
         int i = begin + shared * kPage;
         for (; i < prefix && i < begin + count; ++i) s[i - begin] = ws[i - window_base];
         uint64_t mask = row.mask;
@@ -225,62 +319,48 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
           if (logical >= i && logical < begin + count)
             s[logical - begin] = ws[prefix + __builtin_ctzll(mask) - window_base];
       }
-      soften(s, count, blocks * kPage, c.scale, w, &maxima[q], &sums[q]);
-    }
-  }
-
-  std::memset(out, 0, static_cast<size_t>(lanes + 15) / 16 * 16 * hd * sizeof(float));
-  for (int t = 0; t < tiles; ++t)
-    add_values(weights + static_cast<size_t>(t) * kTileLanes * kSplit, kSplit, lanes_of(t), shared,
-               values_of, [&](int k) { return t == 0 ? keys_ahead(k) : Ahead{}; },
-               out + static_cast<size_t>(t) * kTileLanes * hd, hd);
-  if (shared < blocks) {
-    bf16* one = scratch.tile.ensure(16 * kPage);
-    bf16* gathered = scratch.value.ensure(c.shape.half());
-    for (int r = 0; r < u.rows; ++r) {
-      const RowView& row = plan.rows[u.first_row + r];
-      int count = (row.length < end ? row.length : end) - begin;
-      int q = lane(r, 0);
+      soften(of_row, kScoreStride, some, count, blocks * kPage, c.scale, maxima + q, sums + q, upcoming);
+    });
+    for (int q = 0; q < here; q += 32)
+      multiply_values(weights + static_cast<size_t>(q) * kWeightStride, kWeightStride, here - q < 32 ? here - q : 32, shared,
+                      values_of, out + static_cast<size_t>(first + q) * hd, hd, false);
+    if (shared == blocks) continue;
+    each_row([&](const RowView& row, int q, int some, int count) {
       int path[kMaxWindow], known = 0;  // the window's slots that the row sees, in order
       for (uint64_t mask = row.mask; mask; mask &= mask - 1) path[known++] = prefix + __builtin_ctzll(mask);
       for (int k = shared; k * kPage < count; ++k) {
-        int first = begin + k * kPage;
+        int start = begin + k * kPage;
         std::memset(gathered, 0, c.shape.half() * 2);
-        for (int at = first; at < first + kPage && at < row.length; at += 2) {
+        for (int at = start; at < start + kPage && at < row.length; at += 2) {
           int left = at < prefix ? at : path[at - prefix];
           int right = at + 1 < row.length ? (at + 1 < prefix ? at + 1 : path[at + 1 - prefix]) : left;  // else its weight is 0
           const bf16* low = page(left) + c.shape.half() + value_offset(left % kPage & ~1, 0);
           const bf16* high = page(right) + c.shape.half() + value_offset(right % kPage & ~1, 0);
           for (int d = 0; d < hd; d += 16)
-            _mm512_storeu_si512(gathered + value_offset(at - first, d),
+            _mm512_storeu_si512(gathered + value_offset(at - start, d),
                                 pair_values(low + value_offset(0, d), left % 2, high + value_offset(0, d), right % 2));
         }
         std::memset(one, 0, 16 * kPage * 2);
-        for (int g = 0; g < group; ++g)
-          std::memcpy(one + g * kPage, weights + static_cast<size_t>(q + g) * kSplit + k * kPage, kPage * 2);
-        add_values(one, kPage, group, 1, [&](int) { return gathered; }, [](int) { return Ahead{}; },
-                   out + static_cast<size_t>(q) * hd, hd);
+        for (int g = 0; g < some; ++g)
+          std::memcpy(one + g * kPage, weights + static_cast<size_t>(q - first + g) * kWeightStride + k * kPage, kPage * 2);
+        multiply_values(one, kPage, some, 1, [&](int) { return gathered; }, out + static_cast<size_t>(q) * hd, hd, true);
       }
-    }
+    });
   }
 
-  for (int r = 0; r < u.rows; ++r) {
-    const RowView& row = plan.rows[u.first_row + r];
-    if (row.length <= begin) continue;
-    for (int g = 0; g < group; ++g) {
-      int q = lane(r, g), head = kv_head * group + g;
-      const float* o = out + static_cast<size_t>(q) * hd;
-      if (row.length <= kSplit) {
-        bf16* target = c.out + static_cast<size_t>(u.first_row + r) * c.out_stride + head * hd;
-        __m512 inverse = _mm512_set1_ps(1.0f / sums[q]);
-        for (int d = 0; d < hd; d += 16) store_bf16(target + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), inverse));
-      } else {
-        float* part = c.partial +
-            ((static_cast<size_t>(u.first_row + r) * c.heads + head) * plan.max_splits + u.split) * (hd + 2);
-        part[0] = maxima[q];
-        part[1] = sums[q];
-        std::memcpy(part + 2, o, hd * sizeof(float));
-      }
+  for (int q = 0; q < queries; ++q) {
+    int row = u.first_row + q / group, head = kv_head * group + q % group, length = plan.rows[row].length;
+    const float* o = out + static_cast<size_t>(q) * hd;
+    if (length <= begin) continue;
+    if (length <= kSplit) {
+      bf16* target = c.out + static_cast<size_t>(row) * c.out_stride + head * hd;
+      __m512 inverse = _mm512_set1_ps(1.0f / sums[q]);
+      for (int d = 0; d < hd; d += 16) store_bf16(target + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), inverse));
+    } else {
+      float* part = c.partial + ((static_cast<size_t>(row) * c.heads + head) * plan.max_splits + u.split) * (hd + 2);
+      part[0] = maxima[q];
+      part[1] = sums[q];
+      std::memcpy(part + 2, o, hd * sizeof(float));
     }
   }
 }

@@ -11,7 +11,7 @@
 
 namespace fledge {
 
-constexpr int kTileLanes = 16;  // queries that attention multiplies at once
+constexpr int kQueriesAtOnce = 32;  // that attention takes through a split
 
 // Asks the kernel for AMX state; false when it refuses.
 inline bool request_tiles() {
@@ -72,36 +72,38 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   _tile_stored(1, c + 16, c_stride * 4);
 }
 
-// out [16, width] += weights [16, 32 * blocks] times the blocks' values, block k's [32, width] in value layout at
-// values(k); ahead(k) is what to ask for while block k is added. Width is a multiple of 16; only the first `rows` rows
-// matter.
-template <class Values, class Upcoming>
-void add_values(const bf16* weights, int stride, int rows, int blocks, Values&& values, Upcoming&& ahead, float* out,
-                int width) {
-  (void)rows;
-  for (int column = 0; column < width; column += 64) {
-    int left = (width - column) / 16;
-    float* o = out + column;
-    _tile_loadd(0, o, width * 4);
-    if (left > 1) _tile_loadd(1, o + 16, width * 4);
-    if (left > 2) _tile_loadd(2, o + 32, width * 4);
-    if (left > 3) _tile_loadd(3, o + 48, width * 4);
+// out [rows rounded up to 16, width] = weights [the same, 32 * blocks] times the blocks' values, block k's [32, width] in
+// value layout at values(k); added to what is there if `add`. At most 32 rows; width is a multiple of 16.
+template <class Values>
+void multiply_values(const bf16* weights, int stride, int rows, int blocks, Values&& values, float* out, int width,
+                     bool add) {
+  bool more = rows > 16;
+  for (int column = 0; column < width; column += 32) {
+    bool both = width - column > 16;
+    float *o = out + column, *o2 = o + static_cast<size_t>(16) * width;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (add) {
+      _tile_loadd(0, o, width * 4);
+      if (both) _tile_loadd(1, o + 16, width * 4);
+      if (more) _tile_loadd(2, o2, width * 4);
+      if (more && both) _tile_loadd(3, o2 + 16, width * 4);
+    }
     for (int k = 0; k < blocks; ++k) {
-      const bf16* v = values(k) + column / 16 * 512;
-      Ahead now = column == 0 ? ahead(k) : Ahead{};
-      _tile_loadd(4, weights + k * 32, stride * 2);
-      now.ask(8);
+      const bf16 *v = values(k) + column / 16 * 512, *w = weights + k * 32;
       _tile_loadd(6, v, 64);
-      now.ask(8);
+      _tile_loadd(4, w, stride * 2);
       _tile_dpbf16ps(0, 4, 6);
-      if (left > 1) { _tile_loadd(7, v + 512, 64); _tile_dpbf16ps(1, 4, 7); }
-      if (left > 2) { _tile_loadd(6, v + 1024, 64); _tile_dpbf16ps(2, 4, 6); }
-      if (left > 3) { _tile_loadd(7, v + 1536, 64); _tile_dpbf16ps(3, 4, 7); }
+      if (both) { _tile_loadd(7, v + 512, 64); _tile_dpbf16ps(1, 4, 7); }
+      if (more) { _tile_loadd(5, w + static_cast<size_t>(16) * stride, stride * 2); _tile_dpbf16ps(2, 5, 6); }
+      if (more && both) _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, o, width * 4);
-    if (left > 1) _tile_stored(1, o + 16, width * 4);
-    if (left > 2) _tile_stored(2, o + 32, width * 4);
-    if (left > 3) _tile_stored(3, o + 48, width * 4);
+    if (both) _tile_stored(1, o + 16, width * 4);
+    if (more) _tile_stored(2, o2, width * 4);
+    if (more && both) _tile_stored(3, o2 + 16, width * 4);
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace fledge {
 
-constexpr int kTileLanes = 256;  // queries that attention multiplies at once: as many as a unit has
+constexpr int kQueriesAtOnce = 48;  // that attention takes through a split
 
 inline bool request_tiles() { return true; }
 inline void configure_tiles() {}
@@ -93,22 +93,18 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   }
 }
 
-// out [rows, width] += weights [rows, 32 * count] times the blocks' values, block k's [32, width] in value layout at
-// values(k); ahead(k) is what to ask for while block k is added.
-template <class Values, class Upcoming>
-void add_values(const bf16* weights, int stride, int rows, int count, Values&& values, Upcoming&& ahead, float* out,
-                int width) {
-  Ahead now;
-  int asked = 0;  // blocks; the first rows and columns ask for everything
-  auto block_values = [&](int k, int column) {
-    now = k == asked ? ahead(asked++) : Ahead{};
-    return values(k) + column / 16 * 512;
-  };
+// out [rows, width] = weights [rows, 32 * count] times the blocks' values, block k's [32, width] in value layout at
+// values(k); added to what is there if `add`.
+template <class Values>
+void multiply_values(const bf16* weights, int stride, int rows, int count, Values&& values, float* out, int width,
+                     bool add) {
+  Ahead nothing;
   int column = 0;
+  auto block_values = [&](int k) { return values(k) + column / 16 * 512; };
   for (; column + 64 <= width; column += 64)
-    blocks<4>(weights, stride, rows, count, [&](int k) { return block_values(k, column); }, out + column, width, true, now);
+    blocks<4>(weights, stride, rows, count, block_values, out + column, width, add, nothing);
   for (; column < width; column += 32)
-    blocks<2>(weights, stride, rows, count, [&](int k) { return block_values(k, column); }, out + column, width, true, now);
+    blocks<2>(weights, stride, rows, count, block_values, out + column, width, add, nothing);
 }
 
 }  // namespace fledge

@@ -44,6 +44,15 @@ inline __m512 exp512(__m512 x) {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
   return _mm512_scalef_ps(p, n);
 }
+// 2^x with a degree-3 polynomial on [0, 1): relative error below 8e-5, a twentieth of what rounding to bf16 does to it.
+inline __m512 exp2_roughly(__m512 x) {
+  __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 p = _mm512_set1_ps(0.0780245231f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.226067168f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.695833529f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999925220f));
+  return _mm512_scalef_ps(p, x);
+}
 inline float exp1(float x) { return _mm512_cvtss_f32(exp512(_mm512_set1_ps(x))); }
 
 inline __m512 silu512(__m512 x) {
