@@ -115,8 +115,9 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
     int count = width - p * kPanel < kPanel ? width - p * kPanel : kPanel;
     std::memcpy(ws.qkv.data + static_cast<size_t>(row) * width + p * kPanel, c, count * sizeof(float));
   });
+  // Head by head: rows side by side lie in the same lines of a page, where two threads would wait for each other.
   t.for_each(id, b.rows * s.kv_heads, [&](int item) {
-    place_row(s, w, ws, b, kv_shape, kv, layer, item / s.kv_heads, item % s.kv_heads);
+    place_row(s, w, ws, b, kv_shape, kv, layer, item % b.rows, item / b.rows);
   });
   AttentionCall call{kv_shape, kv, layer, s.heads, ws.query.data, ws.attended.data, s.heads * hd, ws.partial.data,
                      1.0f / std::sqrt(static_cast<float>(hd))};
