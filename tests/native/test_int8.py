@@ -18,8 +18,9 @@ def random(*shape: int, seed: int) -> Tensor:
 def rounding_bound(rows: Tensor, weight: Tensor) -> Tensor:
     """[M, N]: the most that rounding to half a step can change each product."""
     x, w = rows.float(), weight.float()
-    group = x.view(len(x), -1, 32).abs().amax(-1)  # [M, K / 32]
-    step_x = (group / 127).repeat_interleave(32, 1) / 2
+    half = x.shape[1] % 64
+    group = torch.nn.functional.pad(x, (0, half)).view(len(x), -1, 64).abs().amax(-1)  # [M, ceil(K / 64)]
+    step_x = (group / 127).repeat_interleave(64, 1)[:, : x.shape[1]] / 2
     step_w = (w.abs().amax(-1) / 127)[:, None].expand_as(w) / 2
     return step_x @ w.abs().T + x.abs() @ step_w.T + step_x @ step_w.T
 

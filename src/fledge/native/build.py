@@ -40,7 +40,7 @@ FLAGS = (
     "-pthread",
 )
 NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl")
-AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}
+AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
 
 
 def cache_folder() -> Path:

@@ -105,7 +105,7 @@ inline Int8Rows& int8_rows() {
 template <class Finish>
 void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
   Int8Rows& x = int8_rows();
-  int groups = w.inputs / kGroup;
+  int groups = groups_of(w.inputs);
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
     t.for_each(id, block, [&](int r) {
@@ -117,7 +117,8 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
       for (int r = 0; r < block; r += 32) {
         int here = block - r < 32 ? block - r : 32;
         Ahead ahead = r == 0 ? stream_ahead(w.int8_panel(p), 64) : Ahead{};
-        multiply_panel(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead);
+        if (!multiply_int8_tiles(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead))
+          multiply_panel(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }
     });

@@ -1,9 +1,10 @@
 // Matrix products over 8-bit weights, for the draft head: half the bytes of bf16 to read.
 //
-// A weight row has one scale, w = scale * (u - 128); the activations of a row have one scale per 32 inputs. The products
-// of 32 inputs are summed exactly in int32 (VNNI: every processor with AVX-512 bf16 has it), and the sums of 32 are added
-// in float, in one order whatever the number of rows. VNNI multiplies unsigned by signed bytes, so that the weights are
-// kept 128 higher and every sum starts at -128 * (sum of the activations).
+// A weight row has one scale, w = scale * (u - 128); the activations of a row have one scale per 64 inputs. The products
+// of 64 inputs are summed exactly in int32 (VNNI: every processor with AVX-512 bf16 has it; AMX where there is any, see
+// tiles_amx.h), and the sums of 64 are added in float, in one order whatever the number of rows. Unsigned bytes are
+// multiplied by signed ones, so that the weights are kept 128 higher and every sum starts at -128 * (sum of the
+// activations).
 //
 // A panel is 32 outputs, as in gemm.h, and a stream of K/4 steps:
 //
@@ -14,30 +15,37 @@
 
 namespace fledge {
 
-constexpr int kGroup = 32;  // inputs that share an activation scale
+constexpr int kGroup = 64;  // inputs that share an activation scale; the last group may be half of that
+constexpr int kHalf = kGroup / 2;
+inline int groups_of(int inputs) { return (inputs + kGroup - 1) / kGroup; }
 
 // Rows of activations in 8 bits.
 struct Int8Rows {
   Buffer<int8_t> values;  // [rows, inputs]
-  Buffer<float> scale;    // [rows, inputs / 32]
-  Buffer<int32_t> base;   // [rows, inputs / 32]: -128 * the sum of the group's values
+  Buffer<float> scale;    // [rows, groups]
+  Buffer<int32_t> base;   // [rows, groups]: -128 * the sum of the group's values
   void ensure(int rows, int inputs) {
-    size_t count = static_cast<size_t>(rows) * inputs;
-    values.ensure(count);
-    scale.ensure(count / kGroup);
-    base.ensure(count / kGroup);
+    size_t padded = (static_cast<size_t>(rows) + 15) / 16 * 16;
+    values.ensure(padded * inputs);
+    scale.ensure(padded * groups_of(inputs));
+    base.ensure(padded * groups_of(inputs));
   }
 };
 
 inline void quantise_row(const bf16* x, int inputs, int8_t* values, float* scale, int32_t* base) {
-  for (int g = 0; g < inputs / kGroup; ++g, x += kGroup, values += kGroup) {
-    __m512 a = load_bf16(x), b = load_bf16(x + 16);
-    float high = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+  for (int g = 0; g < groups_of(inputs); ++g) {
+    int first = g * kGroup, count = inputs - first < kGroup ? kHalf : kGroup;
+    __m512 top = _mm512_setzero_ps();
+    for (int i = first; i < first + count; i += 16) top = _mm512_max_ps(top, _mm512_abs_ps(load_bf16(x + i)));
+    float high = _mm512_reduce_max_ps(top);
     __m512 factor = _mm512_set1_ps(high > 0 ? 127.0f / high : 0.0f);
-    __m512i i = _mm512_cvtps_epi32(_mm512_mul_ps(a, factor)), j = _mm512_cvtps_epi32(_mm512_mul_ps(b, factor));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values), _mm512_cvtsepi32_epi8(i));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + 16), _mm512_cvtsepi32_epi8(j));
-    base[g] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(i, j));
+    __m512i sum = _mm512_setzero_si512();
+    for (int i = first; i < first + count; i += 16) {
+      __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(x + i), factor));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm512_cvtsepi32_epi8(v));
+      sum = _mm512_add_epi32(sum, v);
+    }
+    base[g] = -128 * _mm512_reduce_add_epi32(sum);
     scale[g] = high / 127.0f;
   }
 }
@@ -55,28 +63,29 @@ inline float quantise_weights(const bf16* w, int inputs, uint8_t* out) {
 template <int kRows>
 inline void int8_block(const int8_t* a, const float* scale, const int32_t* base, int inputs, const uint8_t* w,
                        const float* output_scale, float* c, Ahead& ahead) {
-  int groups = inputs / kGroup;
+  int groups = groups_of(inputs);
   __m512 sum[kRows][2];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-  for (int g = 0; g < groups; ++g, a += kGroup) {
+  for (int g = 0; g < groups; ++g) {
     __m512i part[kRows][2];
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r)
       part[r][0] = part[r][1] = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
+    for (int k = g * kGroup; k < inputs && k < (g + 1) * kGroup; k += kHalf, a += kHalf)
 #pragma GCC unroll 8
-    for (int quad = 0; quad < kGroup / 4; ++quad, w += 128) {
-      ahead.ask(2);
-      __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
+      for (int quad = 0; quad < kHalf / 4; ++quad, w += 128) {
+        ahead.ask(2);
+        __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
 #pragma GCC unroll 6
-      for (int r = 0; r < kRows; ++r) {
-        int32_t four;
-        std::memcpy(&four, a + static_cast<size_t>(r) * inputs + quad * 4, 4);
-        __m512i v = _mm512_set1_epi32(four);
-        part[r][0] = _mm512_dpbusd_epi32(part[r][0], left, v);
-        part[r][1] = _mm512_dpbusd_epi32(part[r][1], right, v);
+        for (int r = 0; r < kRows; ++r) {
+          int32_t four;
+          std::memcpy(&four, a + static_cast<size_t>(r) * inputs + quad * 4, 4);
+          __m512i v = _mm512_set1_epi32(four);
+          part[r][0] = _mm512_dpbusd_epi32(part[r][0], left, v);
+          part[r][1] = _mm512_dpbusd_epi32(part[r][1], right, v);
+        }
       }
-    }
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       __m512 s = _mm512_set1_ps(scale[static_cast<size_t>(r) * groups + g]);
@@ -91,7 +100,7 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
   }
 }
 
-// c [rows, 32] = rows `first`, first + 1, ... of `x` times one panel.
+// c [rows, 32] = rows `first`, first + 1, ... of `x` times one panel, by VNNI.
 inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t* w, const float* output_scale,
                            int inputs, float* c, Ahead ahead) {
   constexpr int kMost = 6;  // rows whose sums fit the 32 registers beside the weights
@@ -99,8 +108,8 @@ inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t
   for (int at = 0, left = groups; at < rows; --left) {
     int here = (rows - at + left - 1) / left;
     const int8_t* a = x.values.data + static_cast<size_t>(first + at) * inputs;
-    const float* scale = x.scale.data + static_cast<size_t>(first + at) * (inputs / kGroup);
-    const int32_t* base = x.base.data + static_cast<size_t>(first + at) * (inputs / kGroup);
+    const float* scale = x.scale.data + static_cast<size_t>(first + at) * groups_of(inputs);
+    const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups_of(inputs);
     switch (here) {
 #define FLEDGE_ROWS(n) \
   case n: int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * 32, ahead); break;

@@ -6,8 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "prefetch.h"
-#include "vector_math.h"
+#include "int8.h"
 
 namespace fledge {
 
@@ -70,6 +69,55 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   }
   _tile_stored(0, c, c_stride * 4);
   _tile_stored(1, c + 16, c_stride * 4);
+}
+
+// `multiply_panel` of int8.h, bit for bit, by tiles: a group of 64 inputs is one tile, and its quads lie in the panel as a
+// tile wants them. False, and nothing done, for so few rows that VNNI is faster, and where a group is half.
+inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const uint8_t* w, const float* output_scale,
+                                int inputs, float* c, Ahead ahead) {
+  constexpr int kFew = 6;
+  if (rows <= kFew || inputs % kGroup) return false;
+  int groups = groups_of(inputs);
+  alignas(64) int32_t parts[16 * kPanel];
+  for (int at = 0; at < rows; at += 16, ahead = {}) {
+    int here = rows - at < 16 ? rows - at : 16;
+    const int8_t* a = x.values.data + static_cast<size_t>(first + at) * inputs;
+    const float* scale = x.scale.data + static_cast<size_t>(first + at) * groups;
+    const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups;
+    float* out = c + at * kPanel;
+    std::memset(out, 0, here * kPanel * sizeof(float));
+    for (int g = 0; g < groups; ++g) {
+      const uint8_t* panel = w + static_cast<size_t>(g) * kGroup * kPanel;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_loadd(4, a + g * kGroup, inputs);
+      ahead.ask(8);
+      _tile_loadd(6, panel, 128);
+      ahead.ask(8);
+      _tile_dpbsud(0, 4, 6);
+      _tile_loadd(7, panel + 64, 128);
+      ahead.ask(8);
+      _tile_dpbsud(1, 4, 7);
+      ahead.ask(8);
+      _tile_stored(0, parts, kPanel * 4);
+      _tile_stored(1, parts + 16, kPanel * 4);
+      for (int r = 0; r < here; ++r) {
+        __m512 s = _mm512_set1_ps(scale[static_cast<size_t>(r) * groups + g]);
+        __m512i b = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
+        for (int n = 0; n < kPanel; n += 16) {
+          __m512i part = _mm512_add_epi32(_mm512_load_si512(parts + r * kPanel + n), b);
+          float* o = out + r * kPanel + n;
+          _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_cvtepi32_ps(part), s, _mm512_loadu_ps(o)));
+        }
+      }
+    }
+    for (int r = 0; r < here; ++r)
+      for (int n = 0; n < kPanel; n += 16) {
+        float* o = out + r * kPanel + n;
+        _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_loadu_ps(output_scale + n)));
+      }
+  }
+  return true;
 }
 
 // out [rows rounded up to 16, width] = weights [the same, 32 * blocks] times the blocks' values, block k's [32, width] in

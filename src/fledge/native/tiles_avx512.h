@@ -1,8 +1,7 @@
 // Block products with AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake): the same functions, on the
 // same layouts, as tiles_amx.h has with AMX.
 #pragma once
-#include "prefetch.h"
-#include "vector_math.h"
+#include "int8.h"
 
 namespace fledge {
 
@@ -11,6 +10,9 @@ constexpr int kQueriesAtOnce = 48;  // that attention takes through a split
 inline bool request_tiles() { return true; }
 inline void configure_tiles() {}
 inline void release_tiles() {}
+
+// There are none: see tiles_amx.h.
+inline bool multiply_int8_tiles(const Int8Rows&, int, int, const uint8_t*, const float*, int, float*, Ahead) { return false; }
 
 inline __m512bh load_pairs(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 inline __m512bh broadcast_pair(const bf16* p) {
