@@ -260,7 +260,7 @@ def bench_ratios(
     ] = "",
     concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,2,4,8,16,32",
     prompts: Annotated[int, typer.Option(help="prompts of the own mixed set")] = 12,
-    max_tokens: Annotated[int, typer.Option(help="new tokens per answer")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="new tokens per answer")] = 128,
     repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 6,
     output: Annotated[str, typer.Option(help="where the result goes")] = "ratios.json",
 ) -> None:

@@ -190,15 +190,24 @@ def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: 
 
 def test_copies_that_lose_are_left_alone_and_plain_decode_stays_the_measure() -> None:
     planner = Planner(COST, topk=4, confident=True, lookup=7)
-    for _ in range(60):  # lookup is asked whenever the head isn't, and its rounds take half as long again
-        planner.observe(PLAIN, 1, 1.5 * COST.plain_seconds(1), [0])
-        planner.observe(None, 1, COST.plain_seconds(1), [])
-    copying = planner._copying(1)
-    assert copying is None
-    assert planner.headless_speed(1) == pytest.approx(1 / COST.plain_seconds(1), rel=0.01)
-    for _ in range(60):
-        planner.observe(None, 1, COST.plain_seconds(1), [])
-    assert planner._copying(1) is not None
+    plain = COST.plain_seconds(1)
+
+    def asked(rounds: int, slower: float) -> int:
+        """Rounds of a head that doesn't pay, whose copies take `slower` times as long and bring nothing."""
+        found = 0
+        for _ in range(rounds):
+            plan = planner._copying(1)
+            found += plan is not None
+            planner.observe(
+                PLAIN if plan else None, 1, plain * (slower if plan else 1), [0], asked=plan is not None
+            )
+        return found
+
+    assert asked(400, 1.05) < 80
+    assert planner.headless_speed(1) == pytest.approx(1 / plain, rel=0.01)
+    assert 0 < asked(3000, 1.05) < 300  # another chance now and then
+    assert asked(1500, 0.8) > 500  # and when they pay they are asked for
+    assert planner.headless_speed(1) == pytest.approx(1.25 / plain, rel=0.1)
 
 
 def test_the_host_belongs_to_the_kind_of_round_it_followed() -> None:

@@ -40,18 +40,23 @@ def sweep(
 
 
 def run_level(
-    engine: Engine, name: str, requests: Sequence[list[int]], concurrency: int, max_tokens: int
+    engine: Engine,
+    name: str,
+    requests: Sequence[list[int]],
+    concurrency: int,
+    max_tokens: int | Sequence[int],
 ) -> LevelRow:
-    """Answer all requests, `concurrency` at a time."""
-    params = SamplingParams(max_tokens=max_tokens)
-    waiting = list(reversed(requests))
+    """Answer all requests, `concurrency` at a time; `max_tokens` of each, or of all."""
+    lengths = [max_tokens] * len(requests) if isinstance(max_tokens, int) else max_tokens
+    waiting = list(zip(requests, lengths, strict=True))[::-1]
     answers: list[Completion] = []
     in_flight = 0
     before = shape_rounds(engine)
     begin = time.perf_counter()
     while waiting or in_flight:
         while waiting and in_flight < concurrency:
-            engine.submit(waiting.pop(), params)
+            prompt, tokens = waiting.pop()
+            engine.submit(prompt, SamplingParams(max_tokens=tokens))
             in_flight += 1
         for result in engine.step():
             if result.completion is not None:

@@ -3,7 +3,8 @@
     fledge bench ratios                        all of it
     fledge bench ratios --only levels,ttft     some of it
 
-    levels      throughput with 1, 2, 4, ... requests at once: the head, and a head of random weights
+    levels      throughput with 1, 2, 4, ... requests at once, whose answers differ in length as users' do (half to one
+                and a half times the tokens asked for): the head, and a head of random weights
     ttft        time to the first token of long prompts
     sampled     time per output token at temperature 1, one request at a time
     context     a verify of many rows after short and long contexts
@@ -15,6 +16,7 @@ Configurations are measured in alternation, ratios are taken within a block; int
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -44,6 +46,8 @@ COLUMNS = ("", "base", "other", "ratio", "")
 PLAIN, HEAD, BAD = "plain", "head", "random head"
 _BUSY = "while True: pass"
 _ROOM = 16  # tokens beyond prompt and answer
+_WAVES = 4  # requests per slot of a level: where few are left at the end it isn't the level any more
+_LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)  # of answers, times the tokens asked for, in turn
 
 
 class Ratio(BaseModel):
@@ -88,7 +92,7 @@ class Sizes:
 
     levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     repeats: int = 6
-    tokens: int = 64
+    tokens: int = 128
     prompts: int = 12
     long_prompt: int = 1000
     contexts: tuple[int, ...] = (256, 4096)
@@ -119,7 +123,8 @@ class Bench:
         heads = {PLAIN: None, HEAD: self.head, BAD: None}
         if BAD in names:
             heads[BAD] = random_head(self.target, self.head.vocabulary)
-        options = {"max_batch": max_batch, "max_context": longest + self.sizes.tokens + _ROOM}
+        room = math.ceil(max(_LENGTHS) * self.sizes.tokens) + _ROOM
+        options = {"max_batch": max_batch, "max_context": longest + room}
         made = {
             name: Engine(self.target, heads[name], prefix_cache=False, **options)  # type: ignore[arg-type]
             for name in names
@@ -133,8 +138,11 @@ class Bench:
         engines = self.engines(PLAIN, HEAD, BAD, max_batch=max(self.sizes.levels))
         rows: dict[tuple[int, str], list[LevelRow]] = {}
         for turn in interleaved(self.sizes.levels, list(engines), self.sizes.repeats + 1):
-            requests = self._requests(max(4, 2 * turn.level))
-            row = run_level(engines[turn.name], turn.name, requests, turn.level, self.sizes.tokens)
+            requests = self._requests(max(len(_LENGTHS), _WAVES * turn.level))
+            lengths = [
+                max(round(_LENGTHS[n % len(_LENGTHS)] * self.sizes.tokens), 1) for n in range(len(requests))
+            ]
+            row = run_level(engines[turn.name], turn.name, requests, turn.level, lengths)
             if turn.repeat:  # the first teaches the planner what this batch size costs
                 rows.setdefault((turn.level, turn.name), []).append(row)
         for level in self.sizes.levels:

@@ -285,21 +285,36 @@ class EngineCore:
             counts.count_drafts(drafted.shape, depths, min(drafted.rows - len(running), most))
         if any(request.speculate for request in running):
             accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
-            self._learn(result, rows, accepted, seconds)
+            asked = plan is not None and not plan.drafts
+            self._learn(result, rows, accepted, seconds, asked=asked)
 
     def _learn(
-        self, result: RoundResult, rows: Sequence[Sequence[int]], accepted: Sequence[int], seconds: float
+        self,
+        result: RoundResult,
+        rows: Sequence[Sequence[int]],
+        accepted: Sequence[int],
+        seconds: float,
+        *,
+        asked: bool,
     ) -> None:
         """Tell the planner what a round brought; before it the head may have had to catch up."""
         drafted, planner, late, requests = result.drafted, self._planner, result.catch_up, len(rows)
         seconds += self._host.of_round(self._lane.exposed, drafted=drafted is not None)
         if drafted is None:
-            planner.observe(None, requests, seconds, [])
+            planner.observe(None, requests, seconds, [], asked=asked)
         else:
             shape, levels = drafted.shape, [level.cpu() for level in drafted.levels]
             masses = depth_masses(drafted.depths, drafted.log_probs, shape.reach)
             planner.observe(
-                shape, requests, seconds - late, accepted, masses, levels, catch_up=late, rows=drafted.rows
+                shape,
+                requests,
+                seconds - late,
+                accepted,
+                masses,
+                levels,
+                catch_up=late,
+                rows=drafted.rows,
+                asked=asked,
             )
             if drafted.proposal is not None:
                 planner.observe_lookup(drafted.proposal, rows)

@@ -45,7 +45,9 @@ _RANGE = (0.5, 2.0)  # a single measurement outside this is the machine's doing
 _ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
 _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
 _FAR_AHEAD = 1.5
-_COPIES_PAY = 0.95  # lookup's drafts over none: below it a plain round isn't asked for copies
+# Lookup's drafts over none: what it takes to ask for them, and to go on; the weight of a new measurement, and of hope.
+_ASK, _ASK_ON, _COPY_STEP, _HOPE = 0.995, 0.98, 0.02, 0.002
+_PLAIN_AMONG_COPIES = 16  # rounds between those that aren't asked for copies, while they pay
 _TRY_LENGTH = 3  # rounds of a try of speculation
 _TRY_SHARE = 0.008  # of all time, for tries that don't pay
 _START_ROUNDS = 32  # of a batch size, that follow what was tuned
@@ -74,6 +76,7 @@ class _BatchSize:
     speculates: bool = False
     gain: float = 1.0  # measured over predicted tokens per second of speculation with the head,
     copied: float = 1.0  # and without it, lookup's drafts over none
+    copies: bool = True  # these are asked for
     since_plain: int = 0  # rounds since plain decode was tried,
     plain_wait: int = _PLAIN_TRY_ROUNDS[0]  # and until it is tried again
 
@@ -181,21 +184,25 @@ class Planner:
         *,
         catch_up: float = 0.0,
         rows: int | None = None,
+        asked: bool = False,
     ) -> None:
         """Learn from a round.
 
         `shape` is the verified tree's, None: plain. `depths` are the accepted depths of the requests that speculated,
         `masses` the verified nodes' summed probabilities by depth, 1 first, `levels` the drafted levels' cumulative
         log probabilities [B, C]. `catch_up` seconds came before the round. `rows` were verified; left out, the shape's.
+        `asked`: lookup was, without the head, whether it had anything to propose or not.
         """
         tokens = requests + sum(depths)
         record = self._count(shape, requests, tokens, seconds)
         size, drafted = self._sizes[_group(requests)], shape is not None and bool(levels or shape.depth)
-        if drafted or shape is None:
+        if drafted or not asked:
             self._time_round(shape, requests, seconds, len(levels), rows)
-        if not drafted:
+        if asked:
             measured = min(max(tokens / seconds / self._plain_speed(requests), 0.5), 16.0)
-            size.copied += _STEP * (measured - size.copied)
+            size.copied += _COPY_STEP * (measured - size.copied)
+        elif not size.copies:
+            size.copied += _HOPE * (1 - size.copied)
         if shape is not None and drafted:
             self.beliefs.observe(depths, masses)
             if levels and record.rounds % _LOOK_ROUNDS == 1:
@@ -274,8 +281,14 @@ class Planner:
         return ConfidentPlan(_deepest(shape.topk, self._lookup), self, requests)
 
     def _copying(self, requests: int) -> RoundPlan | None:
-        """Without the head: lookup's drafts, as far as they pay; plain rounds in between give them another chance."""
-        if not self._confident or not self._lookup or self._sizes[_group(requests)].copied < _COPIES_PAY:
+        """Without the head: lookup's drafts, while they pay; hope gives them another chance later."""
+        if not self._confident or not self._lookup:
+            return None
+        size = self._sizes[_group(requests)]
+        size.copies = size.copied > (_ASK_ON if size.copies else _ASK)
+        size.since_plain += 1
+        if not size.copies or size.since_plain >= _PLAIN_AMONG_COPIES:
+            size.since_plain = 0
             return None
         return ConfidentPlan(TreeShape(0, 1, self._lookup + 1, self._lookup), self, requests)
 
@@ -353,6 +366,7 @@ class FixedPlanner(Planner):
         *,
         catch_up: float = 0.0,
         rows: int | None = None,
+        asked: bool = False,
     ) -> None:
         """Only counts."""
         self._count(shape, requests, requests + sum(depths), seconds)

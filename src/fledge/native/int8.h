@@ -25,7 +25,7 @@ struct Int8Rows {
   Buffer<float> scale;    // [rows, groups]
   Buffer<int32_t> base;   // [rows, groups]: -128 * the sum of the group's values
   void ensure(int rows, int inputs) {
-    size_t padded = (static_cast<size_t>(rows) + 15) / 16 * 16;
+    size_t padded = (static_cast<size_t>(rows) + 31) / 32 * 32;
     values.ensure(padded * inputs);
     scale.ensure(padded * groups_of(inputs));
     base.ensure(padded * groups_of(inputs));

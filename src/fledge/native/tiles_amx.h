@@ -78,45 +78,46 @@ inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const ui
   constexpr int kFew = 6;
   if (rows <= kFew || inputs % kGroup) return false;
   int groups = groups_of(inputs);
-  alignas(64) int32_t parts[16 * kPanel];
-  for (int at = 0; at < rows; at += 16, ahead = {}) {
-    int here = rows - at < 16 ? rows - at : 16;
-    const int8_t* a = x.values.data + static_cast<size_t>(first + at) * inputs;
-    const float* scale = x.scale.data + static_cast<size_t>(first + at) * groups;
-    const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups;
-    float* out = c + at * kPanel;
-    std::memset(out, 0, here * kPanel * sizeof(float));
-    for (int g = 0; g < groups; ++g) {
-      const uint8_t* panel = w + static_cast<size_t>(g) * kGroup * kPanel;
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_loadd(4, a + g * kGroup, inputs);
-      ahead.ask(8);
-      _tile_loadd(6, panel, 128);
-      ahead.ask(8);
-      _tile_dpbsud(0, 4, 6);
-      _tile_loadd(7, panel + 64, 128);
-      ahead.ask(8);
-      _tile_dpbsud(1, 4, 7);
-      ahead.ask(8);
-      _tile_stored(0, parts, kPanel * 4);
-      _tile_stored(1, parts + 16, kPanel * 4);
-      for (int r = 0; r < here; ++r) {
-        __m512 s = _mm512_set1_ps(scale[static_cast<size_t>(r) * groups + g]);
-        __m512i b = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
-        for (int n = 0; n < kPanel; n += 16) {
-          __m512i part = _mm512_add_epi32(_mm512_load_si512(parts + r * kPanel + n), b);
-          float* o = out + r * kPanel + n;
-          _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_cvtepi32_ps(part), s, _mm512_loadu_ps(o)));
-        }
+  bool more = rows > 16;
+  const int8_t* a = x.values.data + static_cast<size_t>(first) * inputs;
+  const float* scale = x.scale.data + static_cast<size_t>(first) * groups;
+  const int32_t* base = x.base.data + static_cast<size_t>(first) * groups;
+  alignas(64) int32_t parts[32 * kPanel];
+  std::memset(c, 0, rows * kPanel * sizeof(float));
+  for (int g = 0; g < groups; ++g, a += kGroup, w += kGroup * kPanel) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(4, a, inputs);
+    ahead.ask(8);
+    _tile_loadd(6, w, 128);
+    ahead.ask(8);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(7, w + 64, 128);
+    ahead.ask(8);
+    _tile_dpbsud(1, 4, 7);
+    ahead.ask(8);
+    if (more) {
+      _tile_zero(2);
+      _tile_zero(3);
+      _tile_loadd(5, a + static_cast<size_t>(16) * inputs, inputs);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+      _tile_stored(2, parts + 16 * kPanel, kPanel * 4);
+      _tile_stored(3, parts + 16 * kPanel + 16, kPanel * 4);
+    }
+    _tile_stored(0, parts, kPanel * 4);
+    _tile_stored(1, parts + 16, kPanel * 4);
+    for (int r = 0; r < rows; ++r) {
+      __m512 s = _mm512_set1_ps(scale[static_cast<size_t>(r) * groups + g]);
+      __m512i b = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
+      for (int n = r * kPanel; n < (r + 1) * kPanel; n += 16) {
+        __m512 part = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(parts + n), b));
+        _mm512_storeu_ps(c + n, _mm512_fmadd_ps(part, s, _mm512_loadu_ps(c + n)));
       }
     }
-    for (int r = 0; r < here; ++r)
-      for (int n = 0; n < kPanel; n += 16) {
-        float* o = out + r * kPanel + n;
-        _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_loadu_ps(output_scale + n)));
-      }
   }
+  for (int n = 0; n < rows * kPanel; n += 16)
+    _mm512_storeu_ps(c + n, _mm512_mul_ps(_mm512_loadu_ps(c + n), _mm512_loadu_ps(output_scale + n % kPanel)));
   return true;
 }
 
