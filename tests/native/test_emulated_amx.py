@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fledge.native import build, unavailable_reason
+from fledge.native import build, ops, unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from tests.native.test_native_decoder import (
     PAGES,
@@ -63,3 +63,16 @@ def test_tiles_give_what_the_avx512_path_gives(
     assert (tree - expected).abs().max() < 0.02 * expected.abs().max()
     for depth, node in enumerate(chain):  # and a node's row is a plain step's, bit for bit, here too
         assert torch.equal(tree[node], steps[depth][0]), depth
+
+
+@pytest.mark.parametrize("inputs", [64, 96, 576])
+def test_tiles_of_bytes_give_what_vnni_gives_bit_for_bit(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, inputs: int
+) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    weight, rows = (torch.randn(n, inputs, generator=generator).bfloat16() for n in (75, 300))
+    monkeypatch.setattr(build, "_load", lambda: (emulated, ""))
+    matrix = ops.PackedMatrix(weight, int8=True)
+    alone = torch.cat([matrix.multiply(row[None]) for row in rows])  # so few rows that no tile is used
+    for count in (7, 16, 17, 32, 40, 300):
+        assert torch.equal(matrix.multiply(rows[:count]), alone[:count]), count
