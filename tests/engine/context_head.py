@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput
 from fledge.target.batch import ForwardBatch
 
@@ -52,7 +53,14 @@ class ContextHead:
         return 8
 
     def forward(
-        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        features: Tensor | None,
+        hidden: Tensor | None,
+        k: int,
+        draws: Draws | None = None,
     ) -> DraftOutput:
         assert (features is None) != (hidden is None)
         contexts = self._contexts(batch, kv)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput
 from fledge.target.batch import ForwardBatch
 
@@ -44,7 +45,14 @@ class TableHead:
         """There is nothing in it."""
 
     def forward(
-        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        features: Tensor | None,
+        hidden: Tensor | None,
+        k: int,
+        draws: Draws | None = None,
     ) -> DraftOutput:
         tokens = batch.token_ids.long()
         asked = tokens if batch.logit_rows is None else tokens[batch.logit_rows.long()]

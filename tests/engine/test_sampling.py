@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fledge.draft.race import Draws, foreseen, unit_times
 from fledge.engine.sampling import (
     RowSampling,
     choose,
+    coins,
     processed_weights,
     sample,
     seed_key,
-    uniform,
 )
 
 WORD = (1 << 64) - 1
@@ -67,22 +68,26 @@ def test_coins_match_splitmix64_written_in_python() -> None:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
         z ^= z >> 31
-        coin = uniform(torch.tensor([key]), torch.tensor([position]))
-        assert coin.item() == (z >> 40) / 2**24
+        coin = coins(torch.tensor([key]), torch.tensor([position]))
+        assert coin.item() & WORD == z
 
 
-def test_coins_are_uniform_and_uncorrelated_between_neighbouring_seeds_and_positions() -> None:
-    keys = torch.tensor([seed_key(seed) for seed in range(200)])
-    coins = uniform(keys[:, None], torch.arange(500)).double()
-    assert coins.min() >= 0
-    assert coins.max() < 1
-    assert abs(coins.mean().item() - 0.5) < 0.003
-    counts = torch.histc(coins.float(), bins=50, min=0, max=1)
-    chi_square = ((counts - 2000) ** 2 / 2000).sum().item()
+def test_unit_times_are_exponential_and_uncorrelated_between_neighbours() -> None:
+    keys = torch.tensor([seed_key(seed) for seed in range(40)])
+    tossed = coins(keys[:, None], torch.arange(50)).flatten()
+    unit = (
+        (-unit_times(tossed, torch.arange(60)).double()).exp().view(40, 50, 60)
+    )  # by seed, position and token
+    assert unit.min() > 0
+    assert unit.max() < 1
+    counts = torch.histc(unit.float(), bins=50, min=0, max=1)
+    chi_square = ((counts - 2400) ** 2 / 2400).sum().item()
     assert chi_square < 49 + 4 * math.sqrt(98)
-    centred = coins - 0.5
-    assert abs((centred[:, 1:] * centred[:, :-1]).mean().item()) < 0.002
-    assert abs((centred[1:] * centred[:-1]).mean().item()) < 0.002
+    centred = unit - 0.5
+    for axis in range(3):
+        size = unit.shape[axis] - 1
+        product = centred.narrow(axis, 0, size) * centred.narrow(axis, 1, size)
+        assert abs(product.mean().item()) < 0.0015  # five standard deviations
 
 
 @pytest.mark.parametrize(
@@ -134,8 +139,7 @@ def test_draws_follow_the_processed_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0, 1.5])
     draws = 200_000
     setting = rows(draws, temperature=0.8, top_p=0.97, seed=9)
-    coins = uniform(setting.seed_key, torch.arange(draws))
-    chosen = sample(logits.expand(draws, -1), setting, coins)
+    chosen = sample(logits.expand(draws, -1), setting, coins(setting.seed_key, torch.arange(draws)))
     expected = naive_kept(logits, 0.8, 0, 0.97, 0.0)
     counts = torch.bincount(chosen, minlength=6).tolist()
     assert {token for token, count in enumerate(counts) if count} == set(expected)
@@ -145,7 +149,7 @@ def test_draws_follow_the_processed_distribution() -> None:
 
 def test_extreme_coins_stay_inside_the_distribution() -> None:
     logits = torch.tensor([[-200.0, 0.0, -200.0], [-200.0, -200.0, 0.0]])
-    for coin in (0.0, 1 - 2**-24):
+    for coin in (0, -1, 2**63 - 1, -(2**63)):
         assert sample(logits, rows(2), torch.full((2,), coin)).tolist() == [1, 2]
 
 
@@ -164,12 +168,39 @@ def test_a_decoders_own_sampler_gets_the_same_coins() -> None:
     seen: list[Tensor] = []
 
     def sampler(
-        logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, coins: Tensor
+        logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, tossed: Tensor
     ) -> Tensor:
-        seen.append(coins)
+        seen.append(tossed)
         return logits.argmax(-1)
 
     setting, position = rows(4, seed=8), torch.arange(4)
     choose(torch.randn(4, 9), setting, position, sampler)
-    assert seen[0].tolist() == uniform(setting.seed_key, position).tolist()
-    assert seen[0].dtype == torch.float32
+    assert seen[0].tolist() == coins(setting.seed_key, position).tolist()
+    assert seen[0].dtype == torch.int64
+
+
+def test_a_head_that_runs_the_race_names_its_winner_more_often_than_by_probability() -> None:
+    generator, count = torch.Generator().manual_seed(2), 4000
+    logits = torch.randn(count, 50, generator=generator) * 2
+    near = (logits + 0.5 * torch.randn(count, 50, generator=generator)).log_softmax(-1)
+    setting = rows(count, seed=5)
+    tossed = coins(setting.seed_key, torch.arange(count))
+    winner = sample(logits, setting, tossed)
+    draws = Draws(setting.temperature, setting.top_k, setting.top_p, setting.min_p, tossed)
+    told = foreseen(near, torch.arange(50), draws)
+    hits, guesses = ((by.argmax(-1) == winner).float().mean().item() for by in (told, near))
+    assert hits > 0.15 + guesses
+    greedy = draws._replace(temperature=torch.zeros(count))
+    assert torch.equal(foreseen(near, torch.arange(50), greedy), near)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (6, 0.7, 0.1)]
+)
+def test_a_head_leaves_behind_what_the_filters_drop(top_k: int, top_p: float, min_p: float) -> None:
+    logits = torch.randn(200, 30, generator=torch.Generator().manual_seed(4)) * 2
+    setting = rows(200, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
+    draws = Draws(*setting[:4], coins(setting.seed_key, torch.arange(200)))
+    dropped = processed_weights(logits, setting) == 0
+    told = foreseen(logits.log_softmax(-1), torch.arange(30), draws).exp()
+    assert told[dropped].mean() < 1e-3 * told[~dropped].mean()

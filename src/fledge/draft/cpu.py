@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fledge.draft.config import HeadConfig
 from fledge.draft.head import HeadWeights
+from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, DraftWeights
 from fledge.errors import EngineError
 from fledge.native import ops, unavailable_reason
@@ -120,7 +121,14 @@ class NativeHeadRunner:
         return self.config.num_kv_heads * 2 * self.config.head_dim * 2
 
     def forward(
-        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        features: Tensor | None,
+        hidden: Tensor | None,
+        k: int,
+        draws: Draws | None = None,
     ) -> DraftOutput:
         """The head over R rows; see `HeadRunner.forward`."""
         if (features is None) == (hidden is None):
@@ -138,7 +146,12 @@ class NativeHeadRunner:
             log_probs=torch.empty(count, k, dtype=torch.float32),
             hidden=torch.empty(rows, self.config.hidden_size, dtype=torch.bfloat16),
         )
-        outputs = ops.HeadOutputs(ops.address(wanted), count, k, *(ops.address(t) for t in (*held, *out)))
+        drawn: tuple[Tensor | None, Tensor | None] = (None, None)
+        if draws is not None:
+            filters = torch.stack([column.to(torch.float32) for column in draws[:4]], 1)  # [M, 4]
+            drawn = (filters, draws.coin.contiguous())
+        pointers = (ops.address(t) for t in (*held, *out, *drawn))
+        outputs = ops.HeadOutputs(ops.address(wanted), count, k, *pointers)
         self._library.fledge_head_forward(
             ctypes.byref(self._struct),
             arguments.sizes,

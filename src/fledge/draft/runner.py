@@ -14,6 +14,7 @@ from torch import Tensor
 from fledge.attention import paged_attention
 from fledge.draft.config import HeadConfig
 from fledge.draft.head import Head, HeadWeights
+from fledge.draft.race import Draws, foreseen
 from fledge.errors import EngineError, HeadError
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables
@@ -30,7 +31,7 @@ class DraftOutput(NamedTuple):
     """What a head forward returns. M rows asked for, R rows run."""
 
     token_ids: Tensor  # [M, k] int64, target ids, most probable first
-    log_probs: Tensor  # [M, k] float32, within the draft vocabulary
+    log_probs: Tensor  # [M, k] float32, within the draft vocabulary; of sampled rows, knowing their coins
     hidden: Tensor  # [R, H], what the next draft step takes
 
 
@@ -49,12 +50,20 @@ class HeadRunner(Protocol):
         ...
 
     def forward(
-        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        features: Tensor | None,
+        hidden: Tensor | None,
+        k: int,
+        draws: Draws | None = None,
     ) -> DraftOutput:
         """Run the head over R rows.
 
         batch.token_ids are the NEXT tokens x[p+1], batch.positions the p's. Give exactly one of
         features [R, 3 * Ht] (extend: fc applies) and hidden [R, H] (draft step: the head's own earlier output).
+        draws: how the M rows' tokens are going to be drawn; None: greedily.
         """
         ...
 
@@ -97,7 +106,14 @@ class TorchHeadRunner:
 
     @torch.no_grad()
     def forward(
-        self, batch: ForwardBatch, kv: Tensor, *, features: Tensor | None, hidden: Tensor | None, k: int
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        *,
+        features: Tensor | None,
+        hidden: Tensor | None,
+        k: int,
+        draws: Draws | None = None,
     ) -> DraftOutput:
         """See `HeadRunner.forward`."""
         if k > self.config.draft_vocab_size:
@@ -107,6 +123,8 @@ class TorchHeadRunner:
         out, normed = self._layer(batch, kv, self._entry(features, hidden))
         wanted = normed if batch.logit_rows is None else normed[batch.logit_rows.long()]  # [M, H]
         log_probs = F.linear(wanted, self._weights.lm_head).float().log_softmax(dim=-1)  # [M, Vd]
+        if draws is not None:
+            log_probs = foreseen(log_probs, self._target_ids, draws)
         best = log_probs.topk(k, dim=-1)
         return DraftOutput(
             self._target_ids[best.indices], best.values, normed if self.config.norm_output else out

@@ -14,9 +14,11 @@ from fledge.engine.carried import Behind, Carried
 from fledge.engine.layout import Layouts, RowLayout
 from fledge.engine.penalties import edited
 from fledge.engine.rows import Selection
-from fledge.engine.sampling import Sampler, choose
+from fledge.engine.sampling import Sampler, choose, draws
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder, ForwardBatch, LogitsMode
+
+AHEAD = 2  # a head's row at position p proposes x[p + 2]
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,12 @@ def run_head(
     token_ids: Tensor,
     features: Tensor | None,
     last: Tensor,
+    selection: Selection | None,
 ) -> DraftOutput:
     """Extend the head by the R `positions` of `layout`, from each request's length on; `last` [B] rows propose.
 
-    token_ids [R] are each position's NEXT token, features [R, 3 * Ht] the position's own.
+    token_ids [R] are each position's NEXT token, features [R, 3 * Ht] the position's own. `selection`: how one row of
+    logits per request chooses.
     """
     if models.head is None or models.head_kv is None or features is None:
         raise EngineError("this needs a draft head and the target's features; give the engine a head")
@@ -124,7 +128,10 @@ def run_head(
         page_table=now.head_pages,
         logit_rows=last.to(torch.int32),
     )
-    return models.head.forward(rows, models.head_kv, features=features, hidden=None, k=models.topk)
+    drawn = None if selection is None else draws(selection.sampling, positions.index_select(0, last) + AHEAD)
+    return models.head.forward(
+        rows, models.head_kv, features=features, hidden=None, k=models.topk, draws=drawn
+    )
 
 
 def run_head_rows(models: Models, behind: Behind, last: Tensor) -> DraftOutput:
@@ -155,8 +162,12 @@ def draft_step(
     mask: Tensor | None,
     hidden: Tensor,
     topk: int,
+    selection: Selection | None,
 ) -> DraftOutput:
-    """The head over one level of the trees, K nodes [B * K] each: nodes of depth d stand at position L + d - 1."""
+    """The head over one level of the trees, K nodes [B * K] each: nodes of depth d stand at position L + d - 1.
+
+    `selection`: how K rows of logits per request choose.
+    """
     if models.head is None or models.head_kv is None:
         raise EngineError("drafting needs a draft head; give the engine one")
     position = (now.length + level).clamp_(max=models.last_position)
@@ -169,4 +180,5 @@ def draft_step(
         page_table=now.head_pages,
         window_mask=mask,
     )
-    return models.head.forward(rows, models.head_kv, features=None, hidden=hidden, k=topk)
+    drawn = None if selection is None else draws(selection.sampling, rows.positions + AHEAD)
+    return models.head.forward(rows, models.head_kv, features=None, hidden=hidden, k=topk, draws=drawn)

@@ -164,6 +164,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
     growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
     hidden: Tensor | None = None  # [B * K, H]
+    selection = batch.selection.selection(topk)
     for level, offset in enumerate(layout.draft_offset):
         if not plan.goes_deeper(level + 1, growth.open_mass):
             break
@@ -171,7 +172,16 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
             hidden = now.hidden[:, None].expand(-1, topk, -1).reshape(-1, now.hidden.shape[1])
         tokens, mask = growth.frontier_tokens.reshape(-1), growth.frontier_mask.view(-1)
         out = draft_step(
-            models, now, layout.draft_rows, tokens, level, offset, mask=mask, hidden=hidden, topk=topk
+            models,
+            now,
+            layout.draft_rows,
+            tokens,
+            level,
+            offset,
+            mask=mask,
+            hidden=hidden,
+            topk=topk,
+            selection=selection,
         )
         parent = growth.expand(out.token_ids, out.log_probs)
         if parent is not None:
@@ -283,7 +293,8 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     if features is not None:
         features = features.index_select(0, path.source)
     rows = layout.path_rows._replace(row_start=path.row_start)
-    out = run_head(models, now, rows, path.positions, path.tokens, features, path.last)
+    selection = batch.selection.selection(1)
+    out = run_head(models, now, rows, path.positions, path.tokens, features, path.last, selection)
     batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, path.last))
     batch.advance(accepted.emits, accepted.emitted)
 

@@ -1,10 +1,10 @@
 """Which token a row of logits yields: greedy, or one draw from the row's own processed distribution.
 
-A draw is inverse-CDF sampling with a uniform number that depends only on the request's seed and on the logical
-position of the token being drawn. The same seed therefore gives the same text with and without speculation, in
-any batch and in any tree: every node of a tree draws *its* next token with the coin of *its* position, and a child
-is accepted only if it is that very token. Nothing is ever rejected and redrawn, so the output distribution is
-plain decode's by construction.
+A draw is a race (`draft/race.py`) whose coin depends only on the request's seed and on the logical position of the
+token being drawn. The same seed therefore gives the same text with and without speculation, in any batch and in any
+tree: every node of a tree draws *its* next token with the coin of *its* position, and a child is accepted only if it is
+that very token. Nothing is ever rejected and redrawn, so the output distribution is plain decode's by construction. The
+head runs the same race beforehand, to draft what is likely to win.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.draft.race import Draws, unit_times
+
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
+_MOST_TIMES = 1 << 24  # unit times in memory at once
 
 
 class RowSampling(NamedTuple):
@@ -33,8 +36,9 @@ class RowSampling(NamedTuple):
     truncates: bool  # some row uses top-k or top-p
 
 
-# A backend's own sampler: (logits [M, V] float32, temperature [M], top_k [M] int64, top_p [M], min_p [M], uniform [M])
-# -> [M] int64, meaning what `sample` means; rows of temperature 0 yield their argmax, lowest id among equals.
+# A backend's own sampler: (logits [M, V] float32, temperature [M], top_k [M] int64, top_p [M], min_p [M],
+# coins [M] int64) -> [M] int64, meaning what `sample` means; rows of temperature 0 yield their argmax, lowest id
+# among equals.
 Sampler = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -43,17 +47,22 @@ def seed_key(seed: int) -> int:
     return _signed(_mix((seed + _GOLDEN) & _WORD))
 
 
-def uniform(key: Tensor, position: Tensor) -> Tensor:
-    """Coins in [0, 1), float32, for `key` (int64, from `seed_key`) at token `position`; shapes broadcast.
+def coins(key: Tensor, position: Tensor) -> Tensor:
+    """Coins, int64, for `key` (int64, from `seed_key`) at token `position`; shapes broadcast.
 
-    Coin p of a key is the upper 24 bits of output p + 1 of splitmix64 started at the key, so that it is exact in
-    float32 and every backend sees the same number.
+    Coin p of a key is output p + 1 of splitmix64 started at the key, so that every backend sees the same number.
     """
     z = key + (position.to(torch.int64) + 1) * _signed(_GOLDEN)
     z = (z ^ _shift_right(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shift_right(z, 27)) * _signed(_MIX_2)
-    z = z ^ _shift_right(z, 31)
-    return _shift_right(z, 40).to(torch.float32) * 2.0**-24
+    return z ^ _shift_right(z, 31)
+
+
+def draws(rows: RowSampling | None, position: Tensor) -> Draws | None:
+    """How a head's M rows' tokens are going to be drawn, those that will stand at `position` [M]; None: greedily."""
+    if rows is None:
+        return None
+    return Draws(rows.temperature, rows.top_k, rows.top_p, rows.min_p, coins(rows.seed_key, position))
 
 
 def choose(
@@ -65,11 +74,11 @@ def choose(
     """
     if rows is None:
         return logits.argmax(-1)
-    coins = uniform(rows.seed_key, position)
+    tossed = coins(rows.seed_key, position)
     if sampler is not None:
-        return sampler(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, coins)
+        return sampler(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, tossed)
     if rows.sampled is None:
-        return sample(logits, rows, coins)
+        return sample(logits, rows, tossed)
     chosen = logits.argmax(-1)
     some = rows.sampled
     picked = RowSampling(
@@ -81,17 +90,20 @@ def choose(
         sampled=None,
         truncates=rows.truncates,
     )
-    chosen[some] = sample(logits[some], picked, coins[some])
+    chosen[some] = sample(logits[some], picked, tossed[some])
     return chosen
 
 
-def sample(logits: Tensor, rows: RowSampling, coins: Tensor) -> Tensor:
-    """One draw per row by inverse CDF over token ids in ascending order; the reference for native samplers."""
-    cdf = processed_weights(logits, rows).cumsum(-1, dtype=torch.float64)  # [M, V]
-    total = cdf[:, -1]
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    aim = torch.minimum(coins.double() * total, below_total)
-    return torch.searchsorted(cdf, aim[:, None], right=True).squeeze(1)
+def sample(logits: Tensor, rows: RowSampling, tossed: Tensor) -> Tensor:
+    """One draw per row with the coins `tossed` [M]; the reference for native samplers."""
+    token_ids = torch.arange(logits.shape[-1], device=logits.device)
+    weights = processed_weights(logits, rows)
+    step = max(_MOST_TIMES // logits.shape[-1], 1)
+    parts = [
+        (weights[n : n + step] / unit_times(tossed[n : n + step], token_ids)).argmax(-1)
+        for n in range(0, len(logits), step)
+    ]
+    return torch.cat(parts) if parts else tossed.new_empty(0)
 
 
 def processed_weights(logits: Tensor, rows: RowSampling) -> Tensor:

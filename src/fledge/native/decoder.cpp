@@ -207,6 +207,8 @@ struct HeadOutputs {
   int64_t* token_ids;    // [count, k] target ids
   float* log_probs;      // [count, k]
   bf16* hidden;          // [rows, hidden]
+  const float* filters;  // [count, 4]: temperature (0: greedy), top-k, top-p, min-p; null: all are greedy
+  const int64_t* coins;  // [count]
 };
 
 void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** tensors, const uint64_t* mask, bf16* kv,
@@ -229,6 +231,8 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
     if (s.heads * s.head_dim > widest) widest = s.heads * s.head_dim;
     int8_rows().ensure(b.rows < kRowBlock ? b.rows : kRowBlock, widest);
   }
+  static std::vector<Buffer<float>> races;
+  if (out.filters && static_cast<int>(races.size()) < t.size) races.resize(t.size);
   Layer w = to_layer(h->layer);
   int fused = 3 * h->target_hidden;
   t.run([&](int id) {
@@ -288,9 +292,16 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
     t.for_each(id, wanted, [&](int m) {
       const float* x = logit_rows.data + static_cast<size_t>(m) * h->draft_vocabulary;
       int ids[64];
-      float values[64];
-      top_k(x, h->draft_vocabulary, k, ids, values);
-      float norm = log_sum_exp(x, h->draft_vocabulary, values[0]);
+      float values[64], norm = 0;
+      if (out.filters && out.filters[m * 4] > 0) {
+        float* work = races[id].ensure(static_cast<size_t>(h->draft_vocabulary) + 16);
+        const float* f = out.filters + m * 4;
+        SampleOptions o{f[0], f[2], f[3], static_cast<int>(f[1])};
+        foresee(x, h->draft_vocabulary, h->target_ids, k, o, out.coins[m], ids, values, work);
+      } else {
+        top_k(x, h->draft_vocabulary, k, ids, values);
+        norm = log_sum_exp(x, h->draft_vocabulary, values[0]);
+      }
       for (int i = 0; i < k; ++i) {
         out.token_ids[static_cast<size_t>(m) * k + i] = h->target_ids[ids[i]];
         out.log_probs[static_cast<size_t>(m) * k + i] = values[i] - norm;
@@ -328,7 +339,7 @@ void fledge_move_kv(bf16* kv, int layers, int64_t pages, int kv_heads, int head_
 }
 
 void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const float* temperature, const int64_t* top_k_rows,
-                   const float* top_p, const float* min_p, const float* uniform, int64_t* out) {
+                   const float* top_p, const float* min_p, const int64_t* coins, int64_t* out) {
   std::lock_guard<std::mutex> lock(call_mutex());
   Team& t = team();
   static std::vector<Buffer<float>> work;
@@ -349,7 +360,7 @@ void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const 
         out[r] = best.id;
       } else {
         SampleOptions o{temperature[r], top_p[r], min_p[r], static_cast<int>(top_k_rows[r])};
-        out[r] = sample_row(x, n, o, uniform[r], mine);
+        out[r] = sample_row(x, n, o, coins[r], mine);
       }
     });
   });

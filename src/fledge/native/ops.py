@@ -97,6 +97,8 @@ class HeadOutputs(Structure):
         ("token_ids", c_void_p),
         ("log_probs", c_void_p),
         ("hidden", c_void_p),
+        ("filters", c_void_p),
+        ("coins", c_void_p),
     ]
 
 
@@ -161,13 +163,13 @@ class BatchArguments:
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, coins: Tensor
 ) -> Tensor:
     """One token per row of `logits` [M, V] float32; the other arguments are [M]. Temperature 0 is argmax."""
     rows, vocabulary = logits.shape
     out = torch.empty(rows, dtype=torch.int64)
     held = [logits.contiguous(), temperature.float().contiguous(), top_k.long().contiguous()]
-    held += [top_p.float().contiguous(), min_p.float().contiguous(), uniform.float().contiguous()]
+    held += [top_p.float().contiguous(), min_p.float().contiguous(), coins.long().contiguous()]
     p = [c_void_p(t.data_ptr()) for t in held]
     library().fledge_sample(p[0], c_int64(rows), c_int64(vocabulary), *p[1:], c_void_p(out.data_ptr()))
     return out

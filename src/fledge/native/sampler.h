@@ -67,9 +67,91 @@ struct SampleOptions {
   int top_k;  // 0: off
 };
 
-// Inverse-CDF sampling of one row from softmax(x / temperature) cut by top-k, then top-p, then min-p.
+// -log of numbers in (0, 1); exact to a few units in the last place near 1, too (a polynomial of Cephes').
+inline __m512 minus_log512(__m512 x) {
+  __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero), e = _mm512_getexp_ps(x);
+  __mmask16 large = _mm512_cmp_ps_mask(m, _mm512_set1_ps(1.41421356f), _CMP_GT_OQ);
+  m = _mm512_mask_mul_ps(m, large, m, _mm512_set1_ps(0.5f));
+  e = _mm512_mask_add_ps(e, large, e, _mm512_set1_ps(1.0f));
+  __m512 r = _mm512_sub_ps(m, _mm512_set1_ps(1.0f)), square = _mm512_mul_ps(r, r);
+  constexpr float kTerms[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                              -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+  __m512 y = _mm512_set1_ps(7.0376836292e-2f);
+  for (float term : kTerms) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(term));
+  y = _mm512_mul_ps(_mm512_mul_ps(y, r), square);
+  y = _mm512_fmadd_ps(e, _mm512_set1_ps(-2.12194440e-4f), y);
+  y = _mm512_add_ps(r, _mm512_fnmadd_ps(square, _mm512_set1_ps(0.5f), y));
+  return _mm512_sub_ps(_mm512_setzero_ps(), _mm512_fmadd_ps(e, _mm512_set1_ps(0.693359375f), y));
+}
+
+// The unit times of 16 tokens; see `unit_times` in draft/race.py.
+inline __m512 unit_times(__m512i tokens, int64_t coin) {
+  auto mixed = [](__m512i z) {
+    z = _mm512_mullo_epi32(_mm512_xor_si512(z, _mm512_srli_epi32(z, 16)), _mm512_set1_epi32(static_cast<int>(0x85EBCA6Bu)));
+    z = _mm512_mullo_epi32(_mm512_xor_si512(z, _mm512_srli_epi32(z, 13)), _mm512_set1_epi32(static_cast<int>(0xC2B2AE35u)));
+    return _mm512_xor_si512(z, _mm512_srli_epi32(z, 16));
+  };
+  __m512i z = _mm512_mullo_epi32(tokens, _mm512_set1_epi32(static_cast<int>(0x9E3779B1u)));
+  z = mixed(_mm512_add_epi32(z, _mm512_set1_epi32(static_cast<int>(coin))));
+  z = mixed(_mm512_xor_si512(z, _mm512_set1_epi32(static_cast<int>(coin >> 32))));
+  __m512 unit = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(z, 9)), _mm512_set1_ps(0.5f));
+  return minus_log512(_mm512_mul_ps(unit, _mm512_set1_ps(1.0f / 8388608)));
+}
+
+// The k tokens most likely to win the race with this coin, by a head's logits over its draft vocabulary, and the log
+// probabilities that they do; see `foreseen` in draft/race.py. `work` holds n floats, rounded up to 16.
+inline void foresee(const float* x, int n, const int64_t* target_ids, int k, const SampleOptions& o, int64_t coin, int* ids,
+                    float* values, float* work) {
+  constexpr int kLook = 64;  // the most probable, among which the filters' borders are looked for
+  constexpr float kBehind = 1e-6f;
+  __m512 high = _mm512_set1_ps(row_max(x, n)), factor = _mm512_set1_ps(1.0f / o.temperature);
+  double total = 0;
+  auto live = [&](int i) { return n - i >= 16 ? __mmask16(0xffff) : static_cast<__mmask16>((1u << (n - i)) - 1); };
+  for (int i = 0; i < n; i += 16) {
+    __m512 d = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(live(i), x + i), high), factor);
+    __m512 e = _mm512_maskz_mov_ps(live(i), exp512(d));
+    _mm512_storeu_ps(work + i, e);
+    total += _mm512_reduce_add_ps(e);
+  }
+  float cut = o.min_p;  // the largest weight is 1
+  bool limit_k = o.top_k > 0 && o.top_k < n;
+  if (limit_k || o.top_p < 1) {
+    int look = n < kLook ? n : kLook, best[kLook];
+    float weight[kLook];
+    top_k(work, n, look, best, weight);
+    int last = limit_k && o.top_k < look ? o.top_k : look;
+    double kept = 0, mass = 0;
+    for (int j = 0; j < last; ++j) kept += weight[j];
+    if (!limit_k) kept = total;
+    float border = limit_k && o.top_k <= look ? weight[last - 1] : 0;
+    for (int j = 0; j < last && o.top_p < 1; ++j) {
+      mass += weight[j];
+      if (mass >= o.top_p * kept) {
+        border = weight[j];
+        break;
+      }
+    }
+    if (border > cut) cut = border;
+  }
+  double races = 0;
+  for (int i = 0; i < n; i += 16) {
+    __m512i low = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i)), target_ids + i);
+    __m512i top = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i) >> 8), target_ids + i + 8);
+    __m512i tokens = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(low)), _mm512_cvtepi64_epi32(top), 1);
+    __m512 w = _mm512_loadu_ps(work + i);
+    __mmask16 dropped = _mm512_cmp_ps_mask(w, _mm512_set1_ps(cut), _CMP_LT_OQ);
+    w = _mm512_mask_mul_ps(w, dropped, w, _mm512_set1_ps(kBehind));
+    w = _mm512_maskz_div_ps(live(i), w, unit_times(tokens, coin));
+    _mm512_storeu_ps(work + i, w);
+    races += _mm512_reduce_add_ps(w);
+  }
+  top_k(work, n, k, ids, values);
+  for (int j = 0; j < k; ++j) values[j] = std::log(std::fmax(values[j] / static_cast<float>(races), 1e-30f));
+}
+
+// One row's token by an exponential race with the weights softmax(x / temperature) cut by top-k, then top-p, then min-p.
 // `work` holds 2 n floats. The kept set of top-p is the smallest set of most probable tokens with mass >= top_p.
-inline int sample_row(const float* x, int n, const SampleOptions& o, float uniform, float* work) {
+inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coin, float* work) {
   float high = row_max(x, n);
   __m512 shift = _mm512_set1_ps(high), factor = _mm512_set1_ps(1.0f / o.temperature);
   int padded = (n + 15) / 16 * 16;
@@ -128,29 +210,26 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, float unifo
     cut = last > 0 ? kept[last - 1] : 0;
   }
   if (o.min_p > 0 && o.min_p > cut) cut = o.min_p;  // the largest p is exactly 1 before normalisation
-  double mass = 0;
-  for (int i = 0; i < padded; i += 16) {
+  constexpr float kShortest = 5.9e-8f;  // unit time there is: what is further behind than that can't win
+  __m512 best = _mm512_setzero_ps(), bar = _mm512_set1_ps(cut);
+  __m512i winner = _mm512_setzero_si512(), tokens = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int i = 0; i < padded; i += 16, tokens = _mm512_add_epi32(tokens, _mm512_set1_epi32(16))) {
     __m512 v = _mm512_loadu_ps(p + i);
-    mass += _mm512_mask_reduce_add_ps(_mm512_cmp_ps_mask(v, _mm512_set1_ps(cut), _CMP_GE_OQ), v);
+    __mmask16 runs = _mm512_cmp_ps_mask(v, bar, _CMP_GE_OQ);
+    runs = _mm512_mask_cmp_ps_mask(runs, v, _mm512_mul_ps(best, _mm512_set1_ps(kShortest)), _CMP_GT_OQ);
+    if (!runs) continue;
+    __m512 speed = _mm512_maskz_div_ps(runs, v, unit_times(tokens, coin));
+    __mmask16 ahead = _mm512_mask_cmp_ps_mask(runs, speed, best, _CMP_GT_OQ);
+    best = _mm512_mask_mov_ps(best, ahead, speed);
+    winner = _mm512_mask_mov_epi32(winner, ahead, tokens);
   }
-  double goal = uniform * mass, running = 0;
-  int last_kept = 0;
-  for (int i = 0; i < padded; i += 16) {
-    __m512 v = _mm512_loadu_ps(p + i);
-    __mmask16 keep = _mm512_cmp_ps_mask(v, _mm512_set1_ps(cut), _CMP_GE_OQ);
-    double block = _mm512_mask_reduce_add_ps(keep, v);
-    if (running + block <= goal) {
-      running += block;
-      continue;
-    }
-    for (int j = i; j < i + 16 && j < n; ++j) {
-      if (!(p[j] >= cut) || p[j] <= 0) continue;
-      running += p[j];
-      last_kept = j;
-      if (running > goal) return j;
-    }
-  }
-  return last_kept;
+  alignas(64) float speeds[16];
+  alignas(64) int ids[16];
+  _mm512_store_ps(speeds, best);
+  _mm512_store_si512(ids, winner);
+  Best found;
+  for (int lane = 0; lane < 16; ++lane) found.offer(speeds[lane], ids[lane]);
+  return found.id;
 }
 
 }  // namespace fledge

@@ -169,10 +169,10 @@ class NativeDecoder:
         top_k: Tensor,
         top_p: Tensor,
         min_p: Tensor,
-        uniform: Tensor,
+        coins: Tensor,
     ) -> Tensor:
         """One token per row of `logits` [M, V]; see `ops.sample`."""
-        return ops.sample(logits, temperature, top_k, top_p, min_p, uniform)
+        return ops.sample(logits, temperature, top_k, top_p, min_p, coins)
 
 
 def batch_arguments(batch: ForwardBatch) -> ops.BatchArguments:

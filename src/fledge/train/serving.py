@@ -176,7 +176,7 @@ class ServingReplay:
         ).to(self._target.device)
         last = layout.first_row + (emits - 1)
         positions = (now.length[:, None] + layout.steps).view(-1)
-        out = run_head(models, now, layout, positions, truth.clamp(min=0).view(-1), features, last)
+        out = run_head(models, now, layout, positions, truth.clamp(min=0).view(-1), features, last, None)
         now.first_token_ids.copy_(out.token_ids)
         now.first_log_probs.copy_(out.log_probs)
         now.hidden.copy_(out.hidden.index_select(0, last))

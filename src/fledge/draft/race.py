@@ -1,0 +1,69 @@
+"""The race that decides a sampled token, which a draft head can run beforehand.
+
+Every token i takes a time that is exponentially distributed with its weight as the rate, and the first to arrive is
+the choice: it is token i with probability w[i] / sum(w) (the exponential race, also known as the Gumbel-max trick).
+
+    time[i] = unit_time[i] / w[i]        unit_time depends on the position's coin and on the token alone
+
+The coin comes from the request's seed and the position, so it is known before anything is drafted. A head knows the
+unit times, too, and nearly the weights: its own race tells which token is likely to win the target's, far better than
+its probabilities do. The target's choice depends on its own weights and the coin alone, so what is drafted changes no
+token (a coupling by shared randomness: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_HALF = (1 << 32) - 1
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35  # murmur3's finaliser (Appleby)
+_BEHIND = 1e-6  # of its weight is left to a token that the filters drop
+
+
+class Draws(NamedTuple):
+    """How M tokens are going to be drawn; `temperature` 0: greedily."""
+
+    temperature: Tensor  # [M] float32
+    top_k: Tensor  # [M] int64, 0: all
+    top_p: Tensor  # [M] float32
+    min_p: Tensor  # [M] float32
+    coin: Tensor  # [M] int64
+
+
+def unit_times(coins: Tensor, token_ids: Tensor) -> Tensor:
+    """Exponentially distributed numbers [M, V] float32 for `coins` [M] int64 and tokens [V], alike on every backend."""
+    low, high = (coins & _HALF)[:, None], ((coins >> 32) & _HALF)[:, None]
+    z = _mixed(_mixed((token_ids * _GOLDEN + low) & _HALF) ^ high)
+    unit = ((z >> 9).to(torch.float32) + 0.5) * 2.0**-23  # in (0, 1), exact
+    return -unit.log()
+
+
+def foreseen(log_probs: Tensor, token_ids: Tensor, draws: Draws) -> Tensor:
+    """Log probabilities [M, V] that each token wins its race, by the head's own [M, V]; greedy rows stay."""
+    temperature = draws.temperature[:, None]
+    weights = (log_probs / temperature.clamp(min=1e-4)).softmax(-1)
+    weights = torch.where(weights >= _cut(weights, draws), weights, _BEHIND * weights)
+    won = weights.log() - unit_times(draws.coin, token_ids).log()
+    return torch.where(temperature > 0, won.log_softmax(-1), log_probs)
+
+
+def _cut(p: Tensor, draws: Draws) -> Tensor:
+    """[M, 1]: the least probability that top-k, then top-p, then min-p leave."""
+    ordered = p.sort(-1, descending=True).values
+    size = p.shape[-1]
+    limit = torch.where(draws.top_k > 0, draws.top_k.clamp(max=size), size)[:, None]
+    kth = ordered.gather(1, limit - 1)
+    mass = torch.where(torch.arange(size, device=p.device) < limit, ordered, 0.0).cumsum(-1)
+    last = (mass < draws.top_p[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=size - 1)
+    nucleus = torch.where(draws.top_p[:, None] < 1, ordered.gather(1, last), 0.0)
+    least = draws.min_p[:, None] * ordered[:, :1]
+    return torch.maximum(torch.maximum(kth, nucleus), least)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    z = ((z ^ (z >> 16)) * _MIX_1) & _HALF
+    z = ((z ^ (z >> 13)) * _MIX_2) & _HALF
+    return z ^ (z >> 16)
