@@ -44,23 +44,27 @@ def unit_times(coins: Tensor, token_ids: Tensor) -> Tensor:
 def foreseen(log_probs: Tensor, token_ids: Tensor, draws: Draws) -> Tensor:
     """Log probabilities [M, V] that each token wins its race, by the head's own [M, V]; greedy rows stay."""
     temperature = draws.temperature[:, None]
-    weights = (log_probs / temperature.clamp(min=1e-4)).softmax(-1)
-    weights = torch.where(weights >= _cut(weights, draws), weights, _BEHIND * weights)
+    scaled = log_probs / temperature.clamp(min=1e-4)
+    weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
+    least = torch.maximum(draws.min_p[:, None], truncation_threshold(weights, draws.top_k, draws.top_p))
+    weights = torch.where(weights >= least, weights, _BEHIND * weights)
     won = weights.log() - unit_times(draws.coin, token_ids).log()
     return torch.where(temperature > 0, won.log_softmax(-1), log_probs)
 
 
-def _cut(p: Tensor, draws: Draws) -> Tensor:
-    """[M, 1]: the least probability that top-k, then top-p, then min-p leave."""
-    ordered = p.sort(-1, descending=True).values
-    size = p.shape[-1]
-    limit = torch.where(draws.top_k > 0, draws.top_k.clamp(max=size), size)[:, None]
-    kth = ordered.gather(1, limit - 1)
-    mass = torch.where(torch.arange(size, device=p.device) < limit, ordered, 0.0).cumsum(-1)
-    last = (mass < draws.top_p[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=size - 1)
-    nucleus = torch.where(draws.top_p[:, None] < 1, ordered.gather(1, last), 0.0)
-    least = draws.min_p[:, None] * ordered[:, :1]
-    return torch.maximum(torch.maximum(kth, nucleus), least)
+def truncation_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Weight of the last token that top-k and then top-p keep, [M, 1]."""
+    ordered = weights.sort(-1, descending=True).values  # [M, V]
+    vocabulary = ordered.shape[-1]
+    last = torch.where(top_k > 0, top_k.clamp(max=vocabulary), vocabulary)[:, None] - 1
+    kth = ordered.gather(1, last)
+    ordered = ordered.masked_fill(ordered < kth, 0.0)
+    mass = ordered.cumsum(-1, dtype=torch.float64)
+    before = mass - ordered  # probability of everything more probable
+    inside = before < top_p[:, None] * mass[:, -1:]
+    count = inside.sum(-1, keepdim=True)  # at least 1: nothing comes before the first
+    nucleus = torch.where(top_p[:, None] < 1, ordered.gather(1, count - 1), kth)
+    return torch.maximum(kth, nucleus)
 
 
 def _mixed(z: Tensor) -> Tensor:

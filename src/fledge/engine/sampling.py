@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.draft.race import Draws, unit_times
+from fledge.draft.race import Draws, truncation_threshold, unit_times
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -115,23 +115,8 @@ def processed_weights(logits: Tensor, rows: RowSampling) -> Tensor:
     weights = (scaled - scaled.amax(-1, keepdim=True)).exp()  # [M, V]
     threshold = rows.min_p[:, None]
     if rows.truncates:
-        threshold = torch.maximum(threshold, _truncation_threshold(weights, rows))
+        threshold = torch.maximum(threshold, truncation_threshold(weights, rows.top_k, rows.top_p))
     return weights.masked_fill(weights < threshold, 0.0)
-
-
-def _truncation_threshold(weights: Tensor, rows: RowSampling) -> Tensor:
-    """Weight of the last token that top-k and then top-p keep, [M, 1]."""
-    ordered = weights.sort(-1, descending=True).values  # [M, V]
-    vocabulary = ordered.shape[-1]
-    last = torch.where(rows.top_k > 0, rows.top_k.clamp(max=vocabulary), vocabulary)[:, None] - 1
-    kth = ordered.gather(1, last)
-    ordered = ordered.masked_fill(ordered < kth, 0.0)
-    mass = ordered.cumsum(-1, dtype=torch.float64)
-    before = mass - ordered  # probability of everything more probable
-    inside = before < rows.top_p[:, None] * mass[:, -1:]
-    count = inside.sum(-1, keepdim=True)  # at least 1: nothing comes before the first
-    nucleus = torch.where(rows.top_p[:, None] < 1, ordered.gather(1, count - 1), kth)
-    return torch.maximum(kth, nucleus)
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:

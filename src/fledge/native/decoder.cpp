@@ -294,7 +294,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
       int ids[64];
       float values[64], norm = 0;
       if (out.filters && out.filters[m * 4] > 0) {
-        float* work = races[id].ensure(static_cast<size_t>(h->draft_vocabulary) + 16);
+        float* work = races[id].ensure(2 * (static_cast<size_t>(h->draft_vocabulary) + 16));
         const float* f = out.filters + m * 4;
         SampleOptions o{f[0], f[2], f[3], static_cast<int>(f[1])};
         foresee(x, h->draft_vocabulary, h->target_ids, k, o, out.coins[m], ids, values, work);

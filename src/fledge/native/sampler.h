@@ -98,64 +98,13 @@ inline __m512 unit_times(__m512i tokens, int64_t coin) {
   return minus_log512(_mm512_mul_ps(unit, _mm512_set1_ps(1.0f / 8388608)));
 }
 
-// The k tokens most likely to win the race with this coin, by a head's logits over its draft vocabulary, and the log
-// probabilities that they do; see `foreseen` in draft/race.py. `work` holds n floats, rounded up to 16.
-inline void foresee(const float* x, int n, const int64_t* target_ids, int k, const SampleOptions& o, int64_t coin, int* ids,
-                    float* values, float* work) {
-  constexpr int kLook = 64;  // the most probable, among which the filters' borders are looked for
-  constexpr float kBehind = 1e-6f;
-  __m512 high = _mm512_set1_ps(row_max(x, n)), factor = _mm512_set1_ps(1.0f / o.temperature);
-  double total = 0;
-  auto live = [&](int i) { return n - i >= 16 ? __mmask16(0xffff) : static_cast<__mmask16>((1u << (n - i)) - 1); };
-  for (int i = 0; i < n; i += 16) {
-    __m512 d = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(live(i), x + i), high), factor);
-    __m512 e = _mm512_maskz_mov_ps(live(i), exp512(d));
-    _mm512_storeu_ps(work + i, e);
-    total += _mm512_reduce_add_ps(e);
-  }
-  float cut = o.min_p;  // the largest weight is 1
-  bool limit_k = o.top_k > 0 && o.top_k < n;
-  if (limit_k || o.top_p < 1) {
-    int look = n < kLook ? n : kLook, best[kLook];
-    float weight[kLook];
-    top_k(work, n, look, best, weight);
-    int last = limit_k && o.top_k < look ? o.top_k : look;
-    double kept = 0, mass = 0;
-    for (int j = 0; j < last; ++j) kept += weight[j];
-    if (!limit_k) kept = total;
-    float border = limit_k && o.top_k <= look ? weight[last - 1] : 0;
-    for (int j = 0; j < last && o.top_p < 1; ++j) {
-      mass += weight[j];
-      if (mass >= o.top_p * kept) {
-        border = weight[j];
-        break;
-      }
-    }
-    if (border > cut) cut = border;
-  }
-  double races = 0;
-  for (int i = 0; i < n; i += 16) {
-    __m512i low = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i)), target_ids + i);
-    __m512i top = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i) >> 8), target_ids + i + 8);
-    __m512i tokens = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(low)), _mm512_cvtepi64_epi32(top), 1);
-    __m512 w = _mm512_loadu_ps(work + i);
-    __mmask16 dropped = _mm512_cmp_ps_mask(w, _mm512_set1_ps(cut), _CMP_LT_OQ);
-    w = _mm512_mask_mul_ps(w, dropped, w, _mm512_set1_ps(kBehind));
-    w = _mm512_maskz_div_ps(live(i), w, unit_times(tokens, coin));
-    _mm512_storeu_ps(work + i, w);
-    races += _mm512_reduce_add_ps(w);
-  }
-  top_k(work, n, k, ids, values);
-  for (int j = 0; j < k; ++j) values[j] = std::log(std::fmax(values[j] / static_cast<float>(races), 1e-30f));
-}
-
-// One row's token by an exponential race with the weights softmax(x / temperature) cut by top-k, then top-p, then min-p.
-// `work` holds 2 n floats. The kept set of top-p is the smallest set of most probable tokens with mass >= top_p.
-inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coin, float* work) {
+// Weights p[i] = exp((x - max) / temperature), 0 from n up to 16 more, and the least that top-k, then top-p, then min-p leave.
+// The kept set of top-p is the smallest set of most probable tokens with mass >= top_p. `p` holds 2 n floats, n rounded up
+// to 16; the second half is scratch.
+inline float weigh_row(const float* x, int n, const SampleOptions& o, float* p) {
   float high = row_max(x, n);
   __m512 shift = _mm512_set1_ps(high), factor = _mm512_set1_ps(1.0f / o.temperature);
   int padded = (n + 15) / 16 * 16;
-  float* p = work;
   __m512 sum = _mm512_setzero_ps();
   for (int i = 0; i < padded; i += 16) {
     __mmask16 live = n - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);
@@ -171,7 +120,7 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
   bool limit_k = o.top_k > 0 && o.top_k < n, limit_p = o.top_p < 1.0f;
   if (limit_k || limit_p) {
     // Candidates above a falling threshold until they hold enough tokens or mass, then sorted.
-    float* kept = work + padded;
+    float* kept = p + padded;
     float threshold = 1e-2f;
     int count = 0;
     while (true) {
@@ -210,6 +159,36 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
     cut = last > 0 ? kept[last - 1] : 0;
   }
   if (o.min_p > 0 && o.min_p > cut) cut = o.min_p;  // the largest p is exactly 1 before normalisation
+  return cut;
+}
+
+// The k tokens most likely to win the race with this coin, by a head's logits over its draft vocabulary, and the log
+// probabilities that they do; see `foreseen` in draft/race.py. `work` as in `weigh_row`.
+inline void foresee(const float* x, int n, const int64_t* target_ids, int k, const SampleOptions& o, int64_t coin, int* ids,
+                    float* values, float* work) {
+  constexpr float kBehind = 1e-6f;
+  __m512 cut = _mm512_set1_ps(weigh_row(x, n, o, work));
+  double races = 0;
+  auto live = [&](int i) { return n - i >= 16 ? __mmask16(0xffff) : static_cast<__mmask16>((1u << (n - i)) - 1); };
+  for (int i = 0; i < n; i += 16) {
+    __m512i low = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i)), target_ids + i);
+    __m512i top = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i) >> 8), target_ids + i + 8);
+    __m512i tokens = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(low)), _mm512_cvtepi64_epi32(top), 1);
+    __m512 w = _mm512_loadu_ps(work + i);
+    __mmask16 dropped = _mm512_cmp_ps_mask(w, cut, _CMP_LT_OQ);
+    w = _mm512_mask_mul_ps(w, dropped, w, _mm512_set1_ps(kBehind));
+    w = _mm512_maskz_div_ps(live(i), w, unit_times(tokens, coin));
+    _mm512_storeu_ps(work + i, w);
+    races += _mm512_reduce_add_ps(w);
+  }
+  top_k(work, n, k, ids, values);
+  for (int j = 0; j < k; ++j) values[j] = std::log(std::fmax(values[j] / static_cast<float>(races), 1e-30f));
+}
+
+// One row's token by an exponential race with the weights of `weigh_row`.
+inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coin, float* p) {
+  int padded = (n + 15) / 16 * 16;
+  float cut = weigh_row(x, n, o, p);
   constexpr float kShortest = 5.9e-8f;  // unit time there is: what is further behind than that can't win
   __m512 best = _mm512_setzero_ps(), bar = _mm512_set1_ps(cut);
   __m512i winner = _mm512_setzero_si512(), tokens = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
