@@ -141,6 +141,18 @@ def test_engines_take_turns_and_the_time_limit_is_kept(target: Target, head: Hea
     assert found.notes == ["w: 2 prompts left out after 0 s"]
 
 
+def test_sampled_answers_are_their_seeds_with_and_without_a_head(target: Target, head: Head) -> None:
+    engines = {"plain": Engine(target, max_batch=1), "trained": Engine(target, head, max_batch=1)}
+    workload = Workload("w", own_workload().prompts[:2])
+    limits = Limits(max_tokens=8, repeats=1, warmup=0, max_seconds=None, samples=2, temperature=1.0)
+    found = measure_answers(target, engines, [workload], limits, lambda *_: None)
+    assert [row.outcome for row in found.rows] == ["identical"] * 2
+    ids = target.chat.prompt_ids(workload.prompts[1].messages)
+    wanted = engines["plain"].generate([ids], max_tokens=8, temperature=1.0, seed=1)[0]
+    pieces = {sample.question: sample.pieces for sample in found.samples}[workload.prompts[1].turns[0]]
+    assert pieces == token_pieces(target, wanted.token_ids, [piece.depth for piece in pieces])
+
+
 def test_prompts_longer_than_the_target_allows_are_left_out_or_refused(target: Target) -> None:
     with pytest.raises(DataError, match="too long"):
         run_bench(target, {}, QUICK.model_copy(update={"sweep_tokens": 5000}))

@@ -22,6 +22,7 @@ def sweep(
     *,
     max_tokens: int,
     min_requests: int,
+    temperature: float = 0.0,
     progress: Progress,
 ) -> list[LevelRow]:
     """Every engine at every level, on the same prompts; each second level goes through the engines in reverse."""
@@ -32,7 +33,7 @@ def sweep(
         names = list(engines) if index % 2 == 0 else list(engines)[::-1]
         found: dict[str, LevelRow] = {}
         for name in names:
-            found[name] = run_level(engines[name], name, requests, level, max_tokens)
+            found[name] = run_level(engines[name], name, requests, level, max_tokens, temperature)
             note = f"{name}, {level} at once: {found[name].output_throughput:.0f} tokens/s"
             progress(len(rows) + len(found), total, note)
         rows += [found[name] for name in engines]
@@ -45,18 +46,19 @@ def run_level(
     requests: Sequence[list[int]],
     concurrency: int,
     max_tokens: int | Sequence[int],
+    temperature: float = 0.0,
 ) -> LevelRow:
-    """Answer all requests, `concurrency` at a time; `max_tokens` of each, or of all."""
+    """Answer all requests, `concurrency` at a time; `max_tokens` of each, or of all. A request's number is its seed."""
     lengths = [max_tokens] * len(requests) if isinstance(max_tokens, int) else max_tokens
-    waiting = list(zip(requests, lengths, strict=True))[::-1]
+    waiting = list(enumerate(zip(requests, lengths, strict=True)))[::-1]
     answers: list[Completion] = []
     in_flight = 0
     before = shape_rounds(engine)
     begin = time.perf_counter()
     while waiting or in_flight:
         while waiting and in_flight < concurrency:
-            prompt, tokens = waiting.pop()
-            engine.submit(prompt, SamplingParams(max_tokens=tokens))
+            seed, (prompt, tokens) = waiting.pop()
+            engine.submit(prompt, SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed))
             in_flight += 1
         for result in engine.step():
             if result.completion is not None:

@@ -5,6 +5,9 @@
                                           ^ first difference: one target forward over the common prefix tells
                                             how far apart the two tokens' logits are
 
+A sampled token is the winner of a race that the seed decides (`draft/race.py`), so sampled answers are compared alike:
+by the logits, each with the head start its unit time gives it.
+
 In bf16 two mathematically equal computations (one row or sixteen, this order of sums or that) round differently.
 Where the top logits are closer than one bf16 step at their magnitude, either token may win: a near-tie. In float32
 the same excuse isn't allowed.
@@ -19,11 +22,23 @@ from typing import NamedTuple
 import torch
 
 from fledge.bench.results import Outcome
+from fledge.draft.race import unit_times
 from fledge.engine import Completion
+from fledge.engine.sampling import coins, seed_key
 from fledge.target import Decoder, ForwardBatch, Target
 
 # Bits of the significand after the leading one: numbers in [2^e, 2^(e+1)) are 2^(e - bits) apart.
 _FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10}
+
+
+class Draw(NamedTuple):
+    """How an answer's tokens are drawn; at temperature 0 the seed means nothing."""
+
+    temperature: float
+    seed: int
+
+
+GREEDY = Draw(0.0, 0)
 
 
 class Identity(NamedTuple):
@@ -35,28 +50,43 @@ class Identity(NamedTuple):
     rounding: float | None = None
 
 
-def compare(target: Target, plain: Completion, speculative: Completion) -> Identity:
-    """Compare two greedy answers to the same prompt; only a difference costs a forward."""
+def compare(target: Target, plain: Completion, speculative: Completion, draw: Draw = GREEDY) -> Identity:
+    """Compare two answers to the same prompt, both drawn alike; only a difference costs a forward."""
     position = first_difference(plain.token_ids, speculative.token_ids)
     if position is None:
         return Identity("identical")
     prefix = plain.prompt_token_ids + plain.token_ids[:position]
     tokens = [answer.token_ids[position : position + 1] for answer in (plain, speculative)]
-    if not all(tokens):  # one answer ends where the other goes on, which greedy decoding never does
+    if not all(tokens):  # one answer ends where the other goes on, which equal tokens never do
         return Identity("different", position)
     logits = prefix_logits(target.decoder, prefix)
-    return classify(logits, tokens[0][0], tokens[1][0], target.decoder.dtype, position)
+    starts = head_starts(draw, len(prefix), logits) if draw.temperature else None
+    return classify(logits, tokens[0][0], tokens[1][0], target.decoder.dtype, position, starts)
 
 
 def classify(
-    logits: torch.Tensor, plain: int, speculative: int, dtype: torch.dtype, position: int
+    logits: torch.Tensor,
+    plain: int,
+    speculative: int,
+    dtype: torch.dtype,
+    position: int,
+    starts: torch.Tensor | None = None,
 ) -> Identity:
-    """Near-tie if both tokens' logits are within one rounding step of the top one. logits: [V] float32."""
-    top = float(logits.max())
-    gap = top - min(float(logits[plain]), float(logits[speculative]))
-    rounding = rounding_step(top, dtype)
+    """Near-tie if both tokens' logits are within one rounding step of the top one.
+
+    logits: [V] float32; starts: [V] float32 that sampling adds to them; None: it was greedy.
+    """
+    raced = logits if starts is None else logits + starts
+    gap = float(raced.max()) - min(float(raced[plain]), float(raced[speculative]))
+    rounding = rounding_step(float(logits.max()), dtype)
     outcome: Outcome = "near_tie" if rounding > 0.0 and gap <= rounding else "different"
     return Identity(outcome, position, gap, rounding)
+
+
+def head_starts(draw: Draw, position: int, logits: torch.Tensor) -> torch.Tensor:
+    """[V] float32: what the race for the token at logical `position` adds to each of the logits [V]."""
+    coin = coins(torch.tensor([seed_key(draw.seed)]), torch.tensor([position])).to(logits.device)
+    return -draw.temperature * unit_times(coin, torch.arange(len(logits), device=logits.device))[0].log()
 
 
 def rounding_step(value: float, dtype: torch.dtype) -> float:

@@ -1,11 +1,12 @@
-"""Plain and speculative decoding in alternation on the same prompts: greedy, batch 1, first turns.
+"""Plain and speculative decoding in alternation on the same prompts: batch 1, first turns, greedy or sampled.
 
     prompt 0   plain  head   head   plain      ABBA: a drift of the machine meets both alike
     prompt 1   head   plain  plain  head
     ...
 
 A speed-up above tau can't come from speculation (a round costs at least a plain step): it means that the baseline
-was disturbed or broken, so such a row is rejected and the reason shown.
+was disturbed or broken, so such a row is rejected and the reason shown. A sampled answer is that of its seed, with and
+without a head; here the prompt's number is the seed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import NamedTuple
 
-from fledge.bench.identity import Identity, compare
+from fledge.bench.identity import GREEDY, Draw, Identity, compare
 from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
 from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import relative_noise
@@ -44,6 +45,7 @@ class Limits(NamedTuple):
     warmup: int
     max_seconds: float | None
     samples: int
+    temperature: float = 0.0
 
 
 def measure_answers(
@@ -72,11 +74,13 @@ def measure_answers(
             if len(ids) + limits.max_tokens > target.config.max_position_embeddings:
                 found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
                 continue
-            runs, shapes = _alternate(engines, ids, limits, swap=index % 2 == 1)
+            draw = Draw(limits.temperature, seed=index)
+            runs, shapes = _alternate(engines, ids, limits, draw, swap=index % 2 == 1)
             for head in engines:
                 if head == PLAIN:
                     continue
-                row = answer_row(target, workload.name, prompt, head, runs[PLAIN], runs[head], shapes[head])
+                answers = runs[PLAIN], runs[head]
+                row = answer_row(target, workload.name, prompt, head, *answers, shapes[head], draw)
                 found.rows.append(row)
                 if workload is workloads[0] and prompt.question_id in wanted:
                     found.samples.append(_sample(target, prompt, row, runs[head][0]))
@@ -93,13 +97,14 @@ def answer_row(
     plain: Sequence[Completion],
     speculative: Sequence[Completion],
     shapes: Mapping[str, int] | None = None,
+    draw: Draw = GREEDY,
 ) -> AnswerRow:
     """One prompt's row from the repeats of both; the worst of the repeats decides whether the output is the same.
 
-    `shapes`: the rounds of each tree shape in the first repeat.
+    `shapes`: the rounds of each tree shape in the first repeat; `draw`: how all were drawn.
     """
     identity = max(
-        (compare(target, one, other) for one, other in zip(plain, speculative, strict=True)),
+        (compare(target, one, other, draw) for one, other in zip(plain, speculative, strict=True)),
         key=lambda found: _WORST.index(found.outcome),
     )
     stats = speculative[0].stats
@@ -169,7 +174,7 @@ def token_pieces(target: Target, token_ids: Sequence[int], origins: Sequence[int
 
 
 def _alternate(
-    engines: Mapping[str, Engine], ids: list[int], limits: Limits, *, swap: bool
+    engines: Mapping[str, Engine], ids: list[int], limits: Limits, draw: Draw, *, swap: bool
 ) -> tuple[dict[str, list[Completion]], dict[str, dict[str, int]]]:
     """Each engine's answers to one prompt, and its rounds by tree shape in the first of them.
 
@@ -181,7 +186,7 @@ def _alternate(
         names = list(engines)
         for name in reversed(names) if swap != (repeat % 2 == 1) else names:
             before = shape_rounds(engines[name])
-            runs[name] += engines[name].generate([ids], max_tokens=limits.max_tokens, temperature=0.0)
+            runs[name] += engines[name].generate([ids], max_tokens=limits.max_tokens, **draw._asdict())
             shapes.setdefault(name, rounds_since(before, engines[name]))
     return runs, shapes
 
@@ -192,7 +197,7 @@ def _warm_up(
     for prompt in [prompt for workload in workloads for prompt in workload.prompts][: limits.warmup]:
         ids = target.chat.prompt_ids(prompt.messages)
         if len(ids) + limits.max_tokens <= target.config.max_position_embeddings:
-            _alternate(engines, ids, limits._replace(repeats=1), swap=False)
+            _alternate(engines, ids, limits._replace(repeats=1), Draw(limits.temperature, 0), swap=False)
 
 
 def _sample_ids(workload: Workload, count: int) -> set[str]:

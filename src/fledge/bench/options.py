@@ -32,6 +32,9 @@ class BenchOptions(BaseModel):
         default=None, description="what the heads' matrices are kept in; null: int8 where the CPU kernels run"
     )
     max_tokens: Count = Field(default=128, description="new tokens per answer")
+    temperature: float = Field(
+        default=0.0, ge=0, description="of the answers; 0: greedy. A prompt's number in its set is its seed"
+    )
     repeats: Count = Field(
         default=2, description="times each prompt is run; 2 makes plain, head, head, plain (ABBA)"
     )
@@ -78,3 +81,8 @@ class BenchOptions(BaseModel):
     price_per_hour: float | None = Field(
         default=None, gt=0, description="of the machine, in any currency: shows the cost per million tokens"
     )
+
+    @property
+    def decoding(self) -> str:
+        """How tokens are chosen, in words."""
+        return f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"

@@ -58,7 +58,14 @@ def run_bench(
     bytes_read = weight_bytes(target)
     bandwidths = _bandwidth(options, bytes_read)
 
-    limits = Limits(options.max_tokens, options.repeats, options.warmup, options.max_seconds, options.samples)
+    limits = Limits(
+        options.max_tokens,
+        options.repeats,
+        options.warmup,
+        options.max_seconds,
+        options.samples,
+        options.temperature,
+    )
     measured = _subjects(heads, tree, options)
     engines = _engines(
         target, measured, workloads, max_batch=1, max_tokens=options.max_tokens, overlap=options.overlap
@@ -88,6 +95,7 @@ def run_bench(
             options.concurrency,
             max_tokens=options.sweep_tokens,
             min_requests=options.sweep_requests,
+            temperature=options.temperature,
             progress=steps.part("sweep"),
         )
     bandwidths += _bandwidth(options, bytes_read)

@@ -109,7 +109,8 @@ def markdown(page: Page) -> str:
     if bench is not None:
         machine = bench.machine.accelerator or bench.machine.cpu
         parts.append(
-            f"{bench.subject.dtype} on {machine}, {bench.machine.cores} cores; greedy; {page.facts.created}"
+            f"{bench.subject.dtype} on {machine}, {bench.machine.cores} cores; {bench.options.decoding}; "
+            f"{page.facts.created}"
         )
     if page.workload_rows:
         header = [
