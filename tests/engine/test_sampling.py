@@ -13,6 +13,7 @@ from fledge.engine.sampling import (
     RowSampling,
     choose,
     coins,
+    plain_coins,
     processed_weights,
     sample,
     seed_key,
@@ -70,6 +71,12 @@ def test_coins_match_splitmix64_written_in_python() -> None:
         z ^= z >> 31
         coin = coins(torch.tensor([key]), torch.tensor([position]))
         assert coin.item() & WORD == z
+
+
+def test_native_coins_are_the_same() -> None:
+    keys = torch.tensor([seed_key(seed) for seed in range(300)])
+    position = torch.arange(300, dtype=torch.int32) * 131 - 1
+    assert torch.equal(coins(keys, position), plain_coins(keys, position))
 
 
 def test_unit_times_are_exponential_and_uncorrelated_between_neighbours() -> None:

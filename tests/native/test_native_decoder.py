@@ -264,6 +264,18 @@ def test_sampler_draws_from_the_exact_distribution(
     assert (drawn != sample(many, setting, tossed)).sum() <= 1
 
 
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
+def test_sampler_draws_what_the_reference_draws_from_a_large_vocabulary(temperature: float) -> None:
+    logits = torch.randn(600, 50_001, generator=torch.Generator().manual_seed(8)) * 3
+    count = len(logits)
+    tossed = coins(torch.tensor([seed_key(9)] * count), torch.arange(count))
+    full = [torch.full((count,), v) for v in (temperature, 0.0, 1.0, 0.0)]
+    drawn = ops.sample(logits, full[0], full[1].long(), full[2], full[3], tossed)
+    setting = RowSampling(full[0], full[1].long(), full[2], full[3], tossed, None, truncates=False)
+    assert (drawn != sample(logits, setting, tossed)).sum() <= 1
+    assert drawn.unique().numel() > 3
+
+
 def test_sampler_at_temperature_zero_is_argmax() -> None:
     logits = torch.randn(7, 101, generator=torch.Generator().manual_seed(1))
     zero = torch.zeros(7)

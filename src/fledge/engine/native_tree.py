@@ -1,4 +1,4 @@
-"""What a round does with its draft trees between the forwards, in C++: for batches on a CPU (`native/tree.h`).
+"""What a round does with its draft trees between the forwards, and its coins, in C++: on a CPU (`native/tree.h`).
 
 At batch 1 such a step is arithmetic on a dozen numbers, and a torch operation takes longer than all of it. Each
 function here equals the torch code of the one that calls it, bit for bit; B requests, N nodes, C candidates.
@@ -173,6 +173,13 @@ def raised(
     found = torch.empty(requests, candidates, dtype=_FLOAT)
     inputs = (tokens, scores, parents, place, opinions, log_rest(opinions), agreed)
     _call("fledge_raise", (*inputs, number, score, found), *sizes, level, first)
+    return found
+
+
+def coins(key: Tensor, position: Tensor) -> Tensor:
+    """See `sampling.coins`; both are [M] int64."""
+    found = torch.empty_like(key)
+    _call("fledge_coins", (key, position, found), len(key))
     return found
 
 

@@ -84,8 +84,8 @@ inline __m512 minus_log512(__m512 x) {
   return _mm512_sub_ps(_mm512_setzero_ps(), _mm512_fmadd_ps(e, _mm512_set1_ps(0.693359375f), y));
 }
 
-// The unit times of 16 tokens; see `unit_times` in draft/race.py.
-inline __m512 unit_times(__m512i tokens, int64_t coin) {
+// Of 16 tokens, numbers in (0, 1) whose negative logarithms are the unit times; see `unit_times` in draft/race.py.
+inline __m512 unit_numbers(__m512i tokens, int64_t coin) {
   auto mixed = [](__m512i z) {
     z = _mm512_mullo_epi32(_mm512_xor_si512(z, _mm512_srli_epi32(z, 16)), _mm512_set1_epi32(static_cast<int>(0x85EBCA6Bu)));
     z = _mm512_mullo_epi32(_mm512_xor_si512(z, _mm512_srli_epi32(z, 13)), _mm512_set1_epi32(static_cast<int>(0xC2B2AE35u)));
@@ -95,8 +95,10 @@ inline __m512 unit_times(__m512i tokens, int64_t coin) {
   z = mixed(_mm512_add_epi32(z, _mm512_set1_epi32(static_cast<int>(coin))));
   z = mixed(_mm512_xor_si512(z, _mm512_set1_epi32(static_cast<int>(coin >> 32))));
   __m512 unit = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(z, 9)), _mm512_set1_ps(0.5f));
-  return minus_log512(_mm512_mul_ps(unit, _mm512_set1_ps(1.0f / 8388608)));
+  return _mm512_mul_ps(unit, _mm512_set1_ps(1.0f / 8388608));
 }
+
+inline __m512 unit_times(__m512i tokens, int64_t coin) { return minus_log512(unit_numbers(tokens, coin)); }
 
 // Weights p[i] = exp((x - max) / temperature), 0 from n up to 16 more, and the least that top-k, then top-p, then min-p leave.
 // The kept set of top-p is the smallest set of most probable tokens with mass >= top_p. `p` holds 2 n floats, n rounded up
@@ -185,19 +187,25 @@ inline void foresee(const float* x, int n, const int64_t* target_ids, int k, con
   for (int j = 0; j < k; ++j) values[j] = std::log(std::fmax(values[j] / static_cast<float>(races), 1e-30f));
 }
 
-// One row's token by an exponential race with the weights of `weigh_row`.
+// One row's token by an exponential race with the weights of `weigh_row`. A time -log(u) is longer than 1 - u, so that few
+// tokens' times have to be known exactly.
 inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coin, float* p) {
   int padded = (n + 15) / 16 * 16;
   float cut = weigh_row(x, n, o, p);
   constexpr float kShortest = 5.9e-8f;  // unit time there is: what is further behind than that can't win
-  __m512 best = _mm512_setzero_ps(), bar = _mm512_set1_ps(cut);
+  constexpr float kSlack = 0.9999f;     // more than rounding can make of it
+  __m512 best = _mm512_setzero_ps(), bar = _mm512_set1_ps(cut), slack = _mm512_set1_ps(kSlack);
   __m512i winner = _mm512_setzero_si512(), tokens = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int i = 0; i < padded; i += 16, tokens = _mm512_add_epi32(tokens, _mm512_set1_epi32(16))) {
     __m512 v = _mm512_loadu_ps(p + i);
     __mmask16 runs = _mm512_cmp_ps_mask(v, bar, _CMP_GE_OQ);
     runs = _mm512_mask_cmp_ps_mask(runs, v, _mm512_mul_ps(best, _mm512_set1_ps(kShortest)), _CMP_GT_OQ);
     if (!runs) continue;
-    __m512 speed = _mm512_maskz_div_ps(runs, v, unit_times(tokens, coin));
+    __m512 unit = unit_numbers(tokens, coin);
+    __m512 least = _mm512_mul_ps(best, _mm512_fnmadd_ps(unit, slack, slack));  // a weight needs more to get ahead
+    runs = _mm512_mask_cmp_ps_mask(runs, v, least, _CMP_GT_OQ);
+    if (!runs) continue;
+    __m512 speed = _mm512_maskz_div_ps(runs, v, minus_log512(unit));
     __mmask16 ahead = _mm512_mask_cmp_ps_mask(runs, speed, best, _CMP_GT_OQ);
     best = _mm512_mask_mov_ps(best, ahead, speed);
     winner = _mm512_mask_mov_epi32(winner, ahead, tokens);

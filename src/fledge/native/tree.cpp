@@ -133,6 +133,16 @@ void fledge_raise(const int64_t* tokens, const float* scores, const int64_t* par
   }
 }
 
+// See `coins` in sampling.py: n keys and positions, one coin each.
+void fledge_coins(const int64_t* keys, const int64_t* positions, int64_t* coins, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t z = static_cast<uint64_t>(keys[i]) + (static_cast<uint64_t>(positions[i]) + 1) * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    coins[i] = static_cast<int64_t>(z ^ (z >> 31));
+  }
+}
+
 // What the children of a level's frontier [B, K] share, without what the proposals say of it.
 void fledge_open_mass(const float* frontier, const float* rates, const int64_t* agreed, const float* score, float* mass,
                       int64_t requests, int64_t topk, int64_t count, int64_t level) {
