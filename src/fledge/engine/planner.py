@@ -38,6 +38,7 @@ TOPKS = (1, 2, 4, 8)
 NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPLAN_ROUNDS = 32
+_PLAIN_ROUNDS_AGE = 0.125  # of a round: without drafts hardly anything new is learnt
 _EARLY_ROUNDS = (2, 4, 8, 16)  # of a batch size, plain or not: planned anew
 _LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
 _STEP = 0.08  # weight of a new measurement
@@ -129,7 +130,7 @@ class Planner:
         self._topks = [k for k in TOPKS if k <= topk]
         # By batch size: the best shape and its tokens per second, as predicted.
         self._bounds: dict[int, tuple[TreeShape, float]] = {}
-        self._age = 0
+        self._age = 0.0
         # Measured over predicted seconds, by group of batch sizes, with and without speculation; and anywhere.
         self._slower: dict[tuple[int, bool], float] = {}
         self._measured: dict[tuple[int, bool], int] = {}  # how often
@@ -140,10 +141,10 @@ class Planner:
 
     def choose(self, requests: int) -> RoundPlan | None:
         """The plan of the next round; None: plain decode."""
-        self._age += 1
+        self._age += 1.0 if self._sizes[_group(requests)].speculates else _PLAIN_ROUNDS_AGE
         if self._age >= _REPLAN_ROUNDS:
             self._bounds.clear()
-            self._age = 0
+            self._age = 0.0
         start = self._starting(requests)
         if start is not None:
             self._sizes[_group(requests)].speculates = start != PLAIN
