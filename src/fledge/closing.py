@@ -112,7 +112,8 @@ def print_summary(summary: Summary) -> None:
         "near tie",
         "different",
     ]
-    print_table("Greedy, batch 1: median time per output token", columns, rows, text_columns=2)
+    title = f"{summary.decoding.capitalize()}, batch 1: median time per output token"
+    print_table(title, columns, rows, text_columns=2)
     for line in _cost_lines(summary):
         console.print(line, markup=False, soft_wrap=True)
 

@@ -26,6 +26,7 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
     concurrency[]                                as in bench/concurrency.jsonl
     stages.{name}.seconds                        what each stage of the run took
     target, head, machine, bandwidth, versions   what it was measured with
+    decoding                                     how the answers' tokens were chosen, in words
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class Summary(HeadSummary):
     bandwidth: Bandwidth | None
     versions: dict[str, str]
     notes: list[str]
+    decoding: str = "greedy"  # how the answers' tokens were chosen, in words
 
     def save(self, url: str) -> None:
         """Write the file."""
@@ -161,6 +163,7 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
         bandwidth=result.bandwidth,
         versions=result.versions,
         notes=result.notes,
+        decoding=result.options.decoding,
     )
 
 

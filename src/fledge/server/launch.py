@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -67,6 +68,8 @@ def serve(
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
         sys.setswitchinterval(SWITCH_S)
         app = create_app(engine, options)
+        gc.collect()
+        gc.freeze()  # what is there now stays: going through it would halt all requests for a tenth of a second
         host, port = listener.getsockname()[:2]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
             logger.warning("anybody who reaches %s may use this server: it has no API keys", host)
