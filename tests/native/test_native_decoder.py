@@ -280,3 +280,13 @@ def test_sampler_at_temperature_zero_is_argmax() -> None:
     logits = torch.randn(7, 101, generator=torch.Generator().manual_seed(1))
     zero = torch.zeros(7)
     assert torch.equal(ops.sample(logits, zero, zero.long(), zero + 1, zero, zero.long()), logits.argmax(-1))
+
+
+def test_a_kv_pool_is_zero_and_lies_where_huge_pages_begin() -> None:
+    pool = ops.pages_of_zeros(2, 300, 3, 2, 32 * 64)
+    assert pool.shape == (2, 300, 3, 2, 2048)
+    assert pool.dtype == torch.bfloat16
+    assert pool.data_ptr() % (2 << 20) == 0
+    assert not pool.any()
+    pool.fill_(1)
+    assert pool.float().sum() == pool.numel()

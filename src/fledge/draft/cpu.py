@@ -114,7 +114,7 @@ class NativeHeadRunner:
     def allocate_kv(self, pages: int) -> Tensor:
         """[1, pages, kv_heads, 2, 32 * head_dim] bf16."""
         c = self.config
-        return torch.zeros(1, pages, c.num_kv_heads, 2, self.page_size * c.head_dim, dtype=torch.bfloat16)
+        return ops.pages_of_zeros(1, pages, c.num_kv_heads, 2, self.page_size * c.head_dim)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes one token takes in the pool."""

@@ -74,7 +74,8 @@ struct Unit {
   int request, first_row, rows, split;
   bool contiguous;
   int length;    // the longest row's
-  int next = 0;  // the first unit of the next split or request, for the first of a split's units; 0: none
+  int part = 0, parts = 1;  // its number among the split's units, and how many those are
+  int next_split = 0;       // the first unit of the next split or request; 0: there is none
   int begin() const { return split * kSplit; }
   int end() const { return length < begin() + kSplit ? length : begin() + kSplit; }
 };
@@ -88,7 +89,7 @@ struct AttentionPlan {
     rows.resize(b.rows);
     units.clear();
     max_splits = 1;
-    int previous = -1;  // the first unit of the split before
+    int previous = 0;  // the first unit of the split before
     for (int r = 0; r < b.requests; ++r) {
       int prefix = b.prefix_length[r];
       for (int i = b.row_start[r]; i < b.row_start[r + 1]; ++i) {
@@ -103,7 +104,8 @@ struct AttentionPlan {
       }
       // Splits in order, so that all rows of a request find a split's pages in the caches.
       int splits = 1;
-      for (int split = 0; split < splits; ++split)
+      for (int split = 0; split < splits; ++split) {
+        int first = static_cast<int>(units.size());
         for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += kRowsPerUnit) {
           int n = b.row_start[r + 1] - i < kRowsPerUnit ? b.row_start[r + 1] - i : kRowsPerUnit;
           Unit u{r, i, n, split, true, 0};
@@ -112,12 +114,17 @@ struct AttentionPlan {
             if (rows[j].length > u.length) u.length = rows[j].length;
           }
           if (split * kSplit >= u.length) continue;
-          if (previous >= 0 && i == b.row_start[r]) units[previous].next = static_cast<int>(units.size());
-          if (i == b.row_start[r]) previous = static_cast<int>(units.size());
+          u.part = static_cast<int>(units.size()) - first;
           units.push_back(u);
           int needed = (u.length + kSplit - 1) / kSplit;
           if (needed > splits) splits = needed;
         }
+        int stop = static_cast<int>(units.size());
+        if (first == stop) continue;
+        for (int i = first; i < stop; ++i) units[i].parts = stop - first;
+        for (int i = previous; i < first; ++i) units[i].next_split = first;
+        previous = first;
+      }
       if (splits > max_splits) max_splits = splits;
     }
   }
@@ -139,15 +146,24 @@ struct AttentionCall {
   float scale;
 };
 
-// The next unit's pages, asked for little by little while this one is computed, so that memory never waits and is never
-// flooded. Into L2.
+// The next split's pages (behind the last one's those of the next head's first), asked for little by little while this one
+// is computed, so that memory never waits and is never flooded; each of a split's units asks for its part. Into L2.
 struct Upcoming {
   const AttentionCall& call;
   const BatchView& batch;
-  int request, head, index, end;  // logical indices: pages from `index` on, up to `end`
-  float lines = 0, owed = 0;      // per unit of time, and left over
+  int request = 0, head = 0, index = 0, end = 0;  // logical indices: pages from `index` on, up to `end`
+  float lines = 0, owed = 0;                      // per unit of time, and left over
   const char *next = nullptr, *page_end = nullptr;
 
+  Upcoming(const AttentionCall& c, const BatchView& b, const AttentionPlan& plan, const Unit& u, int kv_head)
+      : call(c), batch(b), head(u.next_split ? kv_head : kv_head + 1) {
+    if (head == c.shape.kv_heads) return;
+    const Unit& to = plan.units[u.next_split];
+    int pages = (to.end() - to.begin() + kPage - 1) / kPage;
+    request = to.request;
+    index = to.begin() + pages * u.part / u.parts * kPage;
+    end = to.begin() + pages * (u.part + 1) / u.parts * kPage;
+  }
   int page_bytes() const { return static_cast<int>(2 * call.shape.half() * sizeof(bf16)); }
   void plan(int time) { lines = static_cast<float>((end - index + kPage - 1) / kPage * (page_bytes() / 64)) / time; }
   void ask(int time) {
@@ -267,8 +283,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
                 c.query + (static_cast<size_t>(u.first_row + r) * c.heads + kv_head * group) * hd, group * hd * 2);
   auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
-  const Unit& next = u.next ? plan.units[u.next] : u;
-  Upcoming upcoming{c, b, next.request, kv_head, u.next ? next.begin() : next.end(), next.end()};
+  Upcoming upcoming{c, b, plan, u, kv_head};
   // What takes about as long as weighing 32 scores of four queries: an eighth of a page's scores, half of its values.
   constexpr int kScoreTime = 8, kValueTime = 2;
   int steps = (queries + 31) / 32;

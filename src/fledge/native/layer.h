@@ -121,8 +121,9 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
   });
   AttentionCall call{kv_shape, kv, layer, s.heads, ws.query.data, ws.attended.data, s.heads * hd, ws.partial.data,
                      1.0f / std::sqrt(static_cast<float>(hd))};
-  t.for_each(id, static_cast<int>(ws.plan.units.size()) * s.kv_heads, [&](int item) {
-    attend(call, ws.plan, b, ws.plan.units[item / s.kv_heads], item % s.kv_heads, ws.scratch[id]);
+  int units = static_cast<int>(ws.plan.units.size());  // head by head: each unit is followed by the one it asks for
+  t.for_each(id, units * s.kv_heads, [&](int item) {
+    attend(call, ws.plan, b, ws.plan.units[item % units], item / units, ws.scratch[id]);
   });
   if (ws.plan.max_splits > 1)
     t.for_each(id, b.rows, [&](int row) {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 import weakref
 from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
 
@@ -12,6 +15,7 @@ from fledge.native.build import library
 
 PAGE_SIZE = 32
 MAX_GROUP = 16  # query heads per KV head
+_HUGE_PAGE = 2 << 20
 
 
 class Shape(Structure):
@@ -105,6 +109,17 @@ class HeadOutputs(Structure):
 def address(tensor: Tensor | None) -> int | None:
     """The data pointer of a tensor, None for None."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def pages_of_zeros(*shape: int) -> Tensor:
+    """Zeros, bf16, for a KV pool: in huge pages where there are any, or attention waits for address translation."""
+    size = math.prod(shape) * torch.bfloat16.itemsize
+    held = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        held.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(held, dtype=torch.uint8)  # keeps `held`
+    first = -whole.data_ptr() % _HUGE_PAGE
+    return whole[first : first + size].view(torch.bfloat16).view(shape).zero_()  # written: it is there from now on
 
 
 class PackedMatrix:

@@ -117,9 +117,7 @@ class NativeDecoder:
     def allocate_kv(self, pages: int) -> Tensor:
         """[layers, pages, kv_heads, 2, 32 * head_dim] bf16: keys, then values, each in AMX tile order."""
         c = self.config
-        return torch.zeros(
-            c.num_layers, pages, c.num_kv_heads, 2, self.page_size * c.head_dim, dtype=self.dtype
-        )
+        return ops.pages_of_zeros(c.num_layers, pages, c.num_kv_heads, 2, self.page_size * c.head_dim)
 
     def kv_bytes_per_token(self) -> int:
         """Bytes one token takes in the pool."""
