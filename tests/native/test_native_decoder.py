@@ -290,3 +290,13 @@ def test_a_kv_pool_is_zero_and_lies_where_huge_pages_begin() -> None:
     assert not pool.any()
     pool.fill_(1)
     assert pool.float().sum() == pool.numel()
+
+
+def test_numbers_too_small_to_be_normal_are_the_callers_business_again_after_a_call() -> None:
+    tiny = torch.full((64,), 1e-39)
+    ops.sample(
+        torch.randn(3, 101),
+        torch.ones(3),
+        *(torch.zeros(3).long(), torch.ones(3), torch.zeros(3), torch.arange(3)),
+    )
+    assert (tiny * 0.5 > 0).all()
