@@ -147,38 +147,35 @@ struct AttentionCall {
 };
 
 // The next split's pages (behind the last one's those of the next head's first), asked for little by little while this one
-// is computed, so that memory never waits and is never flooded; each of a split's units asks for its part. Into L2.
+// is computed, so that memory never waits and is never flooded; each of a split's units asks for its part. Into L2. Line by
+// line of all pages in turn: the processor's own prefetcher follows each of them, and has time to be there first.
 struct Upcoming {
-  const AttentionCall& call;
-  const BatchView& batch;
-  int request = 0, head = 0, index = 0, end = 0;  // logical indices: pages from `index` on, up to `end`
-  float lines = 0, owed = 0;                      // per unit of time, and left over
-  const char *next = nullptr, *page_end = nullptr;
+  const char* pages[kSplit / kPage];
+  int count = 0, half = 0, offset = 0;  // bytes: of a page's keys, and of the next line within a page
+  int left = 0;                         // lines of each page
+  float lines = 0, owed = 0;            // per unit of time and page, and left over
 
-  Upcoming(const AttentionCall& c, const BatchView& b, const AttentionPlan& plan, const Unit& u, int kv_head)
-      : call(c), batch(b), head(u.next_split ? kv_head : kv_head + 1) {
+  Upcoming(const AttentionCall& c, const BatchView& b, const AttentionPlan& plan, const Unit& u, int kv_head, int time) {
+    int head = u.next_split ? kv_head : kv_head + 1;
     if (head == c.shape.kv_heads) return;
     const Unit& to = plan.units[u.next_split];
-    int pages = (to.end() - to.begin() + kPage - 1) / kPage;
-    request = to.request;
-    index = to.begin() + pages * u.part / u.parts * kPage;
-    end = to.begin() + pages * (u.part + 1) / u.parts * kPage;
+    int all = (to.end() - to.begin() + kPage - 1) / kPage;
+    for (int i = all * u.part / u.parts; i < all * (u.part + 1) / u.parts; ++i)
+      pages[count++] = reinterpret_cast<const char*>(
+          c.kv + c.shape.page(c.layer, b.page_of(to.request, to.begin() + i * kPage), head));
+    half = static_cast<int>(c.shape.half() * sizeof(bf16));
+    left = 2 * half / 64;
+    lines = static_cast<float>(left) / time;
   }
-  int page_bytes() const { return static_cast<int>(2 * call.shape.half() * sizeof(bf16)); }
-  void plan(int time) { lines = static_cast<float>((end - index + kPage - 1) / kPage * (page_bytes() / 64)) / time; }
   void ask(int time) {
-    owed += lines * time;
-    for (; owed >= 1; owed -= 1, next += 64) {
-      if (next == page_end) {
-        if (index >= end) {
-          owed = lines = 0;
-          return;
-        }
-        next = reinterpret_cast<const char*>(call.kv + call.shape.page(call.layer, batch.page_of(request, index), head));
-        page_end = next + page_bytes();
-        index += kPage;
+    for (owed += lines * time; owed >= 1; owed -= 1) {
+      if (left == 0) {
+        owed = lines = 0;
+        return;
       }
-      _mm_prefetch(next, _MM_HINT_T1);
+      for (int i = 0; i < count; ++i) _mm_prefetch(pages[i] + offset, _MM_HINT_T1);
+      offset = offset < half ? offset + half : offset - half + 64;  // keys and values in turn
+      --left;
     }
   }
 };
@@ -283,11 +280,11 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
                 c.query + (static_cast<size_t>(u.first_row + r) * c.heads + kv_head * group) * hd, group * hd * 2);
   auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
-  Upcoming upcoming{c, b, plan, u, kv_head};
   // What takes about as long as weighing 32 scores of four queries: an eighth of a page's scores, half of its values.
   constexpr int kScoreTime = 8, kValueTime = 2;
   int steps = (queries + 31) / 32;
-  upcoming.plan(u.rows * ((group + 3) / 4) * blocks + steps * blocks * (kScoreTime + kValueTime * (hd / 32)));
+  Upcoming upcoming(c, b, plan, u, kv_head,
+                    u.rows * ((group + 3) / 4) * blocks + steps * blocks * (kScoreTime + kValueTime * (hd / 32)));
 
   int window_base = prefix / kPage * kPage, highest = 0;
   for (int r = 0; shared < blocks && r < u.rows; ++r) {
