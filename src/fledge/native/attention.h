@@ -168,14 +168,9 @@ struct Upcoming {
     lines = static_cast<float>(left) / time;
   }
   void ask(int time) {
-    for (owed += lines * time; owed >= 1; owed -= 1) {
-      if (left == 0) {
-        owed = lines = 0;
-        return;
-      }
+    for (owed += lines * time; owed >= 1 && left > 0; owed -= 1, --left) {
       for (int i = 0; i < count; ++i) _mm_prefetch(pages[i] + offset, _MM_HINT_T1);
       offset = offset < half ? offset + half : offset - half + 64;  // keys and values in turn
-      --left;
     }
   }
 };
