@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fledge.bench import BenchOptions, run_bench
+from fledge.bench import BenchOptions, run_bench, summarise
 from fledge.bench.concurrency import run_level
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, measure_bandwidth
@@ -15,7 +15,7 @@ from fledge.bench.results import BenchResult
 from fledge.bench.run import estimate_seconds
 from fledge.bench.workloads import Prompt, Workload, own_workload
 from fledge.draft import Head
-from fledge.engine import Completion, Engine, TreeShape
+from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.errors import DataError, EngineError
 from fledge.target import Target
 
@@ -151,6 +151,25 @@ def test_sampled_answers_are_their_seeds_with_and_without_a_head(target: Target,
     wanted = engines["plain"].generate([ids], max_tokens=8, temperature=1.0, seed=1)[0]
     pieces = {sample.question: sample.pieces for sample in found.samples}[workload.prompts[1].turns[0]]
     assert pieces == token_pieces(target, wanted.token_ids, [piece.depth for piece in pieces])
+
+
+def test_a_temperature_holds_for_answers_and_sweep(
+    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int | None]] = []
+    submit = Engine.submit
+
+    def recording(self: Engine, prompt: list[int], params: SamplingParams, **rest: object) -> int:
+        asked.append((params.temperature, params.seed))
+        return submit(self, prompt, params, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Engine, "submit", recording)
+    changes = {"temperature": 0.8, "warmup": 0, "cost_repeats": 0, "concurrency": (2,)}
+    found = run_bench(target, {"trained": head}, QUICK.model_copy(update=changes))
+    assert {row.outcome for row in found.answers} == {"identical"}
+    sweep = asked[-2 * 4 :]  # two engines, two requests per slot
+    assert sorted(sweep) == sorted([(0.8, seed) for seed in range(4)] * 2)
+    assert summarise(found).decoding == "sampled at temperature 0.8"
 
 
 def test_prompts_longer_than_the_target_allows_are_left_out_or_refused(target: Target) -> None:

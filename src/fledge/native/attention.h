@@ -163,6 +163,7 @@ struct Upcoming {
     for (int i = all * u.part / u.parts; i < all * (u.part + 1) / u.parts; ++i)
       pages[count++] = reinterpret_cast<const char*>(
           c.kv + c.shape.page(c.layer, b.page_of(to.request, to.begin() + i * kPage), head));
+    if (count == 0) return;
     half = static_cast<int>(c.shape.half() * sizeof(bf16));
     left = 2 * half / 64;
     lines = static_cast<float>(left) / time;
