@@ -7,52 +7,17 @@
 // indices in fixed blocks (32 keys) and splits (256 keys), so the result depends only on the row's own sequence: a tree
 // node gets, bit for bit, what plain decode gives the same token later. Splits are merged by log-sum-exp
 // (flash decoding). Rows whose window is contiguous (plain decode, prefill, chains) need no gathering.
-//
-// A page holds 32 entries of one KV head in the layout AMX multiplies: keys as [d-pair][key] tiles, values as
-// [key-pair][d] tiles.
 #pragma once
 #include "gemm.h"
+#include "kv_pages.h"
+#include "softmax.h"
 
 namespace fledge {
 
-constexpr int kPage = 32;
 constexpr int kSplit = 256;
-constexpr int kRowsPerUnit = 16;
+constexpr int kRowsPerUnit = 32;
 constexpr int kMaxWindow = 64;
-
-struct KvShape {
-  int layers, pages, kv_heads, head_dim;
-  size_t half() const { return static_cast<size_t>(kPage) * head_dim; }  // elements of a page's keys
-  size_t page(int layer, int page_id, int head) const {
-    return ((static_cast<size_t>(layer) * pages + page_id) * kv_heads + head) * 2 * half();
-  }
-};
-
-inline size_t key_offset(int entry, int d) {
-  int tile = (d / 32) * 2 + entry / 16;
-  return static_cast<size_t>(tile) * 512 + (d % 32) / 2 * 32 + (entry % 16) * 2 + d % 2;
-}
-inline size_t value_offset(int entry, int d) {
-  return static_cast<size_t>(d / 16) * 512 + (entry / 2) * 32 + (d % 16) * 2 + entry % 2;
-}
-inline void write_key(bf16* page, int entry, const bf16* key, int head_dim) {
-  for (int d = 0; d < head_dim; d += 2)
-    std::memcpy(page + key_offset(entry, d), key + d, 4);
-}
-inline void write_value(bf16* page, int entry, const bf16* value, int head_dim) {
-  for (int d = 0; d < head_dim; d += 16) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + d)));
-    if (entry % 2) wide = _mm512_slli_epi32(wide, 16);
-    _mm512_mask_storeu_epi16(page + value_offset(entry & ~1, d), entry % 2 ? 0xaaaaaaaa : 0x55555555, wide);
-  }
-}
-// 16 dimensions' values of two entries side by side, as a page holds them: `a` and `b` are the lines the entries lie in.
-inline __m512i pair_values(const bf16* a, bool a_odd, const bf16* b, bool b_odd) {
-  __m512i low = _mm512_loadu_si512(a), high = _mm512_loadu_si512(b);
-  low = a_odd ? _mm512_srli_epi32(low, 16) : _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
-  high = b_odd ? _mm512_andnot_si512(_mm512_set1_epi32(0xffff), high) : _mm512_slli_epi32(high, 16);
-  return _mm512_or_si512(low, high);
-}
+constexpr int kMergedAtOnce = 16;  // queries
 
 struct BatchView {
   int rows = 0, requests = 0, max_pages = 0;
@@ -73,7 +38,7 @@ struct RowView {
 struct Unit {
   int request, first_row, rows, split;
   bool contiguous;
-  int length;    // the longest row's
+  int length, shortest;  // of its rows' sequences
   int part = 0, parts = 1;  // its number among the split's units, and how many those are
   int next_split = 0;       // the first unit of the next split or request; 0: there is none
   int begin() const { return split * kSplit; }
@@ -108,10 +73,11 @@ struct AttentionPlan {
         int first = static_cast<int>(units.size());
         for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += kRowsPerUnit) {
           int n = b.row_start[r + 1] - i < kRowsPerUnit ? b.row_start[r + 1] - i : kRowsPerUnit;
-          Unit u{r, i, n, split, true, 0};
+          Unit u{r, i, n, split, true, 0, rows[i].length};
           for (int j = i; j < i + n; ++j) {
             u.contiguous = u.contiguous && rows[j].contiguous;
             if (rows[j].length > u.length) u.length = rows[j].length;
+            if (rows[j].length < u.shortest) u.shortest = rows[j].length;
           }
           if (split * kSplit >= u.length) continue;
           u.part = static_cast<int>(units.size()) - first;
@@ -131,19 +97,21 @@ struct AttentionPlan {
 };
 
 struct AttentionScratch {  // per thread
-  Buffer<bf16> query, tile, value;
-  Buffer<float> scores, window_scores, out;
+  Buffer<bf16> tile, value;
+  Buffer<float> scores, window_scores, out, maxima, sums, factors;
 };
 
 struct AttentionCall {
   KvShape shape;
   bf16* kv;  // the whole pool
-  int layer, heads;
-  const bf16* query;  // [rows, heads * head_dim]
-  bf16* out;          // [rows, heads * head_dim], row stride out_stride
-  int out_stride;
-  float* partial;     // [rows, heads, max_splits, head_dim + 2]
+  int layer, heads, rows;
+  const bf16* query;  // [kv_heads, rows, heads of a group, head_dim], and 31 more of the last dimension
+  bf16* out;          // [rows, heads * head_dim]
+  float *partial, *maxima, *sums;  // of each split: [max_splits, kv_heads, rows, heads of a group(, head_dim)]
   float scale;
+  int group() const { return heads / shape.kv_heads; }
+  size_t first_query(int kv_head, int row) const { return (static_cast<size_t>(kv_head) * rows + row) * group(); }
+  size_t split_queries() const { return static_cast<size_t>(rows) * heads; }
 };
 
 // The next split's pages (behind the last one's those of the next head's first), asked for little by little while this one
@@ -176,77 +144,6 @@ struct Upcoming {
   }
 };
 
-// Weighs the scores of kQueries queries that see the same sequence: exp(scale * (s - max)) for the first `count`, 0 up to
-// `padded`. The weights take the place of the scores; a query's begin `stride` floats behind the one before.
-template <int kQueries>
-inline void soften_some(float* scores, size_t stride, int count, int padded, float scale, float* max, float* sum,
-                        Upcoming& upcoming) {
-  int full = count / 32 * 32, padding = padded - (count + 31) / 32 * 32;
-  auto live = [&](int i) {
-    int left = count - i;
-    return left >= 16 ? __mmask16(0xffff) : (left <= 0 ? __mmask16(0) : static_cast<__mmask16>((1u << left) - 1));
-  };
-  __m512 best[kQueries], high[kQueries], total[kQueries];
-  for (int q = 0; q < kQueries; ++q) best[q] = _mm512_set1_ps(-INFINITY);
-  auto compare = [&](int i, __mmask16 a, __mmask16 b) {
-#pragma GCC unroll 4
-    for (int q = 0; q < kQueries; ++q) {
-      const float* s = scores + q * stride + i;
-      best[q] = _mm512_mask_max_ps(best[q], a, best[q], _mm512_loadu_ps(s));
-      best[q] = _mm512_mask_max_ps(best[q], b, best[q], _mm512_loadu_ps(s + 16));
-    }
-  };
-  for (int i = 0; i < full; i += 32) compare(i, 0xffff, 0xffff);
-  if (full < count) compare(full, live(full), live(full + 16));
-  constexpr float kLog2e = 1.44269504f;
-  __m512 factor = _mm512_set1_ps(scale * kLog2e);
-#pragma GCC unroll 4
-  for (int q = 0; q < kQueries; ++q) {
-    max[q] = _mm512_reduce_max_ps(best[q]) * scale;
-    high[q] = _mm512_set1_ps(max[q] * kLog2e);
-    total[q] = _mm512_setzero_ps();
-  }
-  auto weigh = [&](int i, __mmask16 a, __mmask16 b) {
-    upcoming.ask(1);
-#pragma GCC unroll 4
-    for (int q = 0; q < kQueries; ++q) {
-      float* s = scores + q * stride;
-      __m512 x = _mm512_maskz_mov_ps(a, exp2_roughly(_mm512_fmsub_ps(_mm512_loadu_ps(s + i), factor, high[q])));
-      __m512 y = _mm512_maskz_mov_ps(b, exp2_roughly(_mm512_fmsub_ps(_mm512_loadu_ps(s + i + 16), factor, high[q])));
-      total[q] = _mm512_add_ps(total[q], _mm512_add_ps(x, y));
-      _mm512_storeu_si512(reinterpret_cast<bf16*>(s) + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
-    }
-  };
-  for (int i = 0; i < full; i += 32) weigh(i, 0xffff, 0xffff);
-  if (full < count) weigh(full, live(full), live(full + 16));
-#pragma GCC unroll 4
-  for (int q = 0; q < kQueries; ++q) {
-    if (padding > 0)
-      std::memset(reinterpret_cast<bf16*>(scores + q * stride) + padded - padding, 0, padding * sizeof(bf16));
-    sum[q] = _mm512_reduce_add_ps(total[q]);
-  }
-}
-
-// The same for any number of queries: a few at once, so that none waits for its own sums.
-inline void soften(float* scores, size_t stride, int queries, int count, int padded, float scale, float* max, float* sum,
-                   Upcoming& upcoming) {
-  if (count <= 0) {
-    for (int q = 0; q < queries; ++q) {
-      std::memset(scores + q * stride, 0, padded * sizeof(bf16));
-      max[q] = -INFINITY;
-      sum[q] = 0;
-    }
-    return;
-  }
-  for (int q = 0; q < queries; q += 4) {
-    auto some = queries - q >= 4   ? soften_some<4>
-                : queries - q == 3 ? soften_some<3>
-                : queries - q == 2 ? soften_some<2>
-                                   : soften_some<1>;
-    some(scores + q * stride, stride, count, padded, scale, max + q, sum + q, upcoming);
-  }
-}
-
 // One unit: up to 16 rows of a request, one KV head with its group of query heads, one split of the sequence.
 //
 // Query q is head q % group of row q / group. A few queries are taken through the whole split before the next, so that
@@ -265,22 +162,19 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   float* scores = scratch.scores.ensure(most * kScoreStride);
   bf16* weights = reinterpret_cast<bf16*>(scores);
   float* window = scratch.window_scores.ensure(most * kWindowLanes);
-  bf16* query = scratch.query.ensure(static_cast<size_t>(queries + 31) * hd);
+  const bf16* query = c.query + c.first_query(kv_head, u.first_row) * hd;
   float* out = scratch.out.ensure(static_cast<size_t>(queries + 31) * hd);  // a block may start at any row
   bf16* one = scratch.tile.ensure(16 * kPage);
   bf16* gathered = scratch.value.ensure(c.shape.half());
-  float maxima[kRowsPerUnit * 16], sums[kRowsPerUnit * 16];
+  float *maxima = scratch.maxima.ensure(queries), *sums = scratch.sums.ensure(queries);
 
-  for (int r = 0; r < u.rows; ++r)
-    std::memcpy(query + static_cast<size_t>(r) * group * hd,
-                c.query + (static_cast<size_t>(u.first_row + r) * c.heads + kv_head * group) * hd, group * hd * 2);
   auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
   // What takes about as long as weighing 32 scores of four queries: an eighth of a page's scores, half of its values.
   constexpr int kScoreTime = 8, kValueTime = 2;
-  int steps = (queries + 31) / 32;
-  Upcoming upcoming(c, b, plan, u, kv_head,
-                    u.rows * ((group + 3) / 4) * blocks + steps * blocks * (kScoreTime + kValueTime * (hd / 32)));
+  bool whole = shared == blocks && u.shortest >= end;  // all queries see all of the split
+  int weighed = whole ? (queries + 3) / 4 : u.rows * ((group + 3) / 4), steps = (queries + 31) / 32;
+  Upcoming upcoming(c, b, plan, u, kv_head, (weighed + steps * (kScoreTime + kValueTime * (hd / 32))) * blocks);
 
   int window_base = prefix / kPage * kPage, highest = 0;
   for (int r = 0; shared < blocks && r < u.rows; ++r) {
@@ -315,20 +209,23 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
     if (shared < blocks)
       for (int base = window_base; base <= prefix + highest; base += kPage)
         score_page(base, window + (base - window_base), kWindowLanes);
-    each_row([&](const RowView& row, int q, int some, int count) {
-      float* of_row = scores + static_cast<size_t>(q - first) * kScoreStride;
-      for (int g = 0; g < some && shared < blocks; ++g) {
-        float* s = of_row + static_cast<size_t>(g) * kScoreStride;
-        const float* ws = window + static_cast<size_t>(q - first + g) * kWindowLanes;
-        int i = begin + shared * kPage;
-        for (; i < prefix && i < begin + count; ++i) s[i - begin] = ws[i - window_base];
-        uint64_t mask = row.mask;
-        for (int logical = prefix; mask; ++logical, mask &= mask - 1)
-          if (logical >= i && logical < begin + count)
-            s[logical - begin] = ws[prefix + __builtin_ctzll(mask) - window_base];
-      }
-      soften(of_row, kScoreStride, some, count, blocks * kPage, c.scale, maxima + q, sums + q, upcoming);
-    });
+    if (whole)
+      soften(scores, kScoreStride, here, end - begin, blocks * kPage, c.scale, maxima + first, sums + first, upcoming);
+    else
+      each_row([&](const RowView& row, int q, int some, int count) {
+        float* of_row = scores + static_cast<size_t>(q - first) * kScoreStride;
+        for (int g = 0; g < some && shared < blocks; ++g) {
+          float* s = of_row + static_cast<size_t>(g) * kScoreStride;
+          const float* ws = window + static_cast<size_t>(q - first + g) * kWindowLanes;
+          int i = begin + shared * kPage;
+          for (; i < prefix && i < begin + count; ++i) s[i - begin] = ws[i - window_base];
+          uint64_t mask = row.mask;
+          for (int logical = prefix; mask; ++logical, mask &= mask - 1)
+            if (logical >= i && logical < begin + count)
+              s[logical - begin] = ws[prefix + __builtin_ctzll(mask) - window_base];
+        }
+        soften(of_row, kScoreStride, some, count, blocks * kPage, c.scale, maxima + q, sums + q, upcoming);
+      });
     for (int q = 0; q < here; q += 32)
       multiply_values(weights + static_cast<size_t>(q) * kWeightStride, kWeightStride, here - q < 32 ? here - q : 32, shared,
                       values_of, out + static_cast<size_t>(first + q) * hd, hd, false);
@@ -356,41 +253,64 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
     });
   }
 
+  size_t to = static_cast<size_t>(u.split) * c.split_queries() + c.first_query(kv_head, u.first_row);
   for (int q = 0; q < queries; ++q) {
-    int row = u.first_row + q / group, head = kv_head * group + q % group, length = plan.rows[row].length;
+    int row = u.first_row + q / group, length = plan.rows[row].length;
     const float* o = out + static_cast<size_t>(q) * hd;
     if (length <= begin) continue;
     if (length <= kSplit) {
-      bf16* target = c.out + static_cast<size_t>(row) * c.out_stride + head * hd;
+      bf16* target = c.out + (static_cast<size_t>(row) * c.heads + kv_head * group + q % group) * hd;
       __m512 inverse = _mm512_set1_ps(1.0f / sums[q]);
       for (int d = 0; d < hd; d += 16) store_bf16(target + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), inverse));
     } else {
-      float* part = c.partial + ((static_cast<size_t>(row) * c.heads + head) * plan.max_splits + u.split) * (hd + 2);
-      part[0] = maxima[q];
-      part[1] = sums[q];
-      std::memcpy(part + 2, o, hd * sizeof(float));
+      c.maxima[to + q] = maxima[q];
+      c.sums[to + q] = sums[q];
+      for (int d = 0; d < hd; d += 16) _mm512_storeu_ps(c.partial + (to + q) * hd + d, _mm512_loadu_ps(o + d));
     }
   }
 }
 
-// Merges a row's splits for one head: out = sum_s e^(m_s - m) o_s / sum_s e^(m_s - m) l_s.
-inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int row, int head) {
-  int hd = c.shape.head_dim, splits = (plan.rows[row].length + kSplit - 1) / kSplit;
-  if (splits <= 1) return;
-  const float* parts = c.partial + (static_cast<size_t>(row) * c.heads + head) * plan.max_splits * (hd + 2);
-  float high = -INFINITY, total = 0;
-  for (int s = 0; s < splits; ++s) high = parts[s * (hd + 2)] > high ? parts[s * (hd + 2)] : high;
-  float factor[1024];
-  for (int s = 0; s < splits; ++s) {
-    factor[s] = exp1(parts[s * (hd + 2)] - high);
-    total += factor[s] * parts[s * (hd + 2) + 1];
+// Merges the splits of a KV head's queries, 16 at a time, of which these are the `block`th:
+// out = sum_s e^(m_s - m) o_s / sum_s e^(m_s - m) l_s.
+inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int kv_head, int block,
+                         AttentionScratch& scratch) {
+  int hd = c.shape.head_dim, group = c.group(), first = block * kMergedAtOnce, queries = c.rows * group - first, most = 0;
+  if (queries > kMergedAtOnce) queries = kMergedAtOnce;
+  alignas(64) int splits[kMergedAtOnce] = {};
+  for (int q = 0; q < queries; ++q) {
+    splits[q] = (plan.rows[(first + q) / group].length + kSplit - 1) / kSplit;
+    if (splits[q] > most) most = splits[q];
   }
-  bf16* out = c.out + static_cast<size_t>(row) * c.out_stride + head * hd;
-  for (int d = 0; d < hd; d += 16) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int s = 0; s < splits; ++s)
-      sum = _mm512_fmadd_ps(_mm512_set1_ps(factor[s]), _mm512_loadu_ps(parts + s * (hd + 2) + 2 + d), sum);
-    store_bf16(out + d, _mm512_mul_ps(sum, _mm512_set1_ps(1.0f / total)));
+  if (most <= 1) return;
+  size_t from = c.first_query(kv_head, 0) + first, stride = c.split_queries();
+  __m512i known = _mm512_load_si512(splits);
+  auto has = [&](int s) { return _mm512_cmpgt_epi32_mask(known, _mm512_set1_epi32(s)); };
+  __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+  for (int s = 0; s < most; ++s)
+    high = _mm512_mask_max_ps(high, has(s), high, _mm512_maskz_loadu_ps(has(s), c.maxima + s * stride + from));
+  float* factors = scratch.factors.ensure(static_cast<size_t>(most) * kMergedAtOnce);
+  for (int s = 0; s < most; ++s) {
+    __m512 factor = exp512(_mm512_sub_ps(_mm512_maskz_loadu_ps(has(s), c.maxima + s * stride + from), high));
+    total = _mm512_mask3_fmadd_ps(factor, _mm512_maskz_loadu_ps(has(s), c.sums + s * stride + from), total, has(s));
+    _mm512_storeu_ps(factors + s * kMergedAtOnce, factor);
+  }
+  alignas(64) float inverse[kMergedAtOnce];
+  _mm512_store_ps(inverse, _mm512_div_ps(_mm512_set1_ps(1.0f), total));
+  for (int q = 0; q < queries; ++q) {
+    if (splits[q] <= 1) continue;
+    int row = (first + q) / group, head = kv_head * group + (first + q) % group;
+    bf16* out = c.out + (static_cast<size_t>(row) * c.heads + head) * hd;
+    for (int d = 0; d < hd; d += 32) {
+      __m512 low = _mm512_setzero_ps(), high = low;
+      for (int s = 0; s < splits[q]; ++s) {
+        const float* o = c.partial + (s * stride + from + q) * hd + d;
+        __m512 factor = _mm512_set1_ps(factors[s * kMergedAtOnce + q]);
+        low = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o), low);
+        high = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o + 16), high);
+      }
+      store_bf16(out + d, _mm512_mul_ps(low, _mm512_set1_ps(inverse[q])));
+      store_bf16(out + d + 16, _mm512_mul_ps(high, _mm512_set1_ps(inverse[q])));
+    }
   }
 }
 

@@ -21,6 +21,8 @@ SOURCES = (
     "tiles_amx.h",
     "tiles_avx512.h",
     "gemm.h",
+    "kv_pages.h",
+    "softmax.h",
     "attention.h",
     "layer.h",
     "sampler.h",

@@ -91,6 +91,9 @@ void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
   if (w->int8) int8_rows().ensure(rows < kRowBlock ? rows : kRowBlock, w->inputs);
   t.run([&](int id) {
     configure_tiles();
+    weight_stream(id).clear();
+    expect(t, id, *w);
+    weight_stream(id).start();
     gemm(t, id, a, w->inputs, rows, *w, [&](int row, int p, const float* c) {
       int count = w->outputs - p * kPanel < kPanel ? w->outputs - p * kPanel : kPanel;
       std::memcpy(out + static_cast<size_t>(row) * w->outputs + p * kPanel, c, count * sizeof(float));
@@ -137,6 +140,10 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   }
   t.run([&](int id) {
     configure_tiles();
+    weight_stream(id).clear();
+    for (int l = 0; l < d->layers; ++l) expect_layer(t, id, to_layer(d->layer[l]));
+    if (project) expect(t, id, *d->lm_head);
+    weight_stream(id).start();
     t.for_each(id, b.rows, [&](int r) {
       const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
       float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
@@ -237,6 +244,11 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   int fused = 3 * h->target_hidden;
   t.run([&](int id) {
     configure_tiles();
+    weight_stream(id).clear();
+    if (out.features) expect(t, id, *h->fc);
+    expect_layer(t, id, w);
+    expect(t, id, *h->lm_head);
+    weight_stream(id).start();
     if (out.features) {
       t.for_each(id, b.rows, [&](int r) {
         const bf16* f = out.features + static_cast<size_t>(r) * fused;

@@ -31,6 +31,10 @@ struct Packed {
   size_t elements() const { return static_cast<size_t>(panels()) * kPanel * inputs; }
   const bf16* panel(int p) const { return data + static_cast<size_t>(p) * kPanel * inputs; }
   const uint8_t* int8_panel(int p) const { return int8 + static_cast<size_t>(p) * kPanel * inputs; }
+  long panel_bytes() const { return static_cast<long>(kPanel) * inputs * (int8 ? 1 : sizeof(bf16)); }
+  const char* at(int p) const {
+    return int8 ? reinterpret_cast<const char*>(int8_panel(p)) : reinterpret_cast<const char*>(panel(p));
+  }
 };
 
 inline void* allocate_weights(size_t bytes) {
@@ -101,11 +105,42 @@ inline Int8Rows& int8_rows() {
   return rows;
 }
 
+// What each thread will read in the forward that is running.
+inline WeightStream& weight_stream(int id) {
+  static WeightStream streams[Team::kMaxThreads];
+  return streams[id];
+}
+inline void expect(const Team& t, int id, const Packed& w) {
+  int first = t.share_begin(id, w.panels()), stop = t.share_begin(id + 1, w.panels());
+  weight_stream(id).add(w.at(first), (stop - first) * w.panel_bytes());
+}
+
+// One product's part of it.
+class Asking {
+ public:
+  Asking(const Team& t, int id, const Packed& w)
+      : stream_(weight_stream(id)), w_(w), expected_(stream_.begin(w.at(t.share_begin(id, w.panels())))) {}
+  ~Asking() {
+    if (expected_) stream_.end();
+  }
+  // What to ask for while a panel is multiplied for the first time, and again after all the others.
+  Ahead first(int p) const { return expected_ ? stream_.take(w_.at(p), w_.panel_bytes()) : again(p); }
+  Ahead again(int p) const {
+    return {w_.at(p) + WeightStream::kAhead, nullptr, nullptr, w_.panel_bytes() / kLine, 16};
+  }
+
+ private:
+  WeightStream& stream_;
+  const Packed& w_;
+  bool expected_;
+};
+
 // Inside Team::run: `gemm` over 8-bit weights; int8_rows() has room for min(rows, 256) rows of inputs.
 template <class Finish>
 void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
   Int8Rows& x = int8_rows();
   int groups = groups_of(w.inputs);
+  Asking asking(t, id, w);
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
     t.for_each(id, block, [&](int r) {
@@ -116,7 +151,7 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
       alignas(64) float c[32 * 32];
       for (int r = 0; r < block; r += 32) {
         int here = block - r < 32 ? block - r : 32;
-        Ahead ahead = r == 0 ? stream_ahead(w.int8_panel(p), 64) : Ahead{};
+        Ahead ahead = r > 0 ? Ahead{} : (base == 0 ? asking.first(p) : asking.again(p));
         if (!multiply_int8_tiles(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead))
           multiply_panel(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
@@ -129,6 +164,7 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
 template <class Finish>
 void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
   if (w.int8) return gemm_int8(t, id, a, stride, rows, w, finish);
+  Asking asking(t, id, w);
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
     t.for_each(id, w.panels(), [&](int p) {
@@ -136,7 +172,7 @@ void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w,
       for (int r = 0; r < block; r += 32) {
         const bf16* rows_in = a + static_cast<size_t>(base + r) * stride;
         int here = block - r < 32 ? block - r : 32;
-        Ahead ahead = r == 0 ? stream_ahead(w.panel(p), 128) : Ahead{};
+        Ahead ahead = r > 0 ? Ahead{} : (base == 0 ? asking.first(p) : asking.again(p));
         multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, ahead);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }

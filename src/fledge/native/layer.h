@@ -16,7 +16,7 @@ struct Layer {
 };
 
 struct Workspace {  // one forward's intermediate rows; forwards are serialised
-  Buffer<float> residual, qkv, partial;
+  Buffer<float> residual, qkv, partial, maxima, sums;
   Buffer<bf16> normed, query, attended, activated;
   std::vector<AttentionScratch> scratch;
   std::vector<Buffer<bf16>> own;  // per thread: few rows that it normed for itself
@@ -27,9 +27,14 @@ struct Workspace {  // one forward's intermediate rows; forwards are serialised
     size_t heads = static_cast<size_t>(s.heads) * s.head_dim;
     residual.ensure(padded * s.hidden);
     qkv.ensure(padded * (heads + 2 * static_cast<size_t>(s.kv_heads) * s.head_dim + kPanel));
-    if (max_splits > 1) partial.ensure(static_cast<size_t>(rows) * s.heads * max_splits * (s.head_dim + 2));
+    if (max_splits > 1) {
+      size_t queries = static_cast<size_t>(rows) * s.heads * max_splits;
+      partial.ensure(queries * s.head_dim);
+      maxima.ensure(queries);
+      sums.ensure(queries);
+    }
     normed.ensure(padded * inputs);
-    query.ensure(padded * heads);
+    query.ensure(padded * heads + 31 * s.head_dim);  // products take whole tiles
     attended.ensure(padded * heads);
     activated.ensure(padded * s.intermediate);
     if (static_cast<int>(scratch.size()) < threads) {
@@ -39,6 +44,11 @@ struct Workspace {  // one forward's intermediate rows; forwards are serialised
     for (auto& rows_of : own) rows_of.ensure(static_cast<size_t>(32) * s.hidden);
   }
 };
+
+// Inside Team::run: a layer's products in their order.
+inline void expect_layer(const Team& t, int id, const Layer& w) {
+  for (const Packed* product : {&w.qkv, &w.o, &w.gate_up, &w.down}) expect(t, id, *product);
+}
 
 inline void rms_norm_head(float* x, const bf16* weight, int width, float eps) {
   __m512 sum = _mm512_setzero_ps();
@@ -74,11 +84,12 @@ inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const Batch
                          _mm512_add_ps(_mm512_loadu_ps(qkv + column + d), load_bf16(w.qkv_bias + column + d)));
   };
   alignas(64) bf16 key[256], value[256];
+  bf16* queries = ws.query.data + (static_cast<size_t>(kv_head) * b.rows + row) * group * hd;
   for (int g = 0; g < group; ++g) {
     int column = (kv_head * group + g) * hd;
     add_bias(column);
     if (w.q_norm) rms_norm_head(qkv + column, w.q_norm, hd, s.eps);
-    rotate(qkv + column, cos, sin, hd, ws.query.data + static_cast<size_t>(row) * s.heads * hd + column);
+    rotate(qkv + column, cos, sin, hd, queries + g * hd);
   }
   int key_column = (s.heads + kv_head) * hd, value_column = (s.heads + s.kv_heads + kv_head) * hd;
   add_bias(key_column);
@@ -119,15 +130,16 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
   t.for_each(id, b.rows * s.kv_heads, [&](int item) {
     place_row(s, w, ws, b, kv_shape, kv, layer, item % b.rows, item / b.rows);
   });
-  AttentionCall call{kv_shape, kv, layer, s.heads, ws.query.data, ws.attended.data, s.heads * hd, ws.partial.data,
-                     1.0f / std::sqrt(static_cast<float>(hd))};
+  AttentionCall call{kv_shape, kv, layer, s.heads, b.rows, ws.query.data, ws.attended.data, ws.partial.data,
+                     ws.maxima.data, ws.sums.data, 1.0f / std::sqrt(static_cast<float>(hd))};
+  int merged = (b.rows * (s.heads / s.kv_heads) + kMergedAtOnce - 1) / kMergedAtOnce;
   int units = static_cast<int>(ws.plan.units.size());  // head by head: each unit is followed by the one it asks for
   t.for_each(id, units * s.kv_heads, [&](int item) {
     attend(call, ws.plan, b, ws.plan.units[item % units], item / units, ws.scratch[id]);
   });
   if (ws.plan.max_splits > 1)
-    t.for_each(id, b.rows, [&](int row) {
-      for (int h = 0; h < s.heads; ++h) merge_splits(call, ws.plan, row, h);
+    t.for_each(id, merged * s.kv_heads, [&](int item) {
+      merge_splits(call, ws.plan, item / merged, item % merged, ws.scratch[id]);
     });
   gemm(t, id, ws.attended.data, s.heads * hd, b.rows, w.o, [&](int row, int p, const float* c) {
     float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden + p * kPanel;

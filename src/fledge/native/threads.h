@@ -82,13 +82,15 @@ class Team {
     _mm_setcsr(callers);
   }
 
+  // Where thread `id`'s share of `count` items begins; it takes those before any other thread's.
+  int share_begin(int id, int count) const { return static_cast<int>(static_cast<long>(count) * id / size); }
+
   // Inside run: calls work(i) for 0 <= i < count, each once, on some thread; all done when it returns.
   template <class Work>
   void for_each(int id, int count, Work&& work) {
     for (int turn = 0; turn < size; ++turn) {
       int owner = (id + turn) % size;
-      int begin = static_cast<int>(static_cast<long>(count) * owner / size);
-      int end = static_cast<int>(static_cast<long>(count) * (owner + 1) / size);
+      int begin = share_begin(owner, count), end = share_begin(owner + 1, count);
       while (true) {
         int item = begin + next_[owner].value.fetch_add(1, std::memory_order_relaxed);
         if (item >= end) break;

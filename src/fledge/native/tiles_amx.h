@@ -19,7 +19,7 @@ inline bool request_tiles() {
 }
 
 inline void configure_tiles() {
-  struct alignas(64) {
+  static const struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
@@ -37,13 +37,13 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   if (rows <= 16) {
     for (int k = 0; k < inputs; k += 32, b += 1024) {
       _tile_loadd(4, a + k, stride * 2);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_loadd(6, b, 64);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_loadd(7, b + 512, 64);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_dpbf16ps(0, 4, 6);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_dpbf16ps(1, 4, 7);
     }
   } else {
@@ -53,15 +53,15 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
     for (int k = 0; k < inputs; k += 32, b += 1024) {
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a + k, stride * 2);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(7, b + 512, 64);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, a2 + k, stride * 2);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_dpbf16ps(2, 5, 6);
-      ahead.ask(4);
+      ahead.ask(8);
       _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(2, c + static_cast<size_t>(16) * c_stride, c_stride * 4);

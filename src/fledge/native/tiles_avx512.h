@@ -35,7 +35,7 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
     const bf16* w = b(s);
     const bf16* x = a + s * 32;
     for (int pair = 0; pair < 16; ++pair) {
-      ahead.ask();
+      ahead.ask(2);
       __m512bh columns[kColumns];
 #pragma GCC unroll 4
       for (int j = 0; j < kColumns; ++j) columns[j] = load_pairs(w + j * 512 + pair * 32);
@@ -74,7 +74,6 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
     a += static_cast<size_t>(here) * stride;
     c += static_cast<size_t>(here) * c_stride;
     rows -= here;
-    ahead.pass_done();
   }
 }
 
@@ -85,13 +84,13 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
 inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs, float* c, int c_stride,
                            Ahead ahead) {
   int steps = inputs / 32, groups = (rows + kRowGroup<2> - 1) / kRowGroup<2>;
+  ahead.rate = (ahead.rate + groups - 1) / groups;  // every group of rows asks for its part
   constexpr int kChunk = 6;  // 12 KB of weights
   int chunk = groups > 1 ? kChunk : steps;
   for (int first = 0; first < steps; first += chunk) {
     int here = steps - first < chunk ? steps - first : chunk;
-    Ahead mine = Ahead{ahead.next + first * 16 * ahead.bytes, ahead.bytes}.shared_by(groups, here * 16);
     blocks<2>(a + first * 32, stride, rows, here, [&](int s) { return b + static_cast<size_t>(first + s) * 1024; }, c,
-              c_stride, first > 0, mine);
+              c_stride, first > 0, ahead);
   }
 }
 

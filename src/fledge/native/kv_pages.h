@@ -1,0 +1,44 @@
+// The pool of keys and values: [layers, pages, KV heads], each a page of 32 entries of one head in the layout AMX
+// multiplies: keys as [d-pair][key] tiles, then values as [key-pair][d] tiles.
+#pragma once
+#include "vector_math.h"
+
+namespace fledge {
+
+constexpr int kPage = 32;
+
+struct KvShape {
+  int layers, pages, kv_heads, head_dim;
+  size_t half() const { return static_cast<size_t>(kPage) * head_dim; }  // elements of a page's keys
+  size_t page(int layer, int page_id, int head) const {
+    return ((static_cast<size_t>(layer) * pages + page_id) * kv_heads + head) * 2 * half();
+  }
+};
+
+inline size_t key_offset(int entry, int d) {
+  int tile = (d / 32) * 2 + entry / 16;
+  return static_cast<size_t>(tile) * 512 + (d % 32) / 2 * 32 + (entry % 16) * 2 + d % 2;
+}
+inline size_t value_offset(int entry, int d) {
+  return static_cast<size_t>(d / 16) * 512 + (entry / 2) * 32 + (d % 16) * 2 + entry % 2;
+}
+inline void write_key(bf16* page, int entry, const bf16* key, int head_dim) {
+  for (int d = 0; d < head_dim; d += 2)
+    std::memcpy(page + key_offset(entry, d), key + d, 4);
+}
+inline void write_value(bf16* page, int entry, const bf16* value, int head_dim) {
+  for (int d = 0; d < head_dim; d += 16) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + d)));
+    if (entry % 2) wide = _mm512_slli_epi32(wide, 16);
+    _mm512_mask_storeu_epi16(page + value_offset(entry & ~1, d), entry % 2 ? 0xaaaaaaaa : 0x55555555, wide);
+  }
+}
+// 16 dimensions' values of two entries side by side, as a page holds them: `a` and `b` are the lines the entries lie in.
+inline __m512i pair_values(const bf16* a, bool a_odd, const bf16* b, bool b_odd) {
+  __m512i low = _mm512_loadu_si512(a), high = _mm512_loadu_si512(b);
+  low = a_odd ? _mm512_srli_epi32(low, 16) : _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
+  high = b_odd ? _mm512_andnot_si512(_mm512_set1_epi32(0xffff), high) : _mm512_slli_epi32(high, 16);
+  return _mm512_or_si512(low, high);
+}
+
+}  // namespace fledge
