@@ -133,24 +133,24 @@ struct Upcoming {
           c.kv + c.shape.page(c.layer, b.page_of(to.request, to.begin() + i * kPage), head));
     if (count == 0) return;
     half = static_cast<int>(c.shape.half() * sizeof(bf16));
-    left = 2 * half / 64;
+    left = 2 * half / kLine;
     lines = static_cast<float>(left) / time;
   }
   void ask(int time) {
     for (owed += lines * time; owed >= 1 && left > 0; owed -= 1, --left) {
       for (int i = 0; i < count; ++i) _mm_prefetch(pages[i] + offset, _MM_HINT_T1);
-      offset = offset < half ? offset + half : offset - half + 64;  // keys and values in turn
+      offset = offset < half ? offset + half : offset - half + kLine;  // keys and values in turn
     }
   }
 };
 
-// One unit: up to 16 rows of a request, one KV head with its group of query heads, one split of the sequence.
+// One unit: up to 32 rows of a request, one KV head with its group of query heads, one split of the sequence.
 //
 // Query q is head q % group of row q / group. A few queries are taken through the whole split before the next, so that
 // their scores stay in the L1 cache; a query's weights take the place of its scores.
 inline void attend(const AttentionCall& c, const AttentionPlan& plan, const BatchView& b, const Unit& u, int kv_head,
                    AttentionScratch& scratch) {
-  int hd = c.shape.head_dim, group = c.heads / c.shape.kv_heads, queries = u.rows * group;
+  int hd = c.shape.head_dim, group = c.group(), queries = u.rows * group;
   int prefix = b.prefix_length[u.request], begin = u.begin(), end = u.end();
   int blocks = (end - begin + kPage - 1) / kPage;
   int shared = u.contiguous ? blocks : (prefix - begin) / kPage;  // blocks whose slots all rows see in order
