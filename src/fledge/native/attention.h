@@ -301,15 +301,15 @@ inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int 
     int row = (first + q) / group, head = kv_head * group + (first + q) % group;
     bf16* out = c.out + (static_cast<size_t>(row) * c.heads + head) * hd;
     for (int d = 0; d < hd; d += 32) {
-      __m512 low = _mm512_setzero_ps(), high = low;
+      __m512 left = _mm512_setzero_ps(), right = left;
       for (int s = 0; s < splits[q]; ++s) {
         const float* o = c.partial + (s * stride + from + q) * hd + d;
         __m512 factor = _mm512_set1_ps(factors[s * kMergedAtOnce + q]);
-        low = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o), low);
-        high = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o + 16), high);
+        left = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o), left);
+        right = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o + 16), right);
       }
-      store_bf16(out + d, _mm512_mul_ps(low, _mm512_set1_ps(inverse[q])));
-      store_bf16(out + d + 16, _mm512_mul_ps(high, _mm512_set1_ps(inverse[q])));
+      store_bf16(out + d, _mm512_mul_ps(left, _mm512_set1_ps(inverse[q])));
+      store_bf16(out + d + 16, _mm512_mul_ps(right, _mm512_set1_ps(inverse[q])));
     }
   }
 }

@@ -32,6 +32,10 @@ Layer to_layer(const LayerPointers& p) {
   return l;
 }
 
+void add_products(std::vector<const Packed*>& weights, const LayerPointers& p) {
+  weights.insert(weights.end(), {p.qkv, p.o, p.gate_up, p.down});
+}
+
 BatchView to_view(const int64_t* sizes, const int** tensors, const uint64_t* mask) {
   BatchView b;
   b.rows = static_cast<int>(sizes[0]);
@@ -91,9 +95,7 @@ void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
   if (w->int8) int8_rows().ensure(rows < kRowBlock ? rows : kRowBlock, w->inputs);
   t.run([&](int id) {
     configure_tiles();
-    weight_stream(id).clear();
-    expect(t, id, *w);
-    weight_stream(id).start();
+    expect_weights(t, id, {w});
     gemm(t, id, a, w->inputs, rows, *w, [&](int row, int p, const float* c) {
       int count = w->outputs - p * kPanel < kPanel ? w->outputs - p * kPanel : kPanel;
       std::memcpy(out + static_cast<size_t>(row) * w->outputs + p * kPanel, c, count * sizeof(float));
@@ -138,12 +140,12 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
     best_rows.resize(t.size);
     for (auto& rows : best_rows) rows.assign(wanted, Best{});
   }
+  std::vector<const Packed*> weights;
+  for (int l = 0; l < d->layers; ++l) add_products(weights, d->layer[l]);
+  if (project) weights.push_back(d->lm_head);
   t.run([&](int id) {
     configure_tiles();
-    weight_stream(id).clear();
-    for (int l = 0; l < d->layers; ++l) expect_layer(t, id, to_layer(d->layer[l]));
-    if (project) expect(t, id, *d->lm_head);
-    weight_stream(id).start();
+    expect_weights(t, id, weights);
     t.for_each(id, b.rows, [&](int r) {
       const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
       float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
@@ -242,13 +244,13 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   if (out.filters && static_cast<int>(races.size()) < t.size) races.resize(t.size);
   Layer w = to_layer(h->layer);
   int fused = 3 * h->target_hidden;
+  std::vector<const Packed*> weights;
+  if (out.features) weights.push_back(h->fc);
+  add_products(weights, h->layer);
+  weights.push_back(h->lm_head);
   t.run([&](int id) {
     configure_tiles();
-    weight_stream(id).clear();
-    if (out.features) expect(t, id, *h->fc);
-    expect_layer(t, id, w);
-    expect(t, id, *h->lm_head);
-    weight_stream(id).start();
+    expect_weights(t, id, weights);
     if (out.features) {
       t.for_each(id, b.rows, [&](int r) {
         const bf16* f = out.features + static_cast<size_t>(r) * fused;

@@ -110,9 +110,15 @@ inline WeightStream& weight_stream(int id) {
   static WeightStream streams[Team::kMaxThreads];
   return streams[id];
 }
-inline void expect(const Team& t, int id, const Packed& w) {
-  int first = t.share_begin(id, w.panels()), stop = t.share_begin(id + 1, w.panels());
-  weight_stream(id).add(w.at(first), (stop - first) * w.panel_bytes());
+// Inside Team::run, before the first product: the forward's weights in the order of its products.
+inline void expect_weights(const Team& t, int id, const std::vector<const Packed*>& weights) {
+  WeightStream& stream = weight_stream(id);
+  stream.clear();
+  for (const Packed* w : weights) {
+    int first = t.share_begin(id, w->panels()), stop = t.share_begin(id + 1, w->panels());
+    stream.add(w->at(first), (stop - first) * w->panel_bytes());
+  }
+  stream.start();
 }
 
 // One product's part of it.
@@ -123,9 +129,11 @@ class Asking {
   ~Asking() {
     if (expected_) stream_.end();
   }
-  // What to ask for while a panel is multiplied for the first time, and again after all the others.
-  Ahead first(int p) const { return expected_ ? stream_.take(w_.at(p), w_.panel_bytes()) : again(p); }
-  Ahead again(int p) const {
+  // What to ask for while a panel is multiplied with the rows from `row` on: a block's first rows fetch it. Those of a later
+  // block go over all panels again.
+  Ahead panel(int p, int row) const {
+    if (row % kRowBlock) return {};
+    if (row == 0 && expected_) return stream_.take(w_.at(p), w_.panel_bytes());
     return {w_.at(p) + WeightStream::kAhead, nullptr, nullptr, w_.panel_bytes() / kLine, 16};
   }
 
@@ -151,7 +159,7 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
       alignas(64) float c[32 * 32];
       for (int r = 0; r < block; r += 32) {
         int here = block - r < 32 ? block - r : 32;
-        Ahead ahead = r > 0 ? Ahead{} : (base == 0 ? asking.first(p) : asking.again(p));
+        Ahead ahead = asking.panel(p, base + r);
         if (!multiply_int8_tiles(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead))
           multiply_panel(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
@@ -172,7 +180,7 @@ void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w,
       for (int r = 0; r < block; r += 32) {
         const bf16* rows_in = a + static_cast<size_t>(base + r) * stride;
         int here = block - r < 32 ? block - r : 32;
-        Ahead ahead = r > 0 ? Ahead{} : (base == 0 ? asking.first(p) : asking.again(p));
+        Ahead ahead = asking.panel(p, base + r);
         multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, ahead);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }

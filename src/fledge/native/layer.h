@@ -45,11 +45,6 @@ struct Workspace {  // one forward's intermediate rows; forwards are serialised
   }
 };
 
-// Inside Team::run: a layer's products in their order.
-inline void expect_layer(const Team& t, int id, const Layer& w) {
-  for (const Packed* product : {&w.qkv, &w.o, &w.gate_up, &w.down}) expect(t, id, *product);
-}
-
 inline void rms_norm_head(float* x, const bf16* weight, int width, float eps) {
   __m512 sum = _mm512_setzero_ps();
   for (int i = 0; i < width; i += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i), sum);
@@ -132,7 +127,7 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
   });
   AttentionCall call{kv_shape, kv, layer, s.heads, b.rows, ws.query.data, ws.attended.data, ws.partial.data,
                      ws.maxima.data, ws.sums.data, 1.0f / std::sqrt(static_cast<float>(hd))};
-  int merged = (b.rows * (s.heads / s.kv_heads) + kMergedAtOnce - 1) / kMergedAtOnce;
+  int merged = (b.rows * call.group() + kMergedAtOnce - 1) / kMergedAtOnce;
   int units = static_cast<int>(ws.plan.units.size());  // head by head: each unit is followed by the one it asks for
   t.for_each(id, units * s.kv_heads, [&](int item) {
     attend(call, ws.plan, b, ws.plan.units[item % units], item / units, ws.scratch[id]);

@@ -119,9 +119,8 @@ def pages_of_zeros(*shape: int) -> Tensor:
         held.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(held, dtype=torch.uint8)  # keeps `held`
     first = -whole.data_ptr() % _HUGE_PAGE
-    return (
-        whole[first : first + size].view(torch.bfloat16).view(shape).zero_()
-    )  # written: it is there from now on
+    # Written, so that it is there from now on.
+    return whole[first : first + size].view(torch.bfloat16).view(shape).zero_()
 
 
 class PackedMatrix:

@@ -60,15 +60,15 @@ class WeightStream {
     long at = panel - share.begin;
     if (at < 0 || at >= share.bytes) at = share.bytes;  // another thread's: this one has read all of its own
     if (asked_ <= share.from + at) seek(current_, at);
-    long ahead = asked_ - share.from - at, wanted = bytes + kAhead - ahead, rest = total_ - asked_;
+    long lead = asked_ - share.from - at, wanted = bytes + kAhead - lead, rest = total_ - asked_;
     if (wanted > 2 * bytes) wanted = 2 * bytes;
     long lines = (wanted < rest ? wanted : rest) / kLine;
     if (lines <= 0) return {};
     int rate = static_cast<int>((16 * lines * kLine + bytes - 1) / bytes);
-    Ahead panel_ahead{position(), shares_[asking_].begin + shares_[asking_].bytes, nullptr, lines, rate};
+    Ahead ahead{position(), shares_[asking_].begin + shares_[asking_].bytes, nullptr, lines, rate};
     advance(lines * kLine);
-    if (asking_ < shares_.size()) panel_ahead.then = shares_[asking_].begin;
-    return panel_ahead;
+    if (asking_ < shares_.size()) ahead.then = shares_[asking_].begin;
+    return ahead;
   }
 
  private:

@@ -53,7 +53,6 @@ inline __m512 exp2_roughly(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999925220f));
   return _mm512_scalef_ps(p, x);
 }
-inline float exp1(float x) { return _mm512_cvtss_f32(exp512(_mm512_set1_ps(x))); }
 
 // x / (1 + e^-x): 2^(-x log2 e) with a degree-5 polynomial on [0, 1), relative error below 1e-7, and the reciprocal by one
 // step of Newton's method. A third of the time that a division and exp512 take.
