@@ -1,0 +1,29 @@
+"""Costs measured when an engine starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from fledge.engine import cost
+from fledge.engine.forwards import Models
+
+
+def test_a_slow_moment_at_the_start_does_not_stay_in_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = {1: 0.010, 2: 0.010, 4: 0.010, 8: 0.011, 16: 0.014}
+    slow = {(1, 0), (2, 0), (16, 1), *((4, repeat) for repeat in range(9))}  # rows and repeat; 4 always
+    repeats: Counter[int] = Counter()
+
+    def time_forward(run: Callable[[object], object], rows: int) -> float:
+        repeats[rows] += 1
+        return honest[rows] * (3 if (rows, repeats[rows] - 1) in slow else 1)
+
+    monkeypatch.setattr(cost, "_batch", lambda requests, width, models: requests * width)
+    monkeypatch.setattr(cost, "_time", time_forward)
+    curve = cost._measure(list(honest), 16, lambda batch: None, cast(Models, None))
+    assert curve.rows == (1, 2, 4, 8, 16)
+    assert curve.seconds == (0.010, 0.010, 0.011, 0.011, 0.014)
+    assert min(repeats.values()) > 1
