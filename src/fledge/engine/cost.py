@@ -124,13 +124,16 @@ def _measure(
     """The fastest of some repeats, all sizes in turn: a slow moment of the machine meets none of them every time."""
     started = time.perf_counter()
     run(_batch(1, 1, models))  # first calls allocate and page in
+    batches: dict[int, ForwardBatch] = {}
     seconds: dict[int, float] = {}
-    for repeat in range(_REPEATS):
-        for rows in list(seconds) if repeat else sizes:
-            took = _time(run, _batch(max(rows // width, 1), min(rows, width), models))
-            seconds[rows] = min(took, seconds.get(rows, took))
-            if not repeat and time.perf_counter() - started > _BUDGET_SECONDS and len(seconds) > 1:
-                break
+    for rows in sizes:
+        batches[rows] = _batch(max(rows // width, 1), min(rows, width), models)
+        seconds[rows] = _time(run, batches[rows])
+        if time.perf_counter() - started > _BUDGET_SECONDS and len(seconds) > 1:
+            break
+    for _ in range(_REPEATS - 1):
+        for rows, batch in batches.items():
+            seconds[rows] = min(seconds[rows], _time(run, batch))
     # Fewer rows never cost more: what says so was measured in a slow moment.
     least = list(accumulate(reversed(seconds.values()), min))
     return CostCurve(tuple(seconds), tuple(reversed(least)))
