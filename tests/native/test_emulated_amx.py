@@ -31,10 +31,7 @@ def emulated() -> ctypes.CDLL:
     flags = (*build.FLAGS, "-include", str(header))
     name = f"emulated-{zlib.crc32(header.read_bytes()):08x}"
     path = build.compile_library(compiler, name, Path(build.__file__).parent, build.SOURCES, flags)
-    loaded = ctypes.CDLL(str(path))
-    loaded.fledge_pack.restype = ctypes.c_void_p
-    loaded.fledge_packed_bytes.restype = ctypes.c_int64
-    return loaded  # its threads are never started: AMX's permission isn't asked for
+    return build.declare(ctypes.CDLL(str(path)))  # its threads are never started: AMX's permission isn't asked for
 
 
 @pytest.mark.parametrize("prefix", [31, 300])
@@ -76,3 +73,18 @@ def test_tiles_of_bytes_give_what_vnni_gives_bit_for_bit(
     alone = torch.cat([matrix.multiply(row[None]) for row in rows])  # so few rows that no tile is used
     for count in (7, 16, 17, 32, 40, 300):
         assert torch.equal(matrix.multiply(rows[:count]), alone[:count]), count
+
+
+def test_screening_by_tiles_finds_the_argmax_of_all_logits(
+    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_load", lambda: (emulated, ""))
+    config = make_config(hidden_size=128)  # two whole groups of inputs: tiles take no half ones
+    decoder = NativeDecoder(config, make_weights(config))
+    batch = one_request(tokens_of(40, config.vocab_size, seed=1), 0)
+    kv = decoder.allocate_kv(PAGES)
+    logits = decoder.forward(batch, kv, logits="logits").logits
+    screened = decoder.forward(batch, kv, logits="argmax").argmax
+    assert logits is not None
+    assert screened is not None
+    assert torch.equal(screened, logits.argmax(1))

@@ -4,20 +4,25 @@
 
 All sizes are timed in turn, again and again, so that a drift of the machine meets them alike; medians count. The extend
 is timed after a verify, as in a round: the target's weights have pushed the head's out of the caches.
+
+Tokens are those of the project's own prompts, one after the other: what comes next is as sure as it is in real text, and
+the less sure it is the more of an lm_head the CPU kernels read (`native/screen.h`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, cycle, islice
 from statistics import median
 
 import torch
 from torch import Tensor
 
 from fledge.bench.results import Costs
+from fledge.bench.workloads import own_workload
 from fledge.draft import HeadRunner
-from fledge.target import Decoder, ForwardBatch, Target
+from fledge.target import ForwardBatch, Target
 
 EXTEND_ROWS = 4
 
@@ -34,7 +39,7 @@ def measure_costs(
     """Time the target's forwards and, with a head, one draft step of `draft_rows` nodes and one extend."""
     decoder = target.decoder
     pages = -(-(context + 64) // decoder.page_size)
-    maker = _BatchMaker(decoder, context, pages)
+    maker = _BatchMaker(target, context, pages)
     kv = decoder.allocate_kv(pages)
     decoder.forward(maker.prompt(), kv, logits="none")  # real keys and values to attend to
     plain = maker.window(1, tree=False)
@@ -80,10 +85,11 @@ def weight_bytes(target: Target) -> int:
 class _BatchMaker:
     """Batches of one request whose prefix is `context` tokens long."""
 
-    def __init__(self, decoder: Decoder, context: int, pages: int) -> None:
-        self._device, self._vocab, self._context = decoder.device, decoder.config.vocab_size, context
+    def __init__(self, target: Target, context: int, pages: int) -> None:
+        self._device, self._context = target.decoder.device, context
         self._page_table = self._integers(range(pages)).unsqueeze(0)
-        self._generator = torch.Generator().manual_seed(0)
+        prompts = [target.chat.prompt_ids(prompt.messages) for prompt in own_workload().prompts]
+        self._text = list(islice(cycle(chain.from_iterable(prompts)), context + 64))
 
     def prompt(self) -> ForwardBatch:
         """The prefix itself."""
@@ -110,9 +116,8 @@ class _BatchMaker:
     def _batch(
         self, rows: int, *, prefix: int, positions: Sequence[int], mask: Tensor | None
     ) -> ForwardBatch:
-        tokens = torch.randint(self._vocab, (rows,), generator=self._generator, dtype=torch.int32)
         return ForwardBatch(
-            token_ids=tokens.to(self._device),
+            token_ids=self._integers(self._text[prefix : prefix + rows]),
             positions=self._integers(positions),
             row_start=self._integers([0, rows]),
             prefix_length=self._integers([prefix]),

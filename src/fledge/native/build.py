@@ -26,6 +26,7 @@ SOURCES = (
     "attention.h",
     "layer.h",
     "sampler.h",
+    "screen.h",
     "repeats.h",
     "tree.h",
     "decoder.cpp",
@@ -143,6 +144,11 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, str(error)
     if loaded.fledge_start(default_threads()) != 0:
         return None, "the kernel of this system refuses AMX state to processes"
-    loaded.fledge_pack.restype = ctypes.c_void_p
-    loaded.fledge_packed_bytes.restype = ctypes.c_int64
-    return loaded, ""
+    return declare(loaded), ""
+
+
+def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Say what the functions return that don't return an int."""
+    loaded.fledge_pack.restype = loaded.fledge_pack_screen.restype = ctypes.c_void_p
+    loaded.fledge_packed_bytes.restype = loaded.fledge_screen_bytes.restype = ctypes.c_int64
+    return loaded

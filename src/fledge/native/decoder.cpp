@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "layer.h"
-#include "sampler.h"
+#include "screen.h"
 
 using namespace fledge;
 
@@ -13,6 +13,7 @@ Workspace workspace;
 Buffer<bf16> gathered;      // rows of the lm_head's input
 Buffer<float> logit_rows;   // the head's logits
 std::vector<std::vector<Best>> best_rows;
+Screening screening;
 
 struct LayerPointers {
   const bf16 *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
@@ -87,6 +88,24 @@ int64_t fledge_packed_bytes(const Packed* w) {
   int64_t scales = static_cast<int64_t>(w->panels()) * kPanel * sizeof(float);
   return w->int8 ? static_cast<int64_t>(w->elements()) + scales : static_cast<int64_t>(w->elements() * sizeof(bf16));
 }
+// The 8-bit copy of an lm_head that screen.h wants. Null when there is no memory.
+void fledge_unpack_screen(Screen* s) {
+  if (!s) return;
+  std::free(s->weights.int8);
+  std::free(s->weights.scale);
+  std::free(s->bounds);
+  delete s;
+}
+Screen* fledge_pack_screen(const bf16* weight, int outputs, int inputs) {
+  Screen* s = new Screen(pack_screen(weight, outputs, inputs));
+  if (s->weights.int8 && s->bounds) return s;
+  fledge_unpack_screen(s);
+  return nullptr;
+}
+// What screening reads of it.
+int64_t fledge_screen_bytes(const Screen* s) {
+  return fledge_packed_bytes(&s->weights) + static_cast<int64_t>(s->weights.panels()) * 2 * kPanel * sizeof(float);
+}
 // out [rows, outputs] = a [rows rounded up to 32, inputs] times a packed weight that isn't interleaved: what the forwards
 // multiply with, on its own.
 void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
@@ -111,6 +130,7 @@ struct Decoder {
   const LayerPointers* layer;
   const bf16 *embedding, *norm;
   const Packed* lm_head;
+  const Screen* screen;  // of the lm_head, for where only the argmax is wanted
 };
 
 struct DecoderOutputs {
@@ -133,16 +153,17 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   ws.plan.build(b);
   ws.ensure(s, b.rows, s.hidden, ws.plan.max_splits, t.size);
   KvShape kv_shape{d->layers, static_cast<int>(pages), s.kv_heads, s.head_dim};
-  bool project = out.logits || out.argmax;
+  bool project = out.logits || out.argmax, screened = out.argmax && !out.logits;
   int wanted = static_cast<int>(out.count);
+  if (screened) screening.ensure(wanted, s.hidden, t.size);
   if (project) {
-    gathered.ensure((static_cast<size_t>(wanted) + 31) / 32 * 32 * s.hidden);
+    gathered.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
     best_rows.resize(t.size);
     for (auto& rows : best_rows) rows.assign(wanted, Best{});
   }
   std::vector<const Packed*> weights;
   for (int l = 0; l < d->layers; ++l) add_products(weights, d->layer[l]);
-  if (project) weights.push_back(d->lm_head);
+  if (project) weights.push_back(screened ? &d->screen->weights : d->lm_head);
   t.run([&](int id) {
     configure_tiles();
     expect_weights(t, id, weights);
@@ -174,20 +195,13 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
         rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->norm,
                  gathered.data + static_cast<size_t>(m) * s.hidden, s.hidden, s.eps);
       });
-      gemm(t, id, gathered.data, s.hidden, wanted, *d->lm_head, [&](int m, int p, const float* c) {
-        int count = d->vocabulary - p * kPanel < kPanel ? d->vocabulary - p * kPanel : kPanel;
-        if (out.logits) std::memcpy(out.logits + static_cast<size_t>(m) * d->vocabulary + p * kPanel, c, count * 4);
-        if (out.argmax) {
-          float high = row_max(c, count);
-          Best& best = best_rows[id][m];
-          if (high >= best.value)
-            for (int i = 0; i < count; ++i)
-              if (c[i] == high) {
-                best.offer(high, p * kPanel + i);
-                break;
-              }
-        }
-      });
+      if (screened) screening.run(t, id, gathered.data, wanted, *d->screen, *d->lm_head, best_rows[id]);
+      else
+        gemm(t, id, gathered.data, s.hidden, wanted, *d->lm_head, [&](int m, int p, const float* c) {
+          int count = d->vocabulary - p * kPanel < kPanel ? d->vocabulary - p * kPanel : kPanel;
+          std::memcpy(out.logits + static_cast<size_t>(m) * d->vocabulary + p * kPanel, c, count * 4);
+          if (out.argmax) best_rows[id][m].offer_panel(c, p * kPanel, d->vocabulary);
+        });
     }
     release_tiles();
   });

@@ -152,7 +152,8 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
     t.for_each(id, block, [&](int r) {
-      quantise_row(a + static_cast<size_t>(base + r) * stride, w.inputs, x.values.data + static_cast<size_t>(r) * w.inputs,
+      const bf16* row = a + static_cast<size_t>(base + r) * stride;
+      quantise_row([&](int i) { return load_bf16(row + i); }, w.inputs, x.values.data + static_cast<size_t>(r) * w.inputs,
                    x.scale.data + static_cast<size_t>(r) * groups, x.base.data + static_cast<size_t>(r) * groups);
     });
     t.for_each(id, w.panels(), [&](int p) {

@@ -32,16 +32,18 @@ struct Int8Rows {
   }
 };
 
-inline void quantise_row(const bf16* x, int inputs, int8_t* values, float* scale, int32_t* base) {
+// `from(i)`: 16 inputs from i on.
+template <class From>
+inline void quantise_row(From&& from, int inputs, int8_t* values, float* scale, int32_t* base) {
   for (int g = 0; g < groups_of(inputs); ++g) {
     int first = g * kGroup, count = inputs - first < kGroup ? kHalf : kGroup;
     __m512 top = _mm512_setzero_ps();
-    for (int i = first; i < first + count; i += 16) top = _mm512_max_ps(top, _mm512_abs_ps(load_bf16(x + i)));
+    for (int i = first; i < first + count; i += 16) top = _mm512_max_ps(top, _mm512_abs_ps(from(i)));
     float high = _mm512_reduce_max_ps(top);
     __m512 factor = _mm512_set1_ps(high > 0 ? 127.0f / high : 0.0f);
     __m512i sum = _mm512_setzero_si512();
     for (int i = first; i < first + count; i += 16) {
-      __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(x + i), factor));
+      __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(from(i), factor));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm512_cvtsepi32_epi8(v));
       sum = _mm512_add_epi32(sum, v);
     }
@@ -105,6 +107,7 @@ inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t
                            int inputs, float* c, Ahead ahead) {
   constexpr int kMost = 6;  // rows whose sums fit the 32 registers beside the weights
   int groups = (rows + kMost - 1) / kMost;
+  ahead.rate = (ahead.rate + groups - 1) / groups;  // every group of rows asks for its part
   for (int at = 0, left = groups; at < rows; --left) {
     int here = (rows - at + left - 1) / left;
     const int8_t* a = x.values.data + static_cast<size_t>(first + at) * inputs;
@@ -117,7 +120,6 @@ inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t
 #undef FLEDGE_ROWS
     }
     at += here;
-    ahead = {};  // the first rows have asked for everything
   }
 }
 

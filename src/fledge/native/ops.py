@@ -54,6 +54,7 @@ class DecoderStruct(Structure):
         ("embedding", c_void_p),
         ("norm", c_void_p),
         ("lm_head", c_void_p),
+        ("screen", c_void_p),
     ]
 
 
@@ -154,6 +155,20 @@ class PackedMatrix:
             c_void_p(held.data_ptr()), count, c_void_p(self.pointer), c_void_p(out.data_ptr())
         )
         return out
+
+
+class Screen:
+    """The 8-bit copy of an lm_head [V, H] that finds a row's argmax without reading all of it; see `screen.h`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        outputs, inputs = weight.shape
+        held = weight.detach().to(torch.bfloat16).contiguous()
+        kernels = library()
+        self.pointer: int = kernels.fledge_pack_screen(c_void_p(held.data_ptr()), outputs, inputs)
+        if not self.pointer:
+            raise MemoryError(f"no memory for the 8-bit copy of an lm_head of {outputs} x {inputs}")
+        self.bytes = int(kernels.fledge_screen_bytes(c_void_p(self.pointer)))
+        weakref.finalize(self, kernels.fledge_unpack_screen, c_void_p(self.pointer))
 
 
 _Sizes, _Pointers = c_int64 * 3, c_void_p * 6

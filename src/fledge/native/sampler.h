@@ -1,8 +1,21 @@
 // Per-row reductions over logits: argmax, top-k log probabilities, sampling.
 #pragma once
+#include <algorithm>
+#include <climits>
+#include <functional>
+
 #include "vector_math.h"
 
 namespace fledge {
+
+inline float row_max(const float* x, int n) {
+  __m512 best = _mm512_set1_ps(-INFINITY);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) best = _mm512_max_ps(best, _mm512_loadu_ps(x + i));
+  float high = _mm512_reduce_max_ps(best);
+  for (; i < n; ++i) high = x[i] > high ? x[i] : high;
+  return high;
+}
 
 struct Best {
   float value = -INFINITY;
@@ -13,16 +26,15 @@ struct Best {
       id = i;
     }
   }
+  // The logits c [32] of a panel whose first output is `first`, of `outputs` in all.
+  void offer_panel(const float* c, int first, int outputs) {
+    int count = outputs - first < kPanel ? outputs - first : kPanel;
+    float high = row_max(c, count);
+    if (high < value) return;
+    for (int i = 0; i < count; ++i)
+      if (c[i] == high) return offer(high, first + i);
+  }
 };
-
-inline float row_max(const float* x, int n) {
-  __m512 best = _mm512_set1_ps(-INFINITY);
-  int i = 0;
-  for (; i + 16 <= n; i += 16) best = _mm512_max_ps(best, _mm512_loadu_ps(x + i));
-  float high = _mm512_reduce_max_ps(best);
-  for (; i < n; ++i) high = x[i] > high ? x[i] : high;
-  return high;
-}
 
 inline float log_sum_exp(const float* x, int n, float high) {
   __m512 sum = _mm512_setzero_ps(), shift = _mm512_set1_ps(high);

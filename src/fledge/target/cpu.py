@@ -88,6 +88,7 @@ class NativeDecoder:
         self._embedding = weights.embedding.detach().to(torch.bfloat16).contiguous()
         self._norm = weights.norm.detach().to(torch.bfloat16).contiguous()
         self._lm_head = ops.PackedMatrix(weights.lm_head)
+        self._screen = ops.Screen(weights.lm_head)
         self._rope = rope_table(config, config.max_position_embeddings + POSITIONS_BEYOND)
         self._pointers = (ops.LayerPointers * len(self._layers))(*(layer.pointers for layer in self._layers))
         self._struct = ops.DecoderStruct(
@@ -107,12 +108,13 @@ class NativeDecoder:
             self._embedding.data_ptr(),
             self._norm.data_ptr(),
             self._lm_head.pointer,
+            self._screen.pointer,
         )
 
     @property
     def weight_bytes_per_token(self) -> int:
-        """Bytes of weights a plain decode step reads: all layers and the lm_head."""
-        return sum(layer.bytes for layer in self._layers) + self._lm_head.bytes
+        """Bytes of weights a greedy decode step reads: all layers, and of the lm_head what screening does."""
+        return sum(layer.bytes for layer in self._layers) + self._screen.bytes
 
     def allocate_kv(self, pages: int) -> Tensor:
         """[layers, pages, kv_heads, 2, 32 * head_dim] bf16: keys, then values, each in AMX tile order."""

@@ -1,0 +1,119 @@
+"""The argmax that is found without reading all of the lm_head, against that of all logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fledge.native import unavailable_reason
+from fledge.target.cpu import NativeDecoder
+from fledge.target.weights import DecoderWeights
+from tests.native.test_native_decoder import PAGES, make_config, make_weights, one_request
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+
+ROWS = (1, 3, 8, 16, 17, 40, 300)
+VOCABULARY = 523  # 16 panels and a part of one
+WIDTH = 96
+
+
+def decoder_of(lm_head: Tensor, rows: Tensor) -> NativeDecoder:
+    """A decoder whose token n goes to the lm_head as row n, as far as bf16 lets it: its layers add nothing."""
+    config = replace(make_config(), vocab_size=len(lm_head), hidden_size=lm_head.shape[1])
+    weights = make_weights(config)
+    layers = [
+        replace(layer, o=torch.zeros_like(layer.o), down=torch.zeros_like(layer.down))
+        for layer in weights.layers
+    ]
+    embedding = torch.zeros(len(lm_head), lm_head.shape[1]).bfloat16()
+    embedding[: len(rows)] = rows
+    return NativeDecoder(
+        config, DecoderWeights(embedding, layers, torch.ones_like(weights.norm), lm_head.bfloat16())
+    )
+
+
+def found(decoder: NativeDecoder, count: int) -> tuple[Tensor, Tensor]:
+    """The argmax [count] as it is screened, and from all logits."""
+    batch = one_request(list(range(count)), 0)
+    kv = decoder.allocate_kv(PAGES)
+    logits = decoder.forward(batch, kv, logits="logits").logits
+    screened = decoder.forward(batch, kv, logits="argmax").argmax
+    assert logits is not None
+    assert screened is not None
+    high = logits.amax(1, keepdim=True)
+    return screened, (logits == high).int().argmax(1)  # the lowest id among equals
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("spread", [1.0, 0.01, 0.0])
+def test_it_is_the_argmax_of_all_logits(rows: int, spread: float) -> None:
+    """Outputs that differ much, by less than 8 bits tell apart, and not at all."""
+    lm_head = (random(1, WIDTH, seed=1) + spread * random(VOCABULARY, WIDTH, seed=2)).bfloat16()
+    x = random(300, WIDTH, seed=3)
+    x[:, 5] *= 30  # an outlier: its group of inputs is known less exactly
+    screened, full = found(decoder_of(lm_head, x), rows)
+    assert torch.equal(screened, full)
+
+
+def test_among_equals_the_first_wins() -> None:
+    lm_head = random(VOCABULARY, WIDTH, seed=4)
+    lm_head[-30:], lm_head[1:9] = 0, 0
+    x = random(40, WIDTH, seed=5)
+    best = (x.float() @ lm_head.float().T).argmax(1)
+    lm_head[-30:] = lm_head[best[:30]]  # again, in other panels
+    lm_head[1:9] = lm_head[best[30:38]]
+    screened, full = found(decoder_of(lm_head, x), 40)
+    assert torch.equal(screened, full)
+    assert (screened < VOCABULARY - 30).all()
+
+
+@pytest.mark.parametrize("inputs", [64, 96, 576])
+@pytest.mark.parametrize("rival", [0, 300])
+def test_the_bound_holds_where_weights_are_rounded_at_their_worst(inputs: int, rival: int) -> None:
+    """All of an output's rounding errors point the row's way: the 8-bit copy underrates it as far as it can."""
+    sign = torch.where(random(inputs, seed=6) > 0, 1.0, -1.0)
+    lm_head = torch.zeros(VOCABULARY, inputs)
+    lm_head[400] = 0.49 * sign  # rounded to 0
+    lm_head[rival, 1 : int(0.46 * inputs)] = sign[1 : int(0.46 * inputs)]  # exact, and a little less
+    lm_head[:, 0] = 127.0  # so that a step is 1; the row has nothing there
+    sign[0] = 0
+    screened, full = found(decoder_of(lm_head, sign[None].bfloat16()), 1)
+    assert full.item() == 400
+    assert screened.item() == 400
+
+
+@pytest.mark.parametrize("inputs", [64, 96, 576])
+@pytest.mark.parametrize("rival", [0, 300])
+def test_the_bound_holds_where_a_row_is_rounded_at_its_worst(inputs: int, rival: int) -> None:
+    """All of the row's rounding errors point an output's way."""
+    x = torch.full((inputs,), 0.49)  # rounded to 0
+    x[::32] = 127.0  # so that a step is 1; the output has nothing there
+    lm_head = torch.zeros(VOCABULARY, inputs)
+    lm_head[400] = torch.where(x < 1, 1.0, 0.0)
+    lm_head[rival, 0] = 0.92 * 0.49 * float(lm_head[400].sum()) / 127  # exact, and a little less
+    screened, full = found(decoder_of(lm_head, x[None].bfloat16()), 1)
+    assert full.item() == 400
+    assert screened.item() == 400
+
+
+def test_a_row_that_is_no_number_gets_token_0_and_the_others_theirs() -> None:
+    lm_head, x = random(VOCABULARY, WIDTH, seed=7), random(3, WIDTH, seed=8)
+    x[1] = torch.nan
+    screened, full = found(decoder_of(lm_head, x), 3)
+    assert screened[1] == 0
+    assert torch.equal(screened[::2], full[::2])
+
+
+def test_a_greedy_step_reads_half_of_the_lm_head() -> None:
+    inputs = 576
+    decoder = decoder_of(random(VOCABULARY, inputs), random(1, inputs))
+    smaller = decoder_of(random(VOCABULARY - 320, inputs), random(1, inputs))
+    read = decoder.weight_bytes_per_token - smaller.weight_bytes_per_token
+    assert 0.5 < read / (320 * inputs * 2) < 0.52
