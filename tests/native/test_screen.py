@@ -1,4 +1,4 @@
-"""The argmax that is found without reading all of the lm_head, against that of all logits."""
+"""Tokens chosen without reading all of the lm_head, against those that all logits choose."""
 
 from __future__ import annotations
 
@@ -45,6 +45,19 @@ def found(decoder: NativeDecoder, count: int) -> tuple[Tensor, Tensor]:
     assert screened is not None
     high = logits.amax(1, keepdim=True)
     return screened, (logits == high).int().argmax(1)  # the lowest id among equals
+
+
+def drawn(decoder: NativeDecoder, temperature: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens [count] drawn as they are screened, and from all logits."""
+    count = len(temperature)
+    batch = one_request(list(range(count)), 0)
+    kv = decoder.allocate_kv(PAGES)
+    logits = decoder.forward(batch, kv, logits="logits").logits
+    screened = decoder.forward_drawn(batch, kv, temperature, coins, features=False).argmax
+    assert logits is not None
+    assert screened is not None
+    no = torch.zeros(count)
+    return screened, decoder.sample(logits, temperature, no.long(), no + 1, no, coins)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -117,3 +130,27 @@ def test_a_greedy_step_reads_half_of_the_lm_head() -> None:
     smaller = decoder_of(random(VOCABULARY - 320, inputs), random(1, inputs))
     read = decoder.weight_bytes_per_token - smaller.weight_bytes_per_token
     assert 0.5 < read / (320 * inputs * 2) < 0.52
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 20_011])
+@pytest.mark.parametrize("spread", [2.0, 0.3, 0.01, 0.0])
+def test_a_draw_is_that_of_all_logits(vocabulary: int, spread: float) -> None:
+    """From nearly certain tokens to all alike, and at temperatures that make one of the other."""
+    lm_head = (random(1, WIDTH, seed=1) + spread * random(vocabulary, WIDTH, seed=2)).bfloat16() / 3
+    decoder = decoder_of(lm_head, random(300, WIDTH, seed=3))
+    for seed, temperatures in enumerate(([1.0], [0.0, 0.7, 1.3], [0.01, 5.0, 1e-4, 100.0])):
+        for count in (1, 16, 40, 300):
+            temperature = torch.tensor(temperatures).repeat(count)[:count]
+            coins = torch.randint(
+                -(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(seed + 10 * count)
+            )
+            screened, full = drawn(decoder, temperature, coins)
+            assert torch.equal(screened, full), (temperatures, count)
+
+
+def test_draws_follow_the_coin_alone() -> None:
+    decoder = decoder_of(random(VOCABULARY, WIDTH, seed=9) / 8, random(1, WIDTH, seed=10).expand(300, -1))
+    temperature, coins = torch.ones(300), torch.arange(300) * 2_654_435_761
+    screened, _ = drawn(decoder, temperature, coins)
+    assert len(screened.unique()) > 50
+    assert torch.equal(drawn(decoder, temperature, coins)[0], screened)

@@ -5,8 +5,8 @@
 All sizes are timed in turn, again and again, so that a drift of the machine meets them alike; medians count. The extend
 is timed after a verify, as in a round: the target's weights have pushed the head's out of the caches.
 
-Tokens are those of the project's own prompts, one after the other: what comes next is as sure as it is in real text, and
-the less sure it is the more of an lm_head the CPU kernels read (`native/screen.h`).
+Tokens are those of the project's own prompts, one after the other: the less sure it is what comes next, the more of
+an lm_head the CPU kernels read (`native/screen.h`), and here it is as sure as in real text.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ def build_parts(
         head_kv=head.allocate_kv(pages) if head else None,
         pages=pages,
         sampler=getattr(decoder, "sample", None),
+        drawn=getattr(decoder, "forward_drawn", None),
         layouts=Layouts(decoder.device),
         last_position=limit - 1,
         topk=topk,

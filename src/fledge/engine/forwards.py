@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,11 +14,19 @@ from fledge.engine.carried import Behind, Carried
 from fledge.engine.layout import Layouts, RowLayout
 from fledge.engine.penalties import edited
 from fledge.engine.rows import Selection
-from fledge.engine.sampling import Sampler, choose, draws
+from fledge.engine.sampling import Sampler, choose, coins, draws
 from fledge.errors import EngineError
-from fledge.target.batch import Decoder, ForwardBatch, LogitsMode
+from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput
 
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
+
+
+class DrawnForward(Protocol):
+    """A forward that draws each wanted row's token: temperature [M], 0 for greedily, coins [M] int64, no filters."""
+
+    def __call__(
+        self, batch: ForwardBatch, kv: Tensor, temperature: Tensor, coins: Tensor, *, features: bool
+    ) -> ForwardOutput: ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Models:
     head_kv: Tensor | None
     pages: int  # in each pool
     sampler: Sampler | None  # the decoder's own, if it has one
+    drawn: DrawnForward | None  # its forward that draws without making logits, if it has one
     layouts: Layouts
     last_position: int  # the largest position with a rotary embedding
     topk: int  # first-level candidates carried from round to round
@@ -84,21 +93,30 @@ def choose_tokens(
 ) -> TargetRows:
     """A target forward and the token each wanted row yields; `position` [M] is where that token stands.
 
-    `selection` None: every row takes its most likely token, found inside the forward; no logits are copied.
+    Where logits are only drawn from, and where every row takes its most likely token (`selection` None), the forward
+    does that, and no logits are copied.
     """
-    wanted: LogitsMode = "argmax" if selection is None else "logits"
-    out = models.decoder.forward(rows, models.kv, logits=wanted, features=features)
-    if selection is not None and out.logits is not None:
-        keep = selection.logprobs is not None
-        logits = out.logits
-        if selection.edits is not None:
-            logits = edited(logits, selection.edits, tree, keep=keep)
-        chosen = choose(logits, selection.sampling, position, models.sampler)
-        return TargetRows(chosen, out.features, out.logits if keep else None)
+    decoder = models.decoder
+    if selection is None:
+        return _chosen(decoder.forward(rows, models.kv, logits="argmax", features=features))
+    sampling = selection.sampling
+    if models.drawn is not None and sampling is not None and selection.only_drawn:
+        tossed = coins(sampling.seed_key, position)
+        return _chosen(models.drawn(rows, models.kv, sampling.temperature, tossed, features=features))
+    out = decoder.forward(rows, models.kv, logits="logits", features=features)
+    if out.logits is None:
+        raise EngineError("the decoder returned no logits; report this as a bug of its backend")
+    keep = selection.logprobs is not None
+    logits = out.logits
+    if selection.edits is not None:
+        logits = edited(logits, selection.edits, tree, keep=keep)
+    chosen = choose(logits, sampling, position, models.sampler)
+    return TargetRows(chosen, out.features, out.logits if keep else None)
+
+
+def _chosen(out: ForwardOutput) -> TargetRows:
     if out.argmax is None:
-        raise EngineError(
-            "the decoder returned neither logits nor argmax; report this as a bug of its backend"
-        )
+        raise EngineError("the decoder returned no tokens; report this as a bug of its backend")
     return TargetRows(out.argmax, out.features)
 
 

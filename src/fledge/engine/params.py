@@ -86,6 +86,11 @@ class SamplingParams:
         """True if logits depend on the tokens before them."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
+    @property
+    def filters(self) -> bool:
+        """True if some tokens can't be drawn however they are tossed."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
     def _check_filters(self) -> None:
         if self.max_tokens < 1:
             raise EngineError(f"max_tokens is {self.max_tokens}; ask for at least one token")

@@ -25,6 +25,9 @@ class Selection(NamedTuple):
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
     logprobs: LogprobRows | None
+    only_drawn: (
+        bool  # a draw of each row's logits as they are is all that is wanted, or the most likely token
+    )
 
 
 class SelectionRows:
@@ -124,9 +127,11 @@ def _selection(
 ) -> Selection | None:
     sampling = _row_sampling(requests, nodes, device)
     edits, logprobs = _edits(requests, counts, device), _logprobs(requests, device)
-    if sampling is None and edits is None and logprobs is None:
+    as_they_are = edits is None and logprobs is None
+    if sampling is None and as_they_are:
         return None
-    return Selection(sampling, edits, logprobs)
+    filtered = any(request.params.filters for request in requests)
+    return Selection(sampling, edits, logprobs, only_drawn=as_they_are and not filtered)
 
 
 def _row_sampling(requests: Sequence[Request], nodes: int, device: torch.device) -> RowSampling | None:

@@ -12,7 +12,6 @@ namespace {
 Workspace workspace;
 Buffer<bf16> gathered;      // rows of the lm_head's input
 Buffer<float> logit_rows;   // the head's logits
-std::vector<std::vector<Best>> best_rows;
 Screening screening;
 
 struct LayerPointers {
@@ -130,16 +129,18 @@ struct Decoder {
   const LayerPointers* layer;
   const bf16 *embedding, *norm;
   const Packed* lm_head;
-  const Screen* screen;  // of the lm_head, for where only the argmax is wanted
+  const Screen* screen;  // of the lm_head, for where no logits are wanted
 };
 
 struct DecoderOutputs {
   const int* logit_rows;  // null: all
   int64_t count;
   float* logits;    // [count, V] or null
-  int64_t* argmax;  // [count] or null
+  int64_t* chosen;  // [count], the tokens they choose; or null
   bf16* features;   // [rows, 3 * hidden] or null
   bf16* hidden;     // [rows, hidden] or null
+  const float* temperature;  // [count], of what is chosen; null: all greedily
+  const int64_t* coins;      // [count]
 };
 
 void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** tensors, const uint64_t* mask, bf16* kv,
@@ -153,17 +154,13 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   ws.plan.build(b);
   ws.ensure(s, b.rows, s.hidden, ws.plan.max_splits, t.size);
   KvShape kv_shape{d->layers, static_cast<int>(pages), s.kv_heads, s.head_dim};
-  bool project = out.logits || out.argmax, screened = out.argmax && !out.logits;
   int wanted = static_cast<int>(out.count);
-  if (screened) screening.ensure(wanted, s.hidden, t.size);
-  if (project) {
-    gathered.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
-    best_rows.resize(t.size);
-    for (auto& rows : best_rows) rows.assign(wanted, Best{});
-  }
+  if (out.logits || out.chosen) gathered.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
+  if (out.chosen) screening.ensure(wanted, s.hidden, t.size, out.temperature, out.coins);
   std::vector<const Packed*> weights;
   for (int l = 0; l < d->layers; ++l) add_products(weights, d->layer[l]);
-  if (project) weights.push_back(screened ? &d->screen->weights : d->lm_head);
+  if (out.logits) weights.push_back(d->lm_head);
+  if (out.chosen) weights.push_back(&d->screen->weights);
   t.run([&](int id) {
     configure_tiles();
     expect_weights(t, id, weights);
@@ -189,28 +186,20 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
         rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->norm,
                  out.hidden + static_cast<size_t>(r) * s.hidden, s.hidden, s.eps);
       });
-    if (project) {
+    if (out.logits || out.chosen)
       t.for_each(id, wanted, [&](int m) {
         int r = out.logit_rows ? out.logit_rows[m] : m;
         rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->norm,
                  gathered.data + static_cast<size_t>(m) * s.hidden, s.hidden, s.eps);
       });
-      if (screened) screening.run(t, id, gathered.data, wanted, *d->screen, *d->lm_head, best_rows[id]);
-      else
-        gemm(t, id, gathered.data, s.hidden, wanted, *d->lm_head, [&](int m, int p, const float* c) {
-          int count = d->vocabulary - p * kPanel < kPanel ? d->vocabulary - p * kPanel : kPanel;
-          std::memcpy(out.logits + static_cast<size_t>(m) * d->vocabulary + p * kPanel, c, count * 4);
-          if (out.argmax) best_rows[id][m].offer_panel(c, p * kPanel, d->vocabulary);
-        });
-    }
+    if (out.logits)
+      gemm(t, id, gathered.data, s.hidden, wanted, *d->lm_head, [&](int m, int p, const float* c) {
+        int count = d->vocabulary - p * kPanel < kPanel ? d->vocabulary - p * kPanel : kPanel;
+        std::memcpy(out.logits + static_cast<size_t>(m) * d->vocabulary + p * kPanel, c, count * 4);
+      });
+    if (out.chosen) screening.run(t, id, gathered.data, wanted, *d->screen, *d->lm_head, out.chosen);
     release_tiles();
   });
-  if (out.argmax)
-    for (int m = 0; m < wanted; ++m) {
-      Best best;
-      for (auto& rows : best_rows) best.offer(rows[m].value, rows[m].id);
-      out.argmax[m] = best.id == INT_MAX ? 0 : best.id;
-    }
 }
 
 struct DraftHead {

@@ -65,9 +65,11 @@ class DecoderOutputs(Structure):
         ("logit_rows", c_void_p),
         ("count", c_int64),
         ("logits", c_void_p),
-        ("argmax", c_void_p),
+        ("chosen", c_void_p),
         ("features", c_void_p),
         ("hidden", c_void_p),
+        ("temperature", c_void_p),
+        ("coins", c_void_p),
     ]
 
 
@@ -158,7 +160,7 @@ class PackedMatrix:
 
 
 class Screen:
-    """The 8-bit copy of an lm_head [V, H] that finds a row's argmax without reading all of it; see `screen.h`."""
+    """The 8-bit copy of an lm_head [V, H] that finds a row's token without reading all of it; see `screen.h`."""
 
     def __init__(self, weight: Tensor) -> None:
         outputs, inputs = weight.shape

@@ -112,6 +112,12 @@ inline __m512 unit_numbers(__m512i tokens, int64_t coin) {
 
 inline __m512 unit_times(__m512i tokens, int64_t coin) { return minus_log512(unit_numbers(tokens, coin)); }
 
+// exp((x - high) / temperature), `factor` being 1 / temperature. Below e^-80 it is exactly zero, so that it is never drawn.
+inline __m512 weights_of(__m512 x, __m512 high, __m512 factor) {
+  __m512 d = _mm512_mul_ps(_mm512_sub_ps(x, high), factor);
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(d, _mm512_set1_ps(-80.0f), _CMP_GT_OQ), exp512(d));
+}
+
 // Weights p[i] = exp((x - max) / temperature), 0 from n up to 16 more, and the least that top-k, then top-p, then min-p leave.
 // The kept set of top-p is the smallest set of most probable tokens with mass >= top_p. `p` holds 2 n floats, n rounded up
 // to 16; the second half is scratch.
@@ -122,10 +128,7 @@ inline float weigh_row(const float* x, int n, const SampleOptions& o, float* p) 
   __m512 sum = _mm512_setzero_ps();
   for (int i = 0; i < padded; i += 16) {
     __mmask16 live = n - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);
-    __m512 d = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(live, x + i), shift), factor);
-    // Below e^-80 a probability is exactly zero, so that it can never be drawn.
-    live = _mm512_mask_cmp_ps_mask(live, d, _mm512_set1_ps(-80.0f), _CMP_GT_OQ);
-    __m512 e = _mm512_maskz_mov_ps(live, exp512(d));
+    __m512 e = _mm512_maskz_mov_ps(live, weights_of(_mm512_maskz_loadu_ps(live, x + i), shift, factor));
     _mm512_storeu_ps(p + i, e);
     sum = _mm512_add_ps(sum, e);
   }
@@ -229,6 +232,20 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
   Best found;
   for (int lane = 0; lane < 16; ++lane) found.offer(speeds[lane], ids[lane]);
   return found.id;
+}
+
+// Some of a row's tokens in its race, as `sample_row` has it without filters: the panel x [32] whose first output is `first`,
+// of `outputs`; `high` is the row's largest logit.
+inline void race_panel(const float* x, int first, int outputs, float high, float temperature, int64_t coin, Best& best) {
+  alignas(64) float speed[16];
+  __m512 shift = _mm512_set1_ps(high), factor = _mm512_set1_ps(1.0f / temperature);
+  __m512i tokens = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  for (int i = 0; i < kPanel; i += 16, tokens = _mm512_add_epi32(tokens, _mm512_set1_epi32(16))) {
+    __m512 weight = weights_of(_mm512_loadu_ps(x + i), shift, factor);
+    _mm512_store_ps(speed, _mm512_div_ps(weight, unit_times(tokens, coin)));
+    for (int n = 0; n < 16 && first + i + n < outputs; ++n)
+      if (speed[n] > 0) best.offer(speed[n], first + i + n);
+  }
 }
 
 }  // namespace fledge

@@ -1,12 +1,12 @@
-// The most probable token of each row, and most of the lm_head never read.
+// The token each row chooses, greedily or by a race at its temperature, and most of the lm_head never read.
 //
 // An 8-bit copy says what every logit is about, and by how much that can be wrong: with x a row, w an output's weights,
 // x' and w' what they are rounded to,
 //
 //     |x w - x' w'|  =  |x (w - w') + (x - x') w'|  <=  |x| |w - w'| + |x - x'| |w'|          (Cauchy-Schwarz)
 //
-// A panel whose logits are below another one's for certain is done with. What is left, a few panels per row, is multiplied
-// in bf16 by the kernel that computes logits elsewhere: the token found is theirs, bit for bit.
+// A panel none of whose logits can be the largest, or win the race, is done with. What is left, a few panels per row, is
+// multiplied in bf16 by the kernel that computes logits elsewhere: the token chosen is that of all logits, bit for bit.
 //
 // Rows are rounded twice, to 8 bits and what that leaves out to 8 bits again. The first alone rules out nearly all
 // panels; the second, 500 times as exact, is multiplied where it doesn't.
@@ -19,7 +19,7 @@
 namespace fledge {
 
 struct Screen {
-  Packed weights;          // in 8 bits
+  Packed weights;           // in 8 bits
   float* bounds = nullptr;  // [panels, 2, 32]: |w - w'|, then |w'|
   const float* bound(int p) const { return bounds + static_cast<size_t>(p) * 2 * kPanel; }
 };
@@ -48,48 +48,72 @@ inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
 }
 
 // What is remembered while rows are screened; forwards are serialised.
+//
+// In a race token i comes in at its score, logit[i] - temperature * log(unit time[i]): the largest wins (draft/race.py).
 class Screening {
  public:
-  void ensure(int rows, int inputs, int threads) {
+  // temperature [rows], 0: greedy, and coins [rows]; null: all are greedy.
+  void ensure(int rows, int inputs, int threads, const float* temperature, const int64_t* coins) {
     coarse_.ensure(rows, inputs);
     fine_.ensure(rows, inputs);
     rows_.ensure(rows);
-    low_.ensure(rows);
-    for (int r = 0; r < rows; ++r) low_.data[r].store(-INFINITY, std::memory_order_relaxed);
-    candidates_.resize(threads);
-    for (auto& found : candidates_) found.clear();
+    for (int r = 0; r < rows; ++r) {
+      rows_.data[r].temperature = temperature ? temperature[r] : 0;
+      rows_.data[r].coin = coins ? coins[r] : 0;
+      rows_.data[r].largest.value.store(-INFINITY);
+      rows_.data[r].winner.value.store(-INFINITY);
+    }
+    found_.resize(threads);
+    for (auto& found : found_) found.clear();
   }
 
-  // Inside Team::run: offers the logits of x [rows, inputs] that may be a row's largest. After the last row there is room
-  // for a tile's.
-  void run(Team& t, int id, const bf16* x, int rows, const Screen& screen, const Packed& lm_head, std::vector<Best>& best) {
+  // Inside Team::run: chosen [rows] for x [rows, inputs]. After the last row there is room for a tile's.
+  void run(Team& t, int id, const bf16* x, int rows, const Screen& screen, const Packed& lm_head, int64_t* chosen) {
     const Packed& w = screen.weights;
     t.for_each(id, rows, [&](int r) { round(x + static_cast<size_t>(r) * w.inputs, r, w.inputs); });
     Asking asking(t, id, w);
     t.for_each(id, w.panels(), [&](int p) {
-      for (int r = 0; r < rows; r += 32) look(screen, p, r, rows - r < 32 ? rows - r : 32, asking.panel(p, r), candidates_[id]);
+      for (int r = 0; r < rows; r += 32) look(screen, p, r, rows - r < 32 ? rows - r : 32, asking.panel(p, r), found_[id]);
     });
     int total = 0;
-    for (auto& found : candidates_) total += static_cast<int>(found.size());
+    for (auto& found : found_) total += static_cast<int>(found.size());
     t.for_each(id, total, [&](int n) {
       size_t at = n, list = 0;
-      for (; at >= candidates_[list].size(); ++list) at -= candidates_[list].size();
-      const Candidate& found = candidates_[list][at];
-      if (found.most < bar(found.row)) return;
+      for (; at >= found_[list].size(); ++list) at -= found_[list].size();
+      Candidate& one = found_[list][at];
+      one.remains = rows_.data[one.row].may_choose(one.largest, one.winner);
+      if (!one.remains) return;
       alignas(64) float c[32 * kPanel];
-      multiply_panel(x + static_cast<size_t>(found.row) * w.inputs, w.inputs, 1, lm_head.panel(found.panel), w.inputs, c,
+      multiply_panel(x + static_cast<size_t>(one.row) * w.inputs, w.inputs, 1, lm_head.panel(one.panel), w.inputs, c,
                      kPanel, {});
-      best[found.row].offer_panel(c, found.panel * kPanel, w.outputs);
+      std::memcpy(one.logits, c, sizeof one.logits);
     });
+    t.for_each(id, rows, [&](int r) { chosen[r] = choose(r, w.outputs); });
   }
 
  private:
+  struct Bar {  // that something reaches for certain; of two threads' at once one may be lost, any is true
+    std::atomic<float> value;
+    float at() const { return value.load(std::memory_order_relaxed); }
+    void raise(float to) {
+      if (to > at()) value.store(to, std::memory_order_relaxed);
+    }
+  };
   struct Row {
     float norm, coarse, fine;  // |x|; |x - x'| by one rounding and by two
+    float temperature;
+    int64_t coin;
+    Bar largest, winner;  // of the logits, of the scores
+    bool may_choose(float logit, float score) const {
+      float slack = 1e-3f * temperature + 1e-4f;  // more than scores in float and a race in float can differ
+      return logit >= largest.at() || (temperature > 0 && score >= winner.at() - slack);
+    }
   };
   struct Candidate {
     int row, panel;
-    float most;  // that one of its logits can be
+    float largest, winner;  // that a logit of its can be, and a score
+    bool remains;
+    float logits[kPanel];
   };
 
   void round(const bf16* x, int r, int inputs) {
@@ -113,8 +137,10 @@ class Screening {
     round_to(fine_, rest);
     // What sums in float can be wrong by, of both products: a unit in the last place for every term, of |x| |w| at most.
     float length = norm(all), slack = length * static_cast<float>(2 * inputs + 64) / (1 << 23);
-    float fine = norm([&](int i) { return _mm512_sub_ps(rest(i), rounded(fine_, i)); });
-    rows_.data[r] = {length + slack, norm(rest) + slack, fine + slack};
+    Row& row = rows_.data[r];
+    row.norm = length + slack;
+    row.coarse = norm(rest) + slack;
+    row.fine = norm([&](int i) { return _mm512_sub_ps(rest(i), rounded(fine_, i)); }) + slack;
   }
 
   static void multiply(const Int8Rows& x, int first, int rows, const Packed& w, int p, float* c, Ahead ahead) {
@@ -123,18 +149,30 @@ class Screening {
       multiply_panel(x, first, rows, w.int8_panel(p), scale, w.inputs, c, ahead);
   }
 
-  // Which logits [32] aren't below the bar for certain.
-  static uint32_t above(const float* about, const float* bound, float norm, float rounding, float bar) {
-    uint32_t found = 0;
-    for (int i = 0; i < kPanel; i += 16) {
-      __m512 most = _mm512_add_ps(_mm512_loadu_ps(about + i), error_of(bound + i, norm, rounding));
-      found |= static_cast<uint32_t>(_mm512_cmp_ps_mask(most, _mm512_set1_ps(bar), _CMP_GE_OQ)) << i;
-    }
-    return found;
-  }
   static __m512 error_of(const float* bound, float norm, float rounding) {
     return _mm512_fmadd_ps(_mm512_set1_ps(norm), _mm512_loadu_ps(bound),
                            _mm512_mul_ps(_mm512_set1_ps(rounding), _mm512_loadu_ps(bound + kPanel)));
+  }
+  static __m512i tokens_from(int first) {
+    return _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  }
+
+  // Which of a panel's logits, about `c`, may matter to a row, going by its first rounding.
+  static uint32_t doubtful(const Row& row, const float* c, const float* bound, int p) {
+    constexpr float kLess = 0.998f;  // more than rounding can make of a comparison
+    uint32_t found = 0;
+    for (int i = 0; i < kPanel; i += 16) {
+      __m512 most = _mm512_add_ps(_mm512_loadu_ps(c + i), error_of(bound + i, row.norm, row.coarse));
+      __mmask16 here = _mm512_cmp_ps_mask(most, _mm512_set1_ps(row.largest.at()), _CMP_GE_OQ);
+      if (row.temperature > 0) {  // a unit time -log(u) is longer than 1 - u
+        __m512 lead = _mm512_sub_ps(most, _mm512_set1_ps(row.winner.at()));
+        __m512 weight = exp512(_mm512_mul_ps(lead, _mm512_set1_ps(1.0f / row.temperature)));
+        __m512 less = _mm512_set1_ps(kLess), least = _mm512_fnmadd_ps(unit_numbers(tokens_from(p * kPanel + i), row.coin), less, less);
+        here |= _mm512_cmp_ps_mask(weight, least, _CMP_GE_OQ);
+      }
+      found |= static_cast<uint32_t>(here) << i;
+    }
+    return found;
   }
 
   // One panel for a block of at most 32 rows.
@@ -142,45 +180,68 @@ class Screening {
     const Packed& w = screen.weights;
     const float* bound = screen.bound(p);
     int outputs = w.outputs - p * kPanel;
-    uint32_t live = outputs < kPanel ? (1u << outputs) - 1 : ~0u, doubtful = 0;
+    uint32_t live = outputs < kPanel ? (1u << outputs) - 1 : ~0u, doubts = 0;
     alignas(64) float c[32 * kPanel], rest[32 * kPanel];
     multiply(coarse_, first, rows, w, p, c, ahead);
-    for (int r = 0; r < rows; ++r) {
-      const Row& row = rows_.data[first + r];
-      if (above(c + r * kPanel, bound, row.norm, row.coarse, bar(first + r)) & live) doubtful |= 1u << r;
-    }
-    if (!doubtful) return;
-    bool most = 2 * __builtin_popcount(doubtful) > rows;
-    if (most) multiply(fine_, first, rows, w, p, rest, {});
-    for (; doubtful; doubtful &= doubtful - 1) {
-      int r = __builtin_ctz(doubtful);
-      if (!most) multiply(fine_, first + r, 1, w, p, rest + r * kPanel, {});
-      decide(first + r, p, c + r * kPanel, rest + r * kPanel, bound, live, found);
+    for (int r = 0; r < rows; ++r)
+      if (doubtful(rows_.data[first + r], c + r * kPanel, bound, p) & live) doubts |= 1u << r;
+    if (!doubts) return;
+    bool together = 2 * __builtin_popcount(doubts) > rows;
+    if (together) multiply(fine_, first, rows, w, p, rest, {});
+    for (; doubts; doubts &= doubts - 1) {
+      int r = __builtin_ctz(doubts);
+      if (!together) multiply(fine_, first + r, 1, w, p, rest + r * kPanel, {});
+      look_closely(first + r, p, c + r * kPanel, rest + r * kPanel, bound, live, found);
     }
   }
 
-  // Row r's logits of a panel are about `c` + `rest`: it stays a candidate, or not, and the bar may rise.
-  void decide(int r, int p, float* c, const float* rest, const float* bound, uint32_t live, std::vector<Candidate>& found) {
-    const Row& row = rows_.data[r];
-    float most = -INFINITY, least = -INFINITY;
+  // Row r's logits of panel p are about `c` + `rest`: it becomes a candidate, or not, and the bars may rise.
+  void look_closely(int r, int p, const float* c, const float* rest, const float* bound, uint32_t live,
+                    std::vector<Candidate>& found) {
+    Row& row = rows_.data[r];
+    Candidate one{r, p, -INFINITY, -INFINITY, false, {}};
+    float largest = -INFINITY, winner = -INFINITY;
     for (int i = 0; i < kPanel; i += 16) {
       __m512 about = _mm512_add_ps(_mm512_loadu_ps(c + i), _mm512_loadu_ps(rest + i));
       __m512 error = error_of(bound + i, row.norm, row.fine);
       __mmask16 here = static_cast<__mmask16>(live >> i);
-      _mm512_storeu_ps(c + i, about);
-      most = std::fmax(most, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(about, error)));
-      least = std::fmax(least, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(about, error)));
+      one.largest = std::fmax(one.largest, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(about, error)));
+      largest = std::fmax(largest, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(about, error)));
+      if (row.temperature > 0) {
+        __m512 early = minus_log512(unit_times(tokens_from(p * kPanel + i), row.coin));
+        __m512 score = _mm512_fmadd_ps(_mm512_set1_ps(row.temperature), early, about);
+        one.winner = std::fmax(one.winner, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(score, error)));
+        winner = std::fmax(winner, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(score, error)));
+      }
     }
-    if (above(c, bound, row.norm, row.fine, bar(r)) & live) found.push_back({r, p, most});
-    // Another thread's higher bar may be lost: any is true.
-    if (least > bar(r)) low_.data[r].store(least, std::memory_order_relaxed);
+    if (row.may_choose(one.largest, one.winner)) found.push_back(one);
+    row.largest.raise(largest);
+    row.winner.raise(winner);
   }
-  float bar(int r) const { return low_.data[r].load(std::memory_order_relaxed); }
+
+  // What `sample_row`, or the largest of all logits, would be.
+  int choose(int r, int outputs) const {
+    const Row& row = rows_.data[r];
+    Best best;
+    auto each = [&](auto&& look_at) {
+      for (auto& found : found_)
+        for (auto& one : found)
+          if (one.row == r && one.remains) look_at(one, one.panel * kPanel);
+    };
+    each([&](const Candidate& one, int first) { best.offer_panel(one.logits, first, outputs); });
+    if (row.temperature > 0) {
+      float high = best.value;
+      best = {};
+      each([&](const Candidate& one, int first) {
+        race_panel(one.logits, first, outputs, high, row.temperature, row.coin, best);
+      });
+    }
+    return best.id == INT_MAX ? 0 : best.id;
+  }
 
   Int8Rows coarse_, fine_;
   Buffer<Row> rows_;
-  Buffer<std::atomic<float>> low_;  // by row: some logit is at least that
-  std::vector<std::vector<Candidate>> candidates_;  // by thread
+  std::vector<std::vector<Candidate>> found_;  // by thread
 };
 
 }  // namespace fledge

@@ -135,6 +135,28 @@ class NativeDecoder:
         hidden: bool = False,
     ) -> ForwardOutput:
         """Run all layers over the rows, writing their keys and values into `kv`."""
+        return self._forward(batch, kv, logits, features, hidden)
+
+    def forward_drawn(
+        self, batch: ForwardBatch, kv: Tensor, temperature: Tensor, coins: Tensor, *, features: bool
+    ) -> ForwardOutput:
+        """`forward` and what `sample` would draw of its logits, without making them; it is the output's `argmax`.
+
+        For wanted rows without filters: temperature [M] float32, 0 for the most likely token, and coins [M] int64.
+        """
+        held = temperature.contiguous(), coins.contiguous()
+        return self._forward(batch, kv, "argmax", features, False, *held)
+
+    def _forward(
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        logits: LogitsMode,
+        features: bool,
+        hidden: bool,
+        temperature: Tensor | None = None,
+        coins: Tensor | None = None,
+    ) -> ForwardOutput:
         rows, width = batch.token_ids.shape[0], self.config.hidden_size
         arguments = batch_arguments(batch)
         wanted = None if batch.logit_rows is None else batch.logit_rows.int().contiguous()
@@ -142,11 +164,12 @@ class NativeDecoder:
         vocabulary = self.config.vocab_size
         out = ForwardOutput(
             logits=torch.empty(count, vocabulary, dtype=torch.float32) if logits == "logits" else None,
-            argmax=torch.empty(count, dtype=torch.int64) if logits != "none" else None,
+            argmax=torch.empty(count, dtype=torch.int64) if logits == "argmax" else None,
             features=torch.empty(rows, 3 * width, dtype=self.dtype) if features else None,
             hidden=torch.empty(rows, width, dtype=self.dtype) if hidden else None,
         )
-        outputs = ops.DecoderOutputs(ops.address(wanted), count, *(ops.address(t) for t in out))
+        pointers = (ops.address(t) for t in (*out, temperature, coins))
+        outputs = ops.DecoderOutputs(ops.address(wanted), count, *pointers)
         self._library.fledge_decoder_forward(
             ctypes.byref(self._struct),
             arguments.sizes,

@@ -101,6 +101,7 @@ class ServingReplay:
             head_kv=self._runner.allocate_kv(count),
             pages=count,
             sampler=None,
+            drawn=None,
             layouts=self._layouts,
             last_position=self._target.config.max_position_embeddings - 1,
             topk=self._shape.topk,
