@@ -1,0 +1,71 @@
+"""Tokens that a forward draws itself are those drawn of its logits; requests that need logits get them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fledge.engine import Engine, SamplingParams
+from fledge.engine.request import Completion
+from fledge.native import unavailable_reason
+from fledge.target.cpu import NativeDecoder
+from fledge.target.target import Target
+from tests.tiny import TinyShape, save_tiny_target
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+
+DRAWN = [
+    [{"temperature": 1.0}],
+    [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.6}],
+]
+FROM_LOGITS = [
+    [{"temperature": 1.0, "top_k": 5}],
+    [{"temperature": 1.0, "top_p": 0.5}],
+    [{"temperature": 1.0, "min_p": 0.3}],
+    [{"temperature": 1.0, "repetition_penalty": 1.8}],
+    [{"temperature": 1.0, "logit_bias": {7: 9.0}}],
+    [{"temperature": 1.0, "logprobs": 2}],
+]
+MIXED = [[{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}, {"temperature": 0.0}]]
+
+
+@pytest.fixture(scope="module")
+def bf16_target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Three layers on the native kernels."""
+    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
+    return Target.load(str(save_tiny_target(tmp_path_factory.mktemp("drawn") / "llama", shape=shape)))
+
+
+@pytest.mark.parametrize("settings", DRAWN + FROM_LOGITS + MIXED, ids=str)
+def test_they_are_those_drawn_of_its_logits(
+    bf16_target: Target,
+    prompts: list[list[int]],
+    settings: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch whose requests take these settings in turn."""
+
+    def answers() -> list[tuple[list[int], object]]:
+        engine = Engine(bf16_target, max_batch=4)
+        for n, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=24, ignore_eos=True, seed=n, **settings[n % len(settings)])
+            engine.submit(prompt, params)
+        done: dict[int, Completion] = {}
+        while len(done) < len(prompts):
+            done |= {r.request_id: r.completion for r in engine.step() if r.completion is not None}
+        return [(done[number].token_ids, done[number].logprobs) for number in sorted(done)]
+
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> object:
+        calls.append(1)
+        return forward(*arguments, **options)
+
+    forward = NativeDecoder.forward_drawn
+    monkeypatch.setattr(NativeDecoder, "forward_drawn", counted)
+    found = answers()
+    monkeypatch.delattr(NativeDecoder, "forward_drawn")
+    assert found == answers()
+    if settings not in MIXED:
+        assert bool(calls) == (settings in DRAWN)
