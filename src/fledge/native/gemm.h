@@ -72,7 +72,9 @@ inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved
   return w;
 }
 
-inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interleaved) {
+// rounded(output, values, scale): called for each output, in the order of the panels, with its `inputs` values.
+template <class Rounded>
+inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interleaved, Rounded&& rounded) {
   Packed w;
   w.outputs = outputs;
   w.inputs = inputs;
@@ -85,18 +87,22 @@ inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interl
     return w;
   }
   std::memset(w.int8, 128, w.elements());
-  std::vector<uint8_t> row_values(inputs);
+  std::vector<uint8_t> values(inputs);
   for (int p = 0; p < w.panels(); ++p)
     for (int tile = 0; tile < 2; ++tile)
       for (int n = 0; n < 16; ++n) {
         int row = source_row(outputs, interleaved, p, tile, n);
         if (row >= outputs) continue;
-        w.scale[p * kPanel + tile * 16 + n] =
-            quantise_weights(weight + static_cast<size_t>(row) * inputs, inputs, row_values.data());
+        float scale = quantise_weights(weight + static_cast<size_t>(row) * inputs, inputs, values.data());
+        w.scale[p * kPanel + tile * 16 + n] = scale;
         uint8_t* out = w.int8 + static_cast<size_t>(p) * kPanel * inputs + tile * 64 + n * 4;
-        for (int k = 0; k < inputs; k += 4) std::memcpy(out + static_cast<size_t>(k) * kPanel, &row_values[k], 4);
+        for (int k = 0; k < inputs; k += 4) std::memcpy(out + static_cast<size_t>(k) * kPanel, &values[k], 4);
+        rounded(row, values.data(), scale);
       }
   return w;
+}
+inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interleaved) {
+  return pack_int8(weight, outputs, inputs, interleaved, [](int, const uint8_t*, float) {});
 }
 
 // The 8-bit activations of the product that is running; forwards are serialised.

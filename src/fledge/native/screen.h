@@ -24,17 +24,16 @@ struct Screen {
   const float* bound(int p) const { return bounds + static_cast<size_t>(p) * 2 * kPanel; }
 };
 
-constexpr float kRoundUp = 1.00001f;  // more than a norm in float can be too small
+constexpr float kRoundUp = 1.001f;  // more than a norm, summed in float, can be too small
 
 inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
   Screen s;
-  s.weights = pack_int8(weight, outputs, inputs, false);
-  s.bounds = static_cast<float*>(std::calloc(static_cast<size_t>(s.weights.panels()) * 2 * kPanel, sizeof(float)));
-  if (!s.weights.int8 || !s.bounds) return s;
-  std::vector<uint8_t> values(inputs);
-  for (int n = 0; n < outputs; ++n) {
+  size_t panels = (static_cast<size_t>(outputs) + kPanel - 1) / kPanel;
+  s.bounds = static_cast<float*>(std::calloc(panels * 2 * kPanel, sizeof(float)));
+  if (!s.bounds) return s;
+  s.weights = pack_int8(weight, outputs, inputs, false, [&](int n, const uint8_t* values, float scale) {
     const bf16* w = weight + static_cast<size_t>(n) * inputs;
-    float scale = quantise_weights(w, inputs, values.data()), off = 0, norm = 0;
+    float off = 0, norm = 0;
     for (int k = 0; k < inputs; ++k) {
       float rounded = scale * static_cast<float>(values[k] - 128), rest = to_float(w[k]) - rounded;
       off += rest * rest;
@@ -43,7 +42,7 @@ inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
     float* bound = s.bounds + static_cast<size_t>(n / kPanel) * 2 * kPanel + n % kPanel;
     bound[0] = kRoundUp * std::sqrt(off);
     bound[kPanel] = kRoundUp * std::sqrt(norm);
-  }
+  });
   return s;
 }
 
