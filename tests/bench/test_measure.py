@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fledge.bench import BenchOptions, run_bench, summarise
 from fledge.bench.concurrency import run_level
+from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, measure_bandwidth
 from fledge.bench.measure import Limits, answer_row, measure_answers, reason_to_reject, token_pieces
@@ -17,6 +19,7 @@ from fledge.bench.workloads import Prompt, Workload, own_workload
 from fledge.draft import Head
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.errors import DataError, EngineError
+from fledge.native import unavailable_reason
 from fledge.target import Target
 
 QUICK = BenchOptions(
@@ -108,6 +111,15 @@ def test_weights_read_per_token_leave_the_embedding_lookup_out(result: BenchResu
     assert result.plain is not None
     assert result.plain.weight_bytes == wanted
     assert w.lm_head is w.embedding
+
+
+@pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+def test_the_kernels_read_less_than_all_of_the_lm_head(tiny_target_folder: Path) -> None:
+    kernels, torch = (
+        Target.load(str(tiny_target_folder), dtype="bfloat16", backend=name) for name in ("native", "torch")
+    )
+    lm_head = 2 * kernels.weights.lm_head.numel()
+    assert 0.4 < (weight_bytes(torch) - weight_bytes(kernels)) / lm_head < 0.5
 
 
 def test_a_target_without_a_head_is_measured_plainly(target: Target) -> None:
