@@ -25,9 +25,7 @@ class Selection(NamedTuple):
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
     logprobs: LogprobRows | None
-    only_drawn: (
-        bool  # a draw of each row's logits as they are is all that is wanted, or the most likely token
-    )
+    only_drawn: bool  # tokens are all that is wanted, of logits as they are
 
 
 class SelectionRows:

@@ -79,6 +79,12 @@ struct SampleOptions {
   int top_k;  // 0: off
 };
 
+// 16 tokens, from the first on.
+inline __m512i tokens_from(int first) {
+  __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_add_epi32(_mm512_set1_epi32(first), lane);
+}
+
 // -log of numbers in (0, 1); exact to a few units in the last place near 1, too (a polynomial of Cephes').
 inline __m512 minus_log512(__m512 x) {
   __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero), e = _mm512_getexp_ps(x);
@@ -210,7 +216,7 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
   constexpr float kShortest = 5.9e-8f;  // unit time there is: what is further behind than that can't win
   constexpr float kSlack = 0.9999f;     // more than rounding can make of it
   __m512 best = _mm512_setzero_ps(), bar = _mm512_set1_ps(cut), slack = _mm512_set1_ps(kSlack);
-  __m512i winner = _mm512_setzero_si512(), tokens = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512i winner = _mm512_setzero_si512(), tokens = tokens_from(0);
   for (int i = 0; i < padded; i += 16, tokens = _mm512_add_epi32(tokens, _mm512_set1_epi32(16))) {
     __m512 v = _mm512_loadu_ps(p + i);
     __mmask16 runs = _mm512_cmp_ps_mask(v, bar, _CMP_GE_OQ);
@@ -239,10 +245,9 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
 inline void race_panel(const float* x, int first, int outputs, float high, float temperature, int64_t coin, Best& best) {
   alignas(64) float speed[16];
   __m512 shift = _mm512_set1_ps(high), factor = _mm512_set1_ps(1.0f / temperature);
-  __m512i tokens = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-  for (int i = 0; i < kPanel; i += 16, tokens = _mm512_add_epi32(tokens, _mm512_set1_epi32(16))) {
+  for (int i = 0; i < kPanel; i += 16) {
     __m512 weight = weights_of(_mm512_loadu_ps(x + i), shift, factor);
-    _mm512_store_ps(speed, _mm512_div_ps(weight, unit_times(tokens, coin)));
+    _mm512_store_ps(speed, _mm512_div_ps(weight, unit_times(tokens_from(first + i), coin)));
     for (int n = 0; n < 16 && first + i + n < outputs; ++n)
       if (speed[n] > 0) best.offer(speed[n], first + i + n);
   }

@@ -152,9 +152,6 @@ class Screening {
     return _mm512_fmadd_ps(_mm512_set1_ps(norm), _mm512_loadu_ps(bound),
                            _mm512_mul_ps(_mm512_set1_ps(rounding), _mm512_loadu_ps(bound + kPanel)));
   }
-  static __m512i tokens_from(int first) {
-    return _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-  }
 
   // Which of a panel's logits, about `c`, may matter to a row, going by its first rounding.
   static uint32_t doubtful(const Row& row, const float* c, const float* bound, int p) {
@@ -166,8 +163,8 @@ class Screening {
       if (row.temperature > 0) {  // a unit time -log(u) is longer than 1 - u
         __m512 lead = _mm512_sub_ps(most, _mm512_set1_ps(row.winner.at()));
         __m512 weight = exp512(_mm512_mul_ps(lead, _mm512_set1_ps(1.0f / row.temperature)));
-        __m512 less = _mm512_set1_ps(kLess), least = _mm512_fnmadd_ps(unit_numbers(tokens_from(p * kPanel + i), row.coin), less, less);
-        here |= _mm512_cmp_ps_mask(weight, least, _CMP_GE_OQ);
+        __m512 unit = unit_numbers(tokens_from(p * kPanel + i), row.coin), less = _mm512_set1_ps(kLess);
+        here |= _mm512_cmp_ps_mask(weight, _mm512_fnmadd_ps(unit, less, less), _CMP_GE_OQ);
       }
       found |= static_cast<uint32_t>(here) << i;
     }

@@ -144,8 +144,9 @@ class NativeDecoder:
 
         For wanted rows without filters: temperature [M] float32, 0 for the most likely token, and coins [M] int64.
         """
-        held = temperature.contiguous(), coins.contiguous()
-        return self._forward(batch, kv, "argmax", features, False, *held)
+        return self._forward(
+            batch, kv, "argmax", features, False, temperature.contiguous(), coins.contiguous()
+        )
 
     def _forward(
         self,
