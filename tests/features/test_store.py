@@ -122,6 +122,24 @@ def test_any_flipped_bit_is_an_error_that_names_the_file(tmp_path_factory, codec
     assert all("features-00001" in fault for fault in faults)
 
 
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [(b'"data_offsets":[0,', b'"data_offsets":[0.'), (b'"shape":[', b'"shapd":['), (b'"I32"', b'"I33"')],
+)
+def test_a_header_that_is_json_but_says_something_else_is_damaged(
+    damaged: Path, written: bytes, found: bytes
+) -> None:
+    """A comma that became a point leaves one number of two: a flipped bit that random flips meet once in a while."""
+    path = damaged / "features-00002.safetensors"
+    content = path.read_bytes()
+    assert written in content
+    path.write_bytes(content.replace(written, found, 1))
+    with pytest.raises(
+        StorageError, match=r"features-00002\.safetensors is damaged: its header can't be read"
+    ):
+        read_all(damaged)
+
+
 def test_a_missing_and_a_truncated_shard_are_named(damaged: Path):
     path = damaged / "features-00002.safetensors"
     path.write_bytes(path.read_bytes()[:-7])

@@ -126,7 +126,7 @@ class Shard:
             wanted = {*_IDS, *_STATES, *(_EXPONENTS if self.codec == "fp8" else ())}
             if set(self._tensors) != wanted or any("crc" not in row for row in self._rows):
                 raise KeyError(f"tensors {sorted(self._tensors)}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise self.damaged(f"its header can't be read ({error!r})") from error
         tokens = sum(self.lengths)
         if (
@@ -270,11 +270,12 @@ class Shard:
         found = bytes(first[8 : 8 + length])
         try:
             header = json.loads(found)
-            last = max(facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            ends = [facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"]
+            whole = 8 + length + max(ends)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise self.damaged(f"its header can't be read ({error!r})") from error
-        if 8 + length + last != size:
-            raise self.damaged(f"its header speaks of {8 + length + last:,} bytes, it has {size:,}")
+        if whole != size:
+            raise self.damaged(f"its header speaks of {whole:,} bytes, it has {size:,}")
         return 8 + length, header, sha256(found)
 
 
