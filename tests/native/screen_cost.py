@@ -6,18 +6,16 @@ python -m tests.native.screen_cost [context]
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 
-from fledge.bench.costs import _BatchMaker
+from fledge.bench.costs import BatchMaker, median_ms
 from fledge.target import Target
 from fledge.target.cpu import NativeDecoder
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
-TURNS = 40
+REPEATS = 38
 
 
 def main(context: int) -> None:
@@ -26,27 +24,19 @@ def main(context: int) -> None:
     decoder = target.decoder
     if not isinstance(decoder, NativeDecoder):
         raise SystemExit("the native kernels don't run here, and only they choose without logits")
-    pages = -(-(context + 64) // decoder.page_size)
-    maker = _BatchMaker(target, context, pages)
-    kv = decoder.allocate_kv(pages)
+    maker = BatchMaker(target, context)
+    kv = decoder.allocate_kv(maker.pages)
     decoder.forward(maker.prompt(), kv, logits="none")
     print(f"{'rows':>4}  {'greedy: logits':>14}  {'none':>6}  {'drawn: logits':>13}  {'none':>6}")
     for rows in ROWS:
-        calls = _calls(decoder, maker, kv, rows)
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(TURNS):
-            for name in calls if turn % 2 else reversed(calls):
-                begin = time.perf_counter()
-                calls[name]()
-                if turn >= 2:
-                    times[name].append((time.perf_counter() - begin) * 1e3)
-        a, b, c, d = (median(times[name]) for name in calls)
+        times = median_ms(_calls(decoder, maker, kv, rows), REPEATS, decoder.device, before={})
+        a, b, c, d = times.values()
         print(f"{rows:>4}  {a:>14.2f}  {b:>6.2f}  {c:>13.2f}  {d:>6.2f}", flush=True)
 
 
 def _calls(
-    decoder: NativeDecoder, maker: _BatchMaker, kv: torch.Tensor, rows: int
-) -> dict[str, Callable[[], object]]:
+    decoder: NativeDecoder, maker: BatchMaker, kv: torch.Tensor, rows: int
+) -> dict[str | int, Callable[[], object]]:
     batch = maker.window(rows, tree=rows > 1)
     no = torch.zeros(rows)
     coins = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(0))

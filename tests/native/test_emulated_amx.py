@@ -31,9 +31,8 @@ def emulated() -> ctypes.CDLL:
     flags = (*build.FLAGS, "-include", str(header))
     name = f"emulated-{zlib.crc32(header.read_bytes()):08x}"
     path = build.compile_library(compiler, name, Path(build.__file__).parent, build.SOURCES, flags)
-    return build.declare(
-        ctypes.CDLL(str(path))
-    )  # its threads are never started: AMX's permission isn't asked for
+    # Its threads are never started: AMX's permission isn't asked for.
+    return build.declare(ctypes.CDLL(str(path)))
 
 
 @pytest.mark.parametrize("prefix", [31, 300])

@@ -26,6 +26,7 @@ from fledge.target import ForwardBatch, Target
 from fledge.target.cpu import NativeDecoder
 
 EXTEND_ROWS = 4
+_ROOM = 64  # rows after the context
 
 
 def measure_costs(
@@ -39,9 +40,8 @@ def measure_costs(
 ) -> Costs:
     """Time the target's forwards and, with a head, one draft step of `draft_rows` nodes and one extend."""
     decoder = target.decoder
-    pages = -(-(context + 64) // decoder.page_size)
-    maker = _BatchMaker(target, context, pages)
-    kv = decoder.allocate_kv(pages)
+    maker = BatchMaker(target, context)
+    kv = decoder.allocate_kv(maker.pages)
     decoder.forward(maker.prompt(), kv, logits="none")  # real keys and values to attend to
     plain = maker.window(1, tree=False)
     verify = {count: maker.window(count, tree=True) for count in sorted(set(rows))}
@@ -54,8 +54,8 @@ def measure_costs(
         **{count: verify_call(batch) for count, batch in verify.items()},
     }
     if runner is not None:
-        calls |= _head_calls(runner, maker, target, draft_rows, pages)
-    times = _interleaved(calls, repeats, decoder.device, before={"extend": calls["plain"]})
+        calls |= _head_calls(runner, maker, target, draft_rows)
+    times = median_ms(calls, repeats, decoder.device, before={"extend": calls["plain"]})
     step = times["plain"]
     has_head = runner is not None
     return Costs(
@@ -85,14 +85,15 @@ def weight_bytes(target: Target) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
-class _BatchMaker:
+class BatchMaker:
     """Batches of one request whose prefix is `context` tokens long."""
 
-    def __init__(self, target: Target, context: int, pages: int) -> None:
+    def __init__(self, target: Target, context: int) -> None:
         self._device, self._context = target.decoder.device, context
-        self._page_table = self._integers(range(pages)).unsqueeze(0)
+        self.pages = -(-(context + _ROOM) // target.decoder.page_size)
+        self._page_table = self._integers(range(self.pages)).unsqueeze(0)
         prompts = [target.chat.prompt_ids(prompt.messages) for prompt in own_workload().prompts]
-        self._text = list(islice(cycle(chain.from_iterable(prompts)), context + 64))
+        self._text = list(islice(cycle(chain.from_iterable(prompts)), context + _ROOM))
 
     def prompt(self) -> ForwardBatch:
         """The prefix itself."""
@@ -134,11 +135,11 @@ class _BatchMaker:
 
 
 def _head_calls(
-    runner: HeadRunner, maker: _BatchMaker, target: Target, draft_rows: int, pages: int
+    runner: HeadRunner, maker: BatchMaker, target: Target, draft_rows: int
 ) -> dict[str | int, Callable[[], object]]:
     decoder = target.decoder
     size = target.config.hidden_size
-    kv = runner.allocate_kv(pages)
+    kv = runner.allocate_kv(maker.pages)
     draft, extend = maker.siblings(draft_rows), maker.window(EXTEND_ROWS, tree=False)
     last = extend._replace(
         logit_rows=torch.tensor([EXTEND_ROWS - 1], dtype=torch.int32, device=decoder.device)
@@ -153,7 +154,7 @@ def _head_calls(
     }
 
 
-def _interleaved(
+def median_ms(
     calls: Mapping[str | int, Callable[[], object]],
     repeats: int,
     device: torch.device,

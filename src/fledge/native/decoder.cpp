@@ -155,6 +155,7 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   ws.ensure(s, b.rows, s.hidden, ws.plan.max_splits, t.size);
   KvShape kv_shape{d->layers, static_cast<int>(pages), s.kv_heads, s.head_dim};
   int wanted = static_cast<int>(out.count);
+  // Screening multiplies single rows, with room for a tile's after each.
   if (out.logits || out.chosen) gathered.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
   if (out.chosen) screening.ensure(wanted, s.hidden, t.size, out.temperature, out.coins);
   std::vector<const Packed*> weights;
@@ -368,13 +369,8 @@ void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const 
       const float* x = logits + static_cast<size_t>(r) * n;
       if (temperature[r] <= 0) {
         Best best;
-        best.offer(row_max(x, n), INT_MAX - 1);
-        for (int i = 0; i < n; ++i)
-          if (x[i] == best.value) {
-            best.id = i;
-            break;
-          }
-        out[r] = best.id;
+        best.offer_row(x, 0, n);
+        out[r] = best.token();
       } else {
         SampleOptions o{temperature[r], top_p[r], min_p[r], static_cast<int>(top_k_rows[r])};
         out[r] = sample_row(x, n, o, coins[r], mine);

@@ -149,6 +149,13 @@ class Asking {
   bool expected_;
 };
 
+// c [rows, 32] = rows `first`, first + 1, ... of `x`, at most 32, times panel p of 8-bit weights.
+inline void multiply_int8(const Int8Rows& x, int first, int rows, const Packed& w, int p, float* c, Ahead ahead) {
+  const float* scale = w.scale + p * kPanel;
+  if (!multiply_int8_tiles(x, first, rows, w.int8_panel(p), scale, w.inputs, c, ahead))
+    multiply_panel(x, first, rows, w.int8_panel(p), scale, w.inputs, c, ahead);
+}
+
 // Inside Team::run: `gemm` over 8-bit weights; int8_rows() has room for min(rows, 256) rows of inputs.
 template <class Finish>
 void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
@@ -166,9 +173,7 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
       alignas(64) float c[32 * 32];
       for (int r = 0; r < block; r += 32) {
         int here = block - r < 32 ? block - r : 32;
-        Ahead ahead = asking.panel(p, base + r);
-        if (!multiply_int8_tiles(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead))
-          multiply_panel(x, r, here, w.int8_panel(p), w.scale + p * kPanel, w.inputs, c, ahead);
+        multiply_int8(x, r, here, w, p, c, asking.panel(p, base + r));
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }
     });

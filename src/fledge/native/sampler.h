@@ -26,14 +26,14 @@ struct Best {
       id = i;
     }
   }
-  // The logits c [32] of a panel whose first output is `first`, of `outputs` in all.
-  void offer_panel(const float* c, int first, int outputs) {
-    int count = outputs - first < kPanel ? outputs - first : kPanel;
-    float high = row_max(c, count);
+  // The largest of x[0..count), whose first id is `first`; the first among equals.
+  void offer_row(const float* x, int first, int count) {
+    float high = row_max(x, count);
     if (high < value) return;
     for (int i = 0; i < count; ++i)
-      if (c[i] == high) return offer(high, first + i);
+      if (x[i] == high) return offer(high, first + i);
   }
+  int token() const { return id == INT_MAX ? 0 : id; }  // nothing is a number: the first there is
 };
 
 inline float log_sum_exp(const float* x, int n, float high) {

@@ -142,12 +142,6 @@ class Screening {
     row.fine = norm([&](int i) { return _mm512_sub_ps(rest(i), rounded(fine_, i)); }) + slack;
   }
 
-  static void multiply(const Int8Rows& x, int first, int rows, const Packed& w, int p, float* c, Ahead ahead) {
-    const float* scale = w.scale + p * kPanel;
-    if (!multiply_int8_tiles(x, first, rows, w.int8_panel(p), scale, w.inputs, c, ahead))
-      multiply_panel(x, first, rows, w.int8_panel(p), scale, w.inputs, c, ahead);
-  }
-
   static __m512 error_of(const float* bound, float norm, float rounding) {
     return _mm512_fmadd_ps(_mm512_set1_ps(norm), _mm512_loadu_ps(bound),
                            _mm512_mul_ps(_mm512_set1_ps(rounding), _mm512_loadu_ps(bound + kPanel)));
@@ -178,15 +172,15 @@ class Screening {
     int outputs = w.outputs - p * kPanel;
     uint32_t live = outputs < kPanel ? (1u << outputs) - 1 : ~0u, doubts = 0;
     alignas(64) float c[32 * kPanel], rest[32 * kPanel];
-    multiply(coarse_, first, rows, w, p, c, ahead);
+    multiply_int8(coarse_, first, rows, w, p, c, ahead);
     for (int r = 0; r < rows; ++r)
       if (doubtful(rows_.data[first + r], c + r * kPanel, bound, p) & live) doubts |= 1u << r;
     if (!doubts) return;
     bool together = 2 * __builtin_popcount(doubts) > rows;
-    if (together) multiply(fine_, first, rows, w, p, rest, {});
+    if (together) multiply_int8(fine_, first, rows, w, p, rest, {});
     for (; doubts; doubts &= doubts - 1) {
       int r = __builtin_ctz(doubts);
-      if (!together) multiply(fine_, first + r, 1, w, p, rest + r * kPanel, {});
+      if (!together) multiply_int8(fine_, first + r, 1, w, p, rest + r * kPanel, {});
       look_closely(first + r, p, c + r * kPanel, rest + r * kPanel, bound, live, found);
     }
   }
@@ -224,7 +218,7 @@ class Screening {
         for (auto& one : found)
           if (one.row == r && one.remains) look_at(one, one.panel * kPanel);
     };
-    each([&](const Candidate& one, int first) { best.offer_panel(one.logits, first, outputs); });
+    each([&](const Candidate& one, int first) { best.offer_row(one.logits, first, outputs - first < kPanel ? outputs - first : kPanel); });
     if (row.temperature > 0) {
       float high = best.value;
       best = {};
@@ -232,7 +226,7 @@ class Screening {
         race_panel(one.logits, first, outputs, high, row.temperature, row.coin, best);
       });
     }
-    return best.id == INT_MAX ? 0 : best.id;
+    return best.token();
   }
 
   Int8Rows coarse_, fine_;

@@ -1,4 +1,4 @@
-"""The target's decoder on CPU kernels: one C++ call per forward, every weight read once, front to back.
+"""The target's decoder on CPU kernels: one C++ call per forward, weights read once, front to back, the lm_head in part.
 
 Results are row-invariant: a row's logits and features don't depend on how many rows go with it, nor on whether it is
 a tree node or a plain decode step. So greedy speculation equals plain decode bit for bit, in bf16 too.
