@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from fledge.engine import Engine, TreeShape
+from fledge.engine.plans import RoundPlan
 from fledge.engine.request import Completion
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
@@ -47,6 +50,19 @@ def scripted_head(
     head = ContextHead(target.decoder.page_size, VOCABULARY, rate, best_first=best_first)
     head.learn([*answer.prompt_token_ids, *answer.token_ids] for answer in answers)
     return head
+
+
+class Uneven(RoundPlan):
+    """Every request gets a number of nodes of its own, some none."""
+
+    def __init__(self, bound: TreeShape) -> None:
+        super().__init__(bound)
+        self.rng, self.sizes = random.Random(5), Counter[int]()
+
+    def nodes(self, scores: torch.Tensor, depths: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
+        counts = [self.rng.choice([0, 1, 3, self.bound.nodes - 1]) for _ in scores]
+        self.sizes.update(counts)
+        return 1 + max(counts), torch.tensor(counts)
 
 
 SHAPES = [

@@ -126,9 +126,11 @@ def share_the_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all nodes of a tree have the penalties of its root."""
     honest = engine_forwards.edited
 
-    def edited(logits: Tensor, edits: LogitEdits, tree: DraftTree | None, *, keep: bool) -> Tensor:
+    def edited(
+        logits: Tensor, edits: LogitEdits, tree: DraftTree | None, picked: Tensor | None, *, keep: bool
+    ) -> Tensor:
         shared = tree and tree._replace(window_mask=torch.zeros_like(tree.window_mask))
-        return honest(logits, edits, shared, keep=keep)
+        return honest(logits, edits, shared, picked, keep=keep)
 
     monkeypatch.setattr(engine_forwards, "edited", edited)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine.planner import FixedPlanner, RoundPlan
+from fledge.engine.planner import FixedPlanner
 from fledge.engine.request import Completion
 from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
-from tests.engine.conftest import SHAPES, VOCABULARY, scripted_head
+from tests.engine.conftest import SHAPES, VOCABULARY, Uneven, scripted_head
 from tests.engine.context_head import ContextHead
 from tests.engine.exact import raw_logits
 
@@ -126,23 +126,6 @@ def test_requests_without_speculation_share_the_batch(
     assert token_ids(answers) == token_ids(expected)
     assert [answer.stats.tau > 2 for answer in answers] == [True, False, True, False]
     assert answers[1].stats.drafted_rounds == 0
-
-
-class Uneven(RoundPlan):
-    """Every request gets a number of nodes of its own, some none."""
-
-    def __init__(self, bound: TreeShape) -> None:
-        super().__init__(bound)
-        self.rng, self.sizes = random.Random(5), Counter[int]()
-
-    def nodes(
-        self, scores: torch.Tensor, depths: torch.Tensor | None, *, apart: bool = False
-    ) -> tuple[int, torch.Tensor | None]:
-        if not apart:
-            return super().nodes(scores, depths)
-        counts = [self.rng.choice([0, 1, 3, self.bound.nodes - 1]) for _ in scores]
-        self.sizes.update(counts)
-        return 1 + max(counts), torch.tensor(counts)
 
 
 @pytest.mark.parametrize(

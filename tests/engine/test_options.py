@@ -8,8 +8,9 @@ import random
 import pytest
 
 from fledge.engine import Completion, Engine, SamplingParams, TokenLogprob, TreeShape
+from fledge.engine.planner import FixedPlanner
 from fledge.target.target import Target
-from tests.engine.conftest import scripted_head
+from tests.engine.conftest import Uneven, scripted_head
 from tests.engine.exact import raw_logits
 
 OPTIONS: list[dict[str, object]] = [
@@ -69,6 +70,25 @@ def test_mixed_options_share_batches_and_survive_preemption(
         assert answer.token_ids == expected.token_ids
         assert (answer.logprobs is None) == (params.logprobs is None)
         same_logprobs(answer.logprobs, expected.logprobs)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, TreeShape(2, 2, 10, lookup=7)], ids=str)
+def test_requests_with_options_may_have_trees_of_different_sizes(
+    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [
+        SamplingParams(max_tokens=24, seed=n, ignore_eos=True, **OPTIONS[n % len(OPTIONS)])  # type: ignore[arg-type]
+        for n in range(len(prompts))
+    ]
+    alone = [serve(plain, [prompt], [params])[0] for prompt, params in zip(prompts, wanted, strict=True)]
+    head, plan = scripted_head(target, alone, 0.8), Uneven(shape)
+    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests: plan)
+    engine = Engine(target, head, max_batch=7, tree=shape)
+    for answer, expected in zip(serve(engine, prompts, wanted), alone, strict=True):
+        assert answer.token_ids == expected.token_ids
+        same_logprobs(answer.logprobs, expected.logprobs)
+    assert engine.stats().draft_tokens == sum(size * times for size, times in plan.sizes.items())
+    assert engine.stats().tau > 1.2
 
 
 def test_logprobs_are_the_targets_own_whatever_is_done_to_the_logits(

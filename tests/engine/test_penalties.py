@@ -37,12 +37,19 @@ def make_request(prompt: list[int], answer: list[int], **options: object) -> Req
     return request
 
 
-def edit(logits: Tensor, requests: list[Request], tree: DraftTree | None, *, keep: bool = True) -> Tensor:
+def edit(
+    logits: Tensor,
+    requests: list[Request],
+    tree: DraftTree | None,
+    picked: Tensor | None = None,
+    *,
+    keep: bool = True,
+) -> Tensor:
     selection = request_selection(requests, V, CPU)
     return (
         logits
         if selection is None or selection.edits is None
-        else edited(logits, selection.edits, tree, keep=keep)
+        else edited(logits, selection.edits, tree, picked, keep=keep)
     )
 
 
@@ -95,6 +102,8 @@ def test_every_node_is_penalized_for_its_own_ancestors(seed: int) -> None:
             row = number * shape.nodes + node
             expected = by_hand(raw[row], request, ancestors[number][node])
             assert got[row].tolist() == pytest.approx(expected, abs=1e-5)
+    picked = torch.tensor(sorted(rng.sample(range(len(raw)), rng.randrange(1, len(raw)))))
+    assert torch.equal(edit(raw[picked], requests, tree, picked), got[picked])
     assert torch.equal(edit(logits, requests, tree, keep=False), got)
 
 

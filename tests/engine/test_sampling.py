@@ -142,6 +142,16 @@ def test_rows_keep_their_own_parameters() -> None:
     settings = [(1.0, 0, 1.0, 0.2), (0.5, 3, 1.0, 0.0), (2.0, 0, 0.5, 0.0)]
     for row, setting in enumerate(settings):
         assert set(weights[row].nonzero().flatten().tolist()) == set(naive_kept(logits[row], *setting))
+    some = torch.tensor([2, 0])
+    assert torch.equal(processed_weights(logits[some], mixed.of(some)), weights[some])
+
+
+def test_which_of_some_rows_are_sampled() -> None:
+    mixed = rows(4)._replace(temperature=torch.tensor([0.0, 1.0, 0.0, 2.0]), sampled=torch.tensor([1, 3]))
+    few = mixed.of(torch.tensor([3, 0]))
+    assert few.sampled is not None
+    assert few.sampled.tolist() == [0]
+    assert rows(4).of(torch.tensor([3, 0])).sampled is None
 
 
 def test_draws_follow_the_processed_distribution() -> None:

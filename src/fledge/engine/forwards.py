@@ -64,10 +64,11 @@ def run_target(
     selection: Selection | None,
     features: bool,
     tree: DraftTree | None = None,
+    picked: Tensor | None = None,
 ) -> TargetRows:
     """The target over window rows [R]; each row chooses its next token. `mask` None: causal.
 
-    `tree`: what the rows are, if they are drafts.
+    `tree`: what the rows are, if they are drafts; `picked` [R] int64: which of its B * N nodes; None: all.
     """
     rows = ForwardBatch(
         token_ids=token_ids.to(torch.int32),
@@ -79,7 +80,9 @@ def run_target(
         window_mask=mask,
     )
     position = positions if selection is None else positions + 1  # greedy rows toss no coins
-    return choose_tokens(models, rows, position, selection=selection, features=features, tree=tree)
+    return choose_tokens(
+        models, rows, position, selection=selection, features=features, tree=tree, picked=picked
+    )
 
 
 def choose_tokens(
@@ -90,6 +93,7 @@ def choose_tokens(
     selection: Selection | None,
     features: bool,
     tree: DraftTree | None = None,
+    picked: Tensor | None = None,
 ) -> TargetRows:
     """A target forward and the token each wanted row yields; `position` [M] is where that token stands.
 
@@ -100,6 +104,8 @@ def choose_tokens(
     if selection is None:
         return _chosen(decoder.forward(rows, models.kv, logits="argmax", features=features))
     sampling = selection.sampling
+    if sampling is not None and picked is not None:
+        sampling = sampling.of(picked)
     if models.drawn is not None and sampling is not None and selection.only_drawn:
         tossed = coins(sampling.seed_key, position)
         return _chosen(models.drawn(rows, models.kv, sampling.temperature, tossed, features=features))
@@ -109,7 +115,7 @@ def choose_tokens(
     keep = selection.logprobs is not None
     logits = out.logits
     if selection.edits is not None:
-        logits = edited(logits, selection.edits, tree, keep=keep)
+        logits = edited(logits, selection.edits, tree, picked, keep=keep)
     chosen = choose(logits, sampling, position, models.sampler)
     return TargetRows(chosen, out.features, out.logits if keep else None)
 

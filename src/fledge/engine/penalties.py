@@ -30,60 +30,85 @@ class LogitEdits(NamedTuple):
 
     requests: Tensor  # [n] int64, which of the batch's requests
     counts: TokenCounts | None  # of all the batch's requests, M = B at least; None: nobody has a penalty
-    repetition: Tensor  # [n, 1, 1] float32
-    presence: Tensor  # [n, 1, 1] float32
-    frequency: Tensor  # [n, 1, 1] float32
-    bias_ids: Tensor  # [n, 1, K] int64; requests with fewer than K are padded with token 0
-    bias: Tensor  # [n, 1, K] float32, 0 for padding
+    repetition: Tensor  # [n, 1] float32
+    presence: Tensor  # [n, 1] float32
+    frequency: Tensor  # [n, 1] float32
+    bias_ids: Tensor  # [n, K] int64; requests with fewer than K are padded with token 0
+    bias: Tensor  # [n, K] float32, 0 for padding
 
 
-def edited(logits: Tensor, edits: LogitEdits, tree: DraftTree | None, *, keep: bool) -> Tensor:
-    """The logits [B * N, V] with bias and penalties, N rows per request. `tree` None: nothing is drafted, N = 1.
+def edited(
+    logits: Tensor, edits: LogitEdits, tree: DraftTree | None, picked: Tensor | None = None, *, keep: bool
+) -> Tensor:
+    """The logits [R, V] with bias and penalties. `tree` None: nothing is drafted, one row per request.
 
-    `keep`: leave the tensor given as it is.
+    `picked` [R] int64: which of the B * N nodes the rows are; None: all. `keep`: leave the tensor given as it is.
     """
     nodes = 1 if tree is None else tree.token_ids.shape[1]
-    rows = logits.view(-1, nodes, logits.shape[-1])  # [B, N, V]
-    changed = rows.index_select(0, edits.requests)  # [n, N, V]
-    if edits.bias_ids.shape[2]:
-        changed.scatter_add_(
-            2, edits.bias_ids.expand(-1, nodes, -1), edits.bias.expand(-1, nodes, -1).contiguous()
-        )
+    rows, own, node = _edited_rows(edits.requests, nodes, picked)
+    changed = logits.index_select(0, rows)  # [r, V]
+    if edits.bias_ids.shape[1]:
+        changed.scatter_add_(1, edits.bias_ids.index_select(0, own), edits.bias.index_select(0, own))
     if edits.counts is not None:
-        counts = TokenCounts(*(table.index_select(0, edits.requests)[:, None] for table in edits.counts))
-        changed = _with_drafted(changed, counts, edits, tree)
-    if keep:
-        return rows.index_copy(0, edits.requests, changed).view_as(logits)
-    return rows.index_copy_(0, edits.requests, changed).view_as(logits)
+        seen = TokenCounts(*(table.index_select(0, edits.requests) for table in edits.counts))  # [n, V]
+        raw = changed
+        changed = _penalized(raw, *(part.index_select(0, own) for part in _penalties(seen, edits)))
+        if tree is not None:
+            _count_ancestors(changed, raw, seen, edits, tree, own, node)
+    return logits.index_copy(0, rows, changed) if keep else logits.index_copy_(0, rows, changed)
 
 
-def _with_drafted(logits: Tensor, counts: TokenCounts, edits: LogitEdits, tree: DraftTree | None) -> Tensor:
-    """Penalties of the answer so far for all tokens [n, N, V], then again for the tree's tokens, with their ancestors.
+def _edited_rows(requests: Tensor, nodes: int, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of these `requests` [n]: their numbers, which of the n each belongs to, and which node; [r] each."""
+    if picked is None:
+        node = torch.arange(nodes, device=requests.device)
+        own = torch.arange(len(requests), device=requests.device).repeat_interleave(nodes)
+        return (requests[:, None] * nodes + node).view(-1), own, node.repeat(len(requests))
+    rows, own = (picked[:, None] // nodes == requests).nonzero(as_tuple=True)
+    return rows, own, picked.index_select(0, rows) % nodes
 
-    Every node gets a new value for every token of its tree; one that isn't its ancestor is counted zero times more.
+
+def _count_ancestors(
+    changed: Tensor,
+    raw: Tensor,
+    seen: TokenCounts,
+    edits: LogitEdits,
+    tree: DraftTree,
+    own: Tensor,
+    node: Tensor,
+) -> None:
+    """Penalise the tree's tokens again in `changed` [r, V], from the `raw` logits, each row's ancestors counted, too.
+
+    Every row gets a new value for every token of its tree; one that isn't its ancestor is counted zero times more.
     """
-    if tree is None:
-        return _penalized(logits, counts, edits)
-    nodes = tree.token_ids.shape[1]
-    tokens = tree.token_ids.index_select(0, edits.requests)  # [n, N]
-    mask = tree.window_mask.index_select(0, edits.requests)
-    bits = torch.arange(nodes, device=mask.device)
-    sees = ((mask[:, :, None] >> bits) & 1).float()  # [n, N, N]: node, its ancestor
-    sees[:, :, 0] = 0  # the root is counted
+    request = edits.requests.index_select(0, own)
+    tokens = tree.token_ids.index_select(0, request).clamp(
+        min=0
+    )  # [r, N]; an empty node is nobody's ancestor
+    mask = tree.window_mask.index_select(0, request).gather(1, node[:, None])
+    sees = ((mask >> torch.arange(tokens.shape[1], device=mask.device)) & 1).float()  # [r, N]
+    sees[:, 0] = 0  # the root is counted
     same = (tokens[:, :, None] == tokens[:, None]).float()
-    above = (sees @ same).to(torch.int32)  # [n, N, N]: how often node i's path holds node j's token
-    index = tokens[:, None].expand(-1, nodes, -1)
-    own = TokenCounts(
-        generated=counts.generated.expand(-1, nodes, -1).gather(2, index) + above,
-        in_prompt=counts.in_prompt.expand(-1, nodes, -1).gather(2, index),
+    above = (sees[:, None] @ same)[:, 0].to(
+        torch.int32
+    )  # [r, N]: how often the row's path holds node j's token
+    counted = TokenCounts(
+        generated=seen.generated[own[:, None], tokens] + above, in_prompt=seen.in_prompt[own[:, None], tokens]
     )
-    drafted = _penalized(logits.gather(2, index), own, edits)
-    return _penalized(logits, counts, edits).scatter_(2, index, drafted)
+    of_rows = edits._replace(
+        repetition=edits.repetition.index_select(0, own),
+        presence=edits.presence.index_select(0, own),
+        frequency=edits.frequency.index_select(0, own),
+    )
+    changed.scatter_(1, tokens, _penalized(raw.gather(1, tokens), *_penalties(counted, of_rows)))
 
 
-def _penalized(logits: Tensor, counts: TokenCounts, edits: LogitEdits) -> Tensor:
-    """Elementwise: the penalties for logits [n, N, X] whose tokens have `counts` [n, N or 1, X]."""
+def _penalties(counts: TokenCounts, edits: LogitEdits) -> tuple[Tensor, Tensor]:
+    """What logits are divided by (if negative, multiplied), and what is then taken from them; shaped like `counts`."""
     generated = counts.generated > 0
     divisor = torch.where(counts.in_prompt | generated, edits.repetition, 1.0)
-    scaled = torch.where(logits > 0, logits / divisor, logits * divisor)
-    return scaled.sub_(edits.frequency * counts.generated + edits.presence * generated)
+    return divisor, edits.frequency * counts.generated + edits.presence * generated
+
+
+def _penalized(logits: Tensor, divisor: Tensor, deduction: Tensor) -> Tensor:
+    return torch.where(logits > 0, logits / divisor, logits * divisor).sub_(deduction)

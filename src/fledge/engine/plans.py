@@ -46,13 +46,11 @@ class RoundPlan:
         """Whether level + 1 is drafted; `open_mass` [B] is the probability that it is only named if it is."""
         return True
 
-    def nodes(
-        self, scores: Tensor, depths: Tensor | None, *, apart: bool = False
-    ) -> tuple[int, Tensor | None]:
+    def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
         """How many nodes are verified, of candidates with cumulative log probabilities [B, C] at depths [C].
 
         `depths` None: the probabilities aren't the head's but lookup's, which need no calibration.
-        Where requests may have numbers of their own (`apart`) also those [B], roots left out; None: all have the same.
+        Where requests have numbers of their own also those [B], roots left out; None: all have the same.
         """
         return self.bound.nodes, None
 
@@ -79,15 +77,13 @@ class ConfidentPlan(RoundPlan):
         gain = np.maximum(open_mass.numpy() * share - price, 0).sum()
         return bool(gain > self._rate * self._scale * step)
 
-    def nodes(
-        self, scores: Tensor, depths: Tensor | None, *, apart: bool = False
-    ) -> tuple[int, Tensor | None]:
+    def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
         worth = scores.exp().numpy()
         if depths is not None:
             worth *= self._planner.beliefs.calibration_of(depths.numpy())
         best = np.sort(worth, 1)[:, ::-1][:, : self.bound.nodes - 1]
         requests = len(worth)
-        if apart and requests > 1:
+        if requests > 1:
             counts = self._shared_out(best)
             return 1 + int(counts.max()), torch.from_numpy(counts)
         gains = np.concatenate(([0.0], best.sum(0).cumsum()))

@@ -204,8 +204,7 @@ def _sizes(
     speculates = batch.speculating()[1]
     if speculates is not None:
         scores = scores.masked_fill(~speculates[:, None], -torch.inf)
-    # Where logits are edited or sampled from, every request has the same number of rows.
-    return plan.nodes(scores, depths, apart=batch.selection.selection(1) is None)
+    return plan.nodes(scores, depths)
 
 
 def verify(this: Round, tree: DraftTree) -> TargetRows:
@@ -222,6 +221,7 @@ def verify(this: Round, tree: DraftTree) -> TargetRows:
         selection=batch.selection.selection(shape.nodes),
         features=True,
         tree=tree,
+        picked=picked,
     )
     chosen = rows.chosen
     if picked is not None:
@@ -362,5 +362,8 @@ def _logprobs(
     """Log probabilities of the path's tokens [B, W], for the requests that want them."""
     if selection is None or selection.logprobs is None or rows.logits is None:
         return None
-    path_rows = None if path is None else path + layout.first_row_column
-    return path_logprobs(rows.logits, selection.logprobs, path_rows, emitted)
+    if path is None:
+        return path_logprobs(rows.logits, selection.logprobs, None, emitted)
+    # What is beyond a path may be no row, and have chosen no token.
+    own = (path + layout.first_row_column).clamp_(max=len(rows.logits) - 1)
+    return path_logprobs(rows.logits, selection.logprobs, own, emitted.clamp(min=0))

@@ -166,7 +166,7 @@ def _edits(
         bias[row, : len(p.logit_bias)] = list(p.logit_bias.values())
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
     return LogitEdits(
         requests=torch.tensor([row for row, _ in chosen], device=device),
@@ -174,8 +174,8 @@ def _edits(
         repetition=column([p.repetition_penalty for p in params]),
         presence=column([p.presence_penalty for p in params]),
         frequency=column([p.frequency_penalty for p in params]),
-        bias_ids=torch.from_numpy(bias_ids).to(device)[:, None],
-        bias=torch.from_numpy(bias).to(device)[:, None],
+        bias_ids=torch.from_numpy(bias_ids).to(device),
+        bias=torch.from_numpy(bias).to(device),
     )
 
 

@@ -36,6 +36,19 @@ class RowSampling(NamedTuple):
     sampled: Tensor | None  # int64 indices of the rows that aren't greedy; None: all of them
     truncates: bool  # some row uses top-k or top-p
 
+    def of(self, rows: Tensor) -> RowSampling:
+        """Of these rows [R] int64 alone."""
+        temperature = self.temperature.index_select(0, rows)
+        return RowSampling(
+            temperature=temperature,
+            top_k=self.top_k.index_select(0, rows),
+            top_p=self.top_p.index_select(0, rows),
+            min_p=self.min_p.index_select(0, rows),
+            seed_key=self.seed_key.index_select(0, rows),
+            sampled=None if self.sampled is None else temperature.nonzero()[:, 0],
+            truncates=self.truncates,
+        )
+
 
 # A backend's own sampler: (logits [M, V] float32, temperature [M], top_k [M] int64, top_p [M], min_p [M],
 # coins [M] int64) -> [M] int64, meaning what `sample` means; rows of temperature 0 yield their argmax, lowest id
@@ -89,16 +102,7 @@ def choose(
         return sample(logits, rows, tossed)
     chosen = logits.argmax(-1)
     some = rows.sampled
-    picked = RowSampling(
-        temperature=rows.temperature[some],
-        top_k=rows.top_k[some],
-        top_p=rows.top_p[some],
-        min_p=rows.min_p[some],
-        seed_key=rows.seed_key[some],
-        sampled=None,
-        truncates=rows.truncates,
-    )
-    chosen[some] = sample(logits[some], picked, tossed[some])
+    chosen[some] = sample(logits[some], rows.of(some)._replace(sampled=None), tossed[some])
     return chosen
 
 
