@@ -15,7 +15,6 @@
 namespace fledge {
 
 constexpr int kSplit = 256;
-constexpr int kRowsPerUnit = 32;
 constexpr int kMaxWindow = 64;
 constexpr int kMergedAtOnce = 16;  // queries
 
@@ -50,7 +49,7 @@ struct AttentionPlan {
   std::vector<Unit> units;
   int max_splits = 1;
 
-  void build(const BatchView& b) {
+  void build(const BatchView& b, int unit_rows) {
     rows.resize(b.rows);
     units.clear();
     max_splits = 1;
@@ -71,8 +70,8 @@ struct AttentionPlan {
       int splits = 1;
       for (int split = 0; split < splits; ++split) {
         int first = static_cast<int>(units.size());
-        for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += kRowsPerUnit) {
-          int n = b.row_start[r + 1] - i < kRowsPerUnit ? b.row_start[r + 1] - i : kRowsPerUnit;
+        for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += unit_rows) {
+          int n = b.row_start[r + 1] - i < unit_rows ? b.row_start[r + 1] - i : unit_rows;
           Unit u{r, i, n, split, true, 0, rows[i].length};
           for (int j = i; j < i + n; ++j) {
             u.contiguous = u.contiguous && rows[j].contiguous;
@@ -153,7 +152,7 @@ struct Upcoming {
   }
 };
 
-// One unit: up to 32 rows of a request, one KV head with its group of query heads, one split of the sequence.
+// One unit: some rows of a request, one KV head with its group of query heads, one split of the sequence.
 //
 // Query q is head q % group of row q / group. A few queries are taken through the whole split before the next, so that
 // their scores stay in the L1 cache; a query's weights take the place of its scores.

@@ -151,7 +151,7 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   const Shape& s = d->shape;
   const DecoderOutputs& out = *outputs;
   Workspace& ws = workspace;
-  ws.plan.build(b);
+  ws.plan.build(b, rows_per_unit(s.heads / s.kv_heads));
   ws.ensure(s, b.rows, s.hidden, ws.plan.max_splits, t.size);
   KvShape kv_shape{d->layers, static_cast<int>(pages), s.kv_heads, s.head_dim};
   int wanted = static_cast<int>(out.count);
@@ -232,7 +232,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   const Shape& s = h->shape;
   const HeadOutputs& out = *outputs;
   Workspace& ws = workspace;
-  ws.plan.build(b);
+  ws.plan.build(b, rows_per_unit(s.heads / s.kv_heads));
   int inputs = 2 * s.hidden > 3 * h->target_hidden ? 2 * s.hidden : 3 * h->target_hidden;
   ws.ensure(s, b.rows, inputs, ws.plan.max_splits, t.size);
   KvShape kv_shape{1, static_cast<int>(pages), s.kv_heads, s.head_dim};

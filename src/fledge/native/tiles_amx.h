@@ -12,6 +12,7 @@ namespace fledge {
 
 constexpr int kQueriesAtOnce = 32;  // that attention takes through a split
 constexpr bool kPagesInTurn = true;  // how attention asks for pages: see `Upcoming`
+inline int rows_per_unit(int) { return 32; }  // that attention hands out together
 
 // Asks the kernel for AMX state; false when it refuses.
 inline bool request_tiles() {

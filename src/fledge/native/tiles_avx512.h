@@ -8,6 +8,9 @@ namespace fledge {
 constexpr int kQueriesAtOnce = 24;  // that attention takes through a split: their scores fit an L1 cache of 32 KB
 constexpr bool kPagesInTurn = false;  // how attention asks for pages: see `Upcoming`
 
+// The rows that attention hands out together: no more than it takes at once, so that few rows still keep all threads busy.
+inline int rows_per_unit(int group) { return group < kQueriesAtOnce ? kQueriesAtOnce / group : 1; }
+
 inline bool request_tiles() { return true; }
 inline void configure_tiles() {}
 inline void release_tiles() {}
