@@ -29,7 +29,7 @@ def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
 
 @pytest.mark.parametrize(
     ("part", "lines"),
-    [("levels", 4), ("ttft", 2), ("sampled", 1), ("context", 3), ("neighbour", 2), ("overlap", 2)],
+    [("levels", 4), ("ttft", 2), ("sampled", 2), ("context", 3), ("neighbour", 2), ("overlap", 2)],
 )
 def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines: int) -> None:
     found = measured(target, head, part)

@@ -6,7 +6,7 @@
     levels      throughput with 1, 2, 4, ... requests at once, whose answers differ in length as users' do (half to one
                 and a half times the tokens asked for): the head, and a head of random weights
     ttft        time to the first token of long prompts
-    sampled     time per output token at temperature 1, one request at a time
+    sampled     at temperature 1: time per output token of one request at a time, throughput of eight
     context     a verify of many rows after short and long contexts
     neighbour   time per output token beside a process that keeps a core busy
     overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
@@ -135,22 +135,26 @@ class Bench:
 
     def levels(self) -> Iterator[Ratio]:
         """Throughput at every level: the head and the random head over plain decode."""
-        engines = self.engines(PLAIN, HEAD, BAD, max_batch=max(self.sizes.levels))
+        yield from self._throughput(self.sizes.levels, HEAD, BAD)
+
+    def _throughput(self, levels: Sequence[int], *names: str, temperature: float = 0.0) -> Iterator[Ratio]:
+        engines = self.engines(PLAIN, *names, max_batch=max(levels))
         rows: dict[tuple[int, str], list[LevelRow]] = {}
-        for turn in interleaved(self.sizes.levels, list(engines), self.sizes.repeats + 1):
+        for turn in interleaved(levels, list(engines), self.sizes.repeats + 1):
             requests = self._requests(max(len(_LENGTHS), _WAVES * turn.level))
             lengths = [
                 max(round(_LENGTHS[n % len(_LENGTHS)] * self.sizes.tokens), 1) for n in range(len(requests))
             ]
-            row = run_level(engines[turn.name], turn.name, requests, turn.level, lengths)
+            row = run_level(engines[turn.name], turn.name, requests, turn.level, lengths, temperature)
             if turn.repeat:  # the first teaches the planner what this batch size costs
                 rows.setdefault((turn.level, turn.name), []).append(row)
-        for level in self.sizes.levels:
+        sampled = f", temperature {temperature:g}" if temperature else ""
+        for level in levels:
             base = [row.output_throughput for row in rows[level, PLAIN]]
-            for name in (HEAD, BAD):
+            for name in names:
                 found = rows[level, name]
                 tau = f"tau {median(row.tau for row in found):.2f}"
-                what = f"throughput, {level} at once: {name} over plain"
+                what = f"throughput, {level} at once{sampled}: {name} over plain"
                 yield _paired(what, base, [row.output_throughput for row in found], "tokens/s", tau)
 
     def ttft(self) -> Iterator[Ratio]:
@@ -170,7 +174,7 @@ class Bench:
             yield _paired(what, found[PLAIN], found[HEAD], "ms")
 
     def sampled(self) -> Iterator[Ratio]:
-        """Plain decode's time per token over the head's, at temperature 1, prompt by prompt."""
+        """At temperature 1: plain decode's time per token over the head's, prompt by prompt, and eight at once."""
         engines = self.engines(PLAIN, HEAD, max_batch=1)
         times: dict[str, list[float]] = {PLAIN: [], HEAD: []}
         taus = []
@@ -186,6 +190,7 @@ class Bench:
         yield _paired(
             "time per token at temperature 1: plain over head", times[HEAD], times[PLAIN], "ms", note
         )
+        yield from self._throughput((8,), HEAD, temperature=1.0)
 
     def context(self) -> Iterator[Ratio]:
         """A verify of n rows over a plain step, after short and long contexts."""
