@@ -123,6 +123,7 @@ def test_pages_the_head_has_not_seen_yet_are_not_offered_to_speculation(target: 
     engine = Engine(target, head)
     head.strict = True
     engine._core._planner.choose = lambda requests: None  # type: ignore[method-assign]
+    engine._core._scheduler._pays = lambda requests: True
     answer(engine, [first])
     tree = TreeShape(2, 4, 8)
     engine._core._planner.choose = lambda requests: RoundPlan(tree)  # type: ignore[method-assign]
@@ -136,6 +137,7 @@ def test_pages_before_a_head_that_restarted_are_not_offered_to_speculation(targe
     head = scripted_head(target, [], 1.0, best_first=True)
     head.strict = False
     engine = Engine(target, head)
+    engine._core._scheduler._pays = lambda requests: True
     plain_rounds = engine._core._batch.sizes.pending + size
     count = plain_rounds + 10
     done = Engine(target, prefix_cache=False).generate([first], max_tokens=count, ignore_eos=True)[0]
@@ -170,6 +172,57 @@ def test_pages_without_head_serve_plain_requests_only_until_a_speculating_one_re
         assert got[0].stats.tau == (TREE.depth + 1 if speculate else 1)
         hits.append(got[0].stats.cached_tokens)
     assert hits == [0, 2 * size, 0, 2 * size, 2 * size]
+    engine.check()
+
+
+def test_while_speculation_does_not_pay_pages_without_head_serve_all(target: Target) -> None:
+    """The head begins behind them; what it writes there is offered to nobody."""
+    size = target.decoder.page_size
+    prompt = random_tokens(random.Random(14), 3 * size + 2)
+    reference = Engine(target, prefix_cache=False)
+    expected = answer(reference, [prompt])
+    longer = [*prompt, *expected[0].token_ids, *random_tokens(random.Random(15), 2 * size)]
+    after = answer(reference, [longer])
+    head = scripted_head(target, [*expected, *after], 1.0, best_first=True)
+    engine = Engine(target, head, tree=TREE)
+    scheduler = engine._core._scheduler
+    answer(engine, [prompt], speculate=False)
+    pages = (len(prompt) + TOKENS - 1) // size
+    for pays, hits, restarts in (
+        (False, pages * size, True),
+        (True, 0, False),
+        (True, len(longer) // size * size, False),
+    ):
+        scheduler._pays = lambda requests, pays=pays: pays
+        before = head.restarts
+        got = answer(engine, [longer])[0]
+        assert got.token_ids == after[0].token_ids
+        assert got.stats.tau == TREE.depth + 1
+        assert got.stats.cached_tokens == hits
+        assert (head.restarts > before) == restarts
+        assert scheduler.prefix is not None
+        assert not (restarts and any(entry.with_head for entry in scheduler.prefix._entries.values()))
+    engine.check()
+
+
+def test_a_head_that_caught_up_leaves_its_pages_to_speculating_requests(target: Target) -> None:
+    """It wasn't shown the prompt, for speculation didn't pay then."""
+    size = target.decoder.page_size
+    prompt = random_tokens(random.Random(16), 2 * size + 2)
+    done = answer(Engine(target, prefix_cache=False), [prompt])
+    head = scripted_head(target, done, 1.0, best_first=True)
+    head.strict = False  # while costs are measured
+    engine = Engine(target, head)
+    head.strict = True
+    planner = engine._core._planner
+    planner.choose = lambda requests: RoundPlan(TREE)  # type: ignore[method-assign]
+    planner.pays = lambda requests: False  # type: ignore[method-assign]
+    engine._core._scheduler._pays = lambda requests: True
+    for hits in (0, 2 * size):
+        got = answer(engine, [prompt])[0]
+        assert got.token_ids == done[0].token_ids
+        assert got.stats.tau == TREE.depth + 1
+        assert got.stats.cached_tokens == hits
     engine.check()
 
 
@@ -258,7 +311,7 @@ def test_whatever_happens_matched_pages_hold_the_requests_tokens(
     """Against a model: what each page was filled with, target up to its end and head one token further."""
     rng = random.Random(seed)
     pool = PagePool(pages, size)
-    cache = PrefixCache(pool)
+    cache = PrefixCache(pool, heads=True)
     holds: dict[int, tuple[tuple[int, ...], bool]] = {}
     live: list[Request] = []
 
@@ -277,24 +330,29 @@ def test_whatever_happens_matched_pages_hold_the_requests_tokens(
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
         speculate = rng.random() < 0.7
         request = Request(number, tokens, SamplingParams(max_tokens=1), 0, frozenset(), speculate, None)
-        found = cache.match(request)
+        strict = speculate and rng.random() < 0.7
+        found, known = cache.match(request, head=strict)
         assert len(found) * size < len(tokens)
         for index, page in enumerate(found):
             held, with_head = holds[page]
             assert held == tuple(tokens[: (index + 1) * size + 1])
-            assert with_head or not speculate
+            assert with_head or index >= known
+        assert known == len(found) or not strict
         if pool.pages_for(len(tokens)) - len(found) > pool.free_pages - pool.idle(found):
             continue
         pool.share(request.pages, found)
         request.shared_pages = len(found)
         assert pool.reserve(request.pages, len(tokens))
-        request.head_written = rng.randrange(len(tokens)) if speculate else 0
+        request.head_written = rng.randrange(len(tokens)) if speculate and known == len(found) else 0
         for index in range(len(found), len(request.pages)):
             with_head = (index + 1) * size <= request.head_written
             holds[request.pages[index]] = (tuple(tokens[: (index + 1) * size + 1]), with_head)
         live.append(request)
         if rng.random() < 0.5:
+            own = list(request.pages)
             cache.insert(request, rng.randrange(len(tokens)))
+            swapped = [index for index, page in enumerate(request.pages) if page != own[index]]
+            assert all((index + 1) * size <= request.head_written for index in swapped)
         check()
     while live:
         pool.release(live.pop().pages)

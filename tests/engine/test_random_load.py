@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,18 @@ def jobs_for(target: Target, count: int, seed: int) -> list[Job]:
 
 
 def serve(
-    target: Target, jobs: list[Job], seed: int, tree: TreeShape | None, *, overlap: bool = False
+    target: Target,
+    jobs: list[Job],
+    seed: int,
+    tree: TreeShape | None,
+    *,
+    overlap: bool = False,
+    pays: Sequence[bool] = (True,),
 ) -> None:
-    """Serve the jobs in a pool that is too small, and compare. `tree` None: another shape in every round."""
+    """Serve the jobs in a pool that is too small, and compare. `tree` None: another shape in every round.
+
+    `pays`: what the planner says by chance then, when asked whether heads are worth showing prompts to.
+    """
     engine = Engine(
         target, perfect_head(target, jobs), max_batch=8, max_context=CONTEXT, kv_tokens=3 * CONTEXT // 2, tree=tree,
         prefill_rows=96, busy_prefill_rows=48, overlap=overlap,
@@ -50,8 +60,9 @@ def serve(
     if tree is None:
         plans = [None, None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(3, 2, 6))]
         engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
-        # Timings decide otherwise whether heads are shown a prompt's end.
-        engine._core._planner.pays = lambda requests: True  # type: ignore[method-assign]
+        # Timings decide otherwise.
+        core, guesses = engine._core, random.Random(seed)
+        core._planner.pays = core._scheduler._pays = lambda requests: guesses.choice(pays)  # type: ignore[method-assign]
     load = RandomLoad(engine, rng)
     served = load.run(jobs)
     assert [number for number, one in enumerate(served) if not one.identical] == []
@@ -78,6 +89,7 @@ def perfect_head(target: Target, jobs: list[Job]) -> ContextHead:
     head.strict = False  # it is asked about requests that don't speculate, too
     for job in jobs:  # answers only: a later prompt may leave an earlier answer at any token
         tokens = job.prompt + job.expected
+        head.sequences.append(tuple(tokens[1:]))
         for end in range(len(job.prompt), len(tokens)):
             assert head.truth.setdefault(tuple(tokens[1:end]), tokens[end]) == tokens[end]
     return head
@@ -101,6 +113,15 @@ def test_random_requests_get_the_same_with_overlap(
     if lazy:
         monkeypatch.setattr(build, "make_lane", lambda device, overlap: LazyLane())
     serve(bf16_target, jobs_for(bf16_target, 80, seed=2), 2, tree, overlap=True)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("pays", [(False,), (True, False)])
+def test_heads_that_are_left_behind_or_begin_later_know_all_behind_that(
+    bf16_target: Target, pays: Sequence[bool], overlap: bool
+) -> None:
+    """What a request's head has written stays its own; of a hit on pages without head it sees the rest."""
+    serve(bf16_target, jobs_for(bf16_target, 200, seed=5), 5, None, overlap=overlap, pays=pays)
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ last row takes its place.
 The target's KV holds indices 0 .. L-1. The head falls behind while plain rounds run, and for prompts it wasn't shown.
 What it needs to catch up is kept for the last C positions: their features and next tokens, position p in column p % C.
 A head further behind than that forgets what lies before: its history restarts at a page border, `head_start`, and
-its KV before it is never read again. That costs acceptance, so many positions are kept.
+its KV before it is never read again. That costs acceptance, so many positions are kept. Where the prefix cache has
+pages without the head's entries, and speculation doesn't pay, its history begins behind them.
 
     position        0 ........ head_start ........ L - pending ....... L - 1
     head's KV       (ignored)  | read ............ | missing, C at most ..|
@@ -128,6 +129,9 @@ class RunningBatch:
         self._state.head_pages[row] = PADDING_PAGE
         self._state.head_start[row] = 0
         self.set_pages(row, 0, pages)
+        self.restarted[row] = False
+        if request.head_start:
+            self._restart(np.array([row]), np.array([request.head_start]))
         if self.sizes.history:
             known = request.context(0, request.prefill_length)
             self._state.history[row, : len(known)] = torch.tensor(
@@ -135,7 +139,6 @@ class RunningBatch:
             )
             self._state.history[row, len(known)] = bonus
         self.pending[row] = 0
-        self.restarted[row] = False
         self._speculates[row] = request.speculate
         self.selection.append(request, bonus)
         self._changed()

@@ -82,9 +82,23 @@ def prefill_head(models: Models, chunks: Sequence[PrefillChunk], done: Prefilled
         )
     last = done.rows.row_start[1:] - 1
     following = following_tokens(chunks, done).to(torch.int32)
-    rows = done.rows._replace(token_ids=following, logit_rows=last)
+    rows = _of_the_head(done.rows, [chunk.request.head_start for chunk in chunks], models.head.page_size)
+    rows = rows._replace(token_ids=following, logit_rows=last)
     out = models.head.forward(rows, models.head_kv, features=done.features, hidden=None, k=models.topk)
     return out._replace(hidden=out.hidden.index_select(0, last))
+
+
+def _of_the_head(rows: ForwardBatch, starts: Sequence[int], page_size: int) -> ForwardBatch:
+    """The rows over KV that begins at these positions, page borders, of each request."""
+    if not any(starts):
+        return rows
+    before = torch.tensor(starts, dtype=torch.int32, device=rows.prefix_length.device)
+    pages = rows.page_table.shape[1]
+    column = torch.arange(pages, device=before.device) + before[:, None] // page_size
+    return rows._replace(
+        prefix_length=rows.prefix_length - before,
+        page_table=rows.page_table.gather(1, column.clamp_(max=pages - 1)),
+    )
 
 
 def following_tokens(chunks: Sequence[PrefillChunk], done: Prefilled) -> Tensor:

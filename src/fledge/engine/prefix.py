@@ -11,9 +11,10 @@ A request that finds its first j pages here has at least one token left to run, 
 the feature and the proposals a round starts from. Nothing of the head needs to be kept besides its pages, and the
 target's and the head's states are those of a prefill from the start: a hit costs no acceptance.
 
-Only full pages that are entirely committed are shared, and rounds write beyond the committed length only, so a shared
-page is never written again. Pages the head hasn't written (`with_head` False), because the request doesn't speculate
-or its head has fallen behind, serve requests that don't speculate.
+Only full pages that are entirely committed are shared, and rounds write beyond the committed length only, so what
+others read of a shared page is never written again. Pages the head hasn't written (`with_head` False), because the
+request doesn't speculate or its head has fallen behind, serve requests that don't speculate; and while speculation
+doesn't pay, the others, too: their heads' histories begin behind these pages (see `carried.py`).
 """
 
 from __future__ import annotations
@@ -35,24 +36,37 @@ class _Entry(NamedTuple):
     with_head: bool
 
 
+class Match(NamedTuple):
+    """Pages a request may begin with."""
+
+    pages: list[int]
+    with_head: int  # how many of them, the first ones, the head has written
+
+
 class PrefixCache:
     """Finds and shares full pages by the tokens they stand for; the pool evicts the least recently used."""
 
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
+    def __init__(self, pool: PagePool, *, heads: bool) -> None:
+        """`heads`: pages have a draft head's entries, too."""
+        self._pool, self._heads = pool, heads
         self._entries: dict[bytes, _Entry] = {}
         self._key_of: dict[int, bytes] = {}  # by page
         pool.on_evict = self._forget
 
-    def match(self, request: Request) -> list[int]:
-        """The pages that hold the beginning of what a request has to prefill, its last token always left out."""
+    def match(self, request: Request, *, head: bool) -> Match:
+        """The pages that hold the beginning of what a request has to prefill, its last token always left out.
+
+        `head`: only those that the head has written, too.
+        """
         pages: list[int] = []
+        with_head = 0
         for key in self.keys(request):
             entry = self._entries.get(key)
-            if entry is None or (request.speculate and not entry.with_head):
+            if entry is None or (head and not entry.with_head):
                 break
+            with_head += entry.with_head and with_head == len(pages)
             pages.append(entry.page)
-        return pages
+        return Match(pages, with_head)
 
     def keys(self, request: Request) -> list[bytes]:
         """What the full pages of a request's prefill stand for, its last token always left out."""
@@ -61,8 +75,9 @@ class PrefixCache:
     def insert(self, request: Request, written: int) -> None:
         """Offer a request's full pages to others; the target has written `written` indices, the head `head_written`.
 
-        Where another request has offered the same tokens before, its page takes the place of this request's own, so
-        call this only while no page table on the device holds the request's pages, or never will again.
+        Where another request has offered the same tokens before, its page takes the place of this request's own, unless
+        the head isn't done with that; so call this only while no page table on the device holds the request's pages, or
+        never will again.
         """
         keys = self._keys(
             request, min(written + 1, request.length)
@@ -70,9 +85,10 @@ class PrefixCache:
         for number in range(request.shared_pages, len(keys)):
             key, page = keys[number], request.pages[number]
             entry = self._entries.get(key)
-            with_head = (number + 1) * self._pool.page_size <= request.head_written
+            with_head = not self._heads or (number + 1) * self._pool.page_size <= request.head_written
             if entry is not None and (entry.with_head or not with_head):
-                self._use_instead(request, number, entry.page)
+                if with_head:
+                    self._use_instead(request, number, entry.page)
                 continue
             if entry is not None:  # the head's entries are what this page has and that one lacks
                 del self._key_of[entry.page]

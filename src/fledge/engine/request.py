@@ -105,6 +105,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)  # what full pages stand for (see `prefix.py`)
     shared_pages: int = 0  # of `pages`, the first ones, that others may use too
+    head_start: int = 0  # positions before it are none of the head's: its history began behind them
     head_written: int = 0  # positions from the first on that the head's KV holds without a gap
     head_follows: bool = False  # the running batch has all the head needs to go on from there
     head_pending: int = 0  # positions the head was behind after the last round the host knows of

@@ -10,6 +10,7 @@ lane has come so far (see `lane.py`): what is decided here reaches the batch in 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
 
@@ -17,7 +18,7 @@ from fledge.engine.carried import RunningBatch
 from fledge.engine.lane import Lane
 from fledge.engine.pool import PagePool
 from fledge.engine.prefill import PrefillChunk
-from fledge.engine.prefix import PrefixCache
+from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
 
 _NEWCOMERS_SHARE = 16  # this fraction of max_batch is company enough; below 32 nobody ever waits
@@ -41,11 +42,14 @@ class Scheduler:
         prefill_rows: int,
         busy_prefill_rows: int,
         prefix: PrefixCache | None,
+        pays: Callable[[int], bool],
     ) -> None:
+        """`pays`: whether speculation is expected to pay at a batch size."""
         self.pool = pool
         self.batch = batch
         self.lane = lane
         self.prefix = prefix
+        self._pays = pays
         self.max_batch = max_batch
         self.window = window  # KV indices a round may write beyond the committed length
         self.ahead = ahead  # tokens by which that may be ahead of what the host knows
@@ -127,6 +131,8 @@ class Scheduler:
         if request.prefilled == request.prefill_length:
             written = max(request.prefilled, request.length - 1)
             if joined and request.head_follows and not request.head_restarted:
+                # Pages may have been offered without what the head has written since.
+                request.shared_pages = min(request.shared_pages, request.head_written // self.pool.page_size)
                 request.head_written = written - request.head_pending
             if self.prefix is not None:
                 self.prefix.insert(request, written)
@@ -166,33 +172,41 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """Start waiting requests, oldest first, until the batch or the pool is full."""
+        if not self.waiting:
+            return
         later: list[Request] = []
+        company = len(self.waiting) + len(self.prefilling) + len(self.running)
+        # Where drafting won't pay, a prompt needn't be read again for the head's sake.
+        head = self._pays(min(company, self.max_batch))
         filling = {key for request in self.prefilling for key in self._to_fill(request)}
         while self.waiting and len(self.prefilling) + len(self.running) + len(later) < self.max_batch:
             request = self.waiting[0]
-            if filling and self._soon_shared(request, filling) * self.pool.page_size >= _WORTH_WAITING:
+            soon = self._soon_shared(request, filling, head=head) if filling else 0
+            if soon * self.pool.page_size >= _WORTH_WAITING:
                 later.append(self.waiting.popleft())
                 continue
-            if not self._admit(request):
+            if not self._admit(request, head=head):
                 break
             self.prefilling.append(self.waiting.popleft())
             filling.update(self._to_fill(request))
         self.waiting.extendleft(reversed(later))
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: Request, *, head: bool) -> bool:
         """Reserve pages for a waiting request's prompt and window, if the running ones keep room to grow.
 
-        Pages the prefix cache has of it are shared instead; prefill starts behind them.
+        Pages the prefix cache has of it are shared instead; prefill starts behind them. `head`: only those that the
+        head has written, if the request speculates.
         """
         pool, tokens = self.pool, request.prefill_length + self.window + self.ahead
-        found = self.prefix.match(request) if self.prefix is not None else []
+        found, with_head = self._match(request, head=head)
         spare = pool.pages_for(self.window + self.ahead) * (len(self.running) + len(self.prefilling))
         if pool.pages_for(tokens) - len(found) + spare > pool.free_pages - pool.idle(found):
             return False
         pool.share(request.pages, found)
         request.shared_pages = len(found)
-        request.head_written = len(found) * pool.page_size if request.speculate else 0
         request.prefilled = request.prefix_tokens = len(found) * pool.page_size
+        request.head_start = 0 if with_head == len(found) else request.prefix_tokens
+        request.head_written = request.prefix_tokens if request.speculate and not request.head_start else 0
         if not request.output_ids:
             request.cached_tokens = request.prefix_tokens
         self.hit_tokens += request.prefix_tokens
@@ -202,11 +216,16 @@ class Scheduler:
         """What the pages stand for that a request's prefill has yet to fill and share."""
         return [] if self.prefix is None else self.prefix.keys(request)[request.shared_pages :]
 
-    def _soon_shared(self, request: Request, filling: set[bytes]) -> int:
+    def _match(self, request: Request, *, head: bool) -> Match:
+        if self.prefix is None:
+            return Match([], 0)
+        return self.prefix.match(request, head=head and request.speculate)
+
+    def _soon_shared(self, request: Request, filling: set[bytes], *, head: bool) -> int:
         """Pages right behind those the prefix cache has of a request that others are filling just now."""
         if self.prefix is None:
             return 0
-        missing = self.prefix.keys(request)[len(self.prefix.match(request)) :]
+        missing = self.prefix.keys(request)[len(self._match(request, head=head).pages) :]
         return sum(1 for _ in takewhile(filling.__contains__, missing))
 
     def _needs(self, request: Request) -> int:
