@@ -69,17 +69,19 @@ def serve(
         depths_of = torch.tensor(
             [d for d, scores in enumerate(levels, start=1) for _ in range(scores.shape[1])]
         )
-        nodes, _ = plan.nodes(torch.cat(levels, 1), depths_of)
+        nodes, counts = plan.nodes(torch.cat(levels, 1), depths_of)
+        own = [nodes - 1] * requests if counts is None else counts.tolist()
         shape = plan.bound.cut(len(levels), nodes)
         accepted = []
-        for _ in range(requests):
+        for most in own:
             depth = 0
-            while depth < shape.depth and rng.random() < acceptance:
+            while depth < min(shape.depth, most) and rng.random() < acceptance:
                 depth += 1
             accepted.append(depth)
-        masses = [requests * claimed**d for d in range(1, shape.depth + 1)]
-        spent = COST.round_seconds(requests, shape, len(levels)) * rng.uniform(0.95, 1.1)
-        planner.observe(shape, requests, spent, accepted, masses, levels)
+        masses = [sum(most >= d for most in own) * claimed**d for d in range(1, shape.depth + 1)]
+        rows = requests + sum(own)
+        spent = COST.round_seconds(requests, shape, len(levels), rows) * rng.uniform(0.95, 1.1)
+        planner.observe(shape, requests, spent, accepted, masses, levels, rows=rows)
         tokens += requests + sum(accepted)
         seconds += spent
         shapes.append(shape)
@@ -111,6 +113,17 @@ def test_it_comes_near_the_best_fixed_chain(requests: int, acceptance: float, co
     best = max(speed_of(requests, chain, acceptance) for chain in chains)
     plain = requests / (1.025 * COST.plain_seconds(requests))
     assert tokens / seconds > 0.92 * max(best, plain)
+
+
+def test_a_prompt_is_run_again_for_the_head_where_that_saves_more() -> None:
+    planner = Planner(COST, topk=8, confident=True)
+    serve(planner, 1, 400, 0.9)
+    assert planner.rereads(500, 1000, 1)
+    assert not planner.rereads(5000, 100, 1)
+    assert not planner.rereads(500, 0, 1)
+    useless = Planner(COST, topk=8, confident=True)
+    serve(useless, 1, 400, 1e-9)
+    assert not useless.rereads(1, 100_000, 1)
 
 
 def test_an_overconfident_head_is_seen_through() -> None:

@@ -123,7 +123,7 @@ def test_pages_the_head_has_not_seen_yet_are_not_offered_to_speculation(target: 
     engine = Engine(target, head)
     head.strict = True
     engine._core._planner.choose = lambda requests: None  # type: ignore[method-assign]
-    engine._core._scheduler._pays = lambda requests: True
+    engine._core._scheduler._rereads = lambda *_: True
     answer(engine, [first])
     tree = TreeShape(2, 4, 8)
     engine._core._planner.choose = lambda requests: RoundPlan(tree)  # type: ignore[method-assign]
@@ -137,7 +137,7 @@ def test_pages_before_a_head_that_restarted_are_not_offered_to_speculation(targe
     head = scripted_head(target, [], 1.0, best_first=True)
     head.strict = False
     engine = Engine(target, head)
-    engine._core._scheduler._pays = lambda requests: True
+    engine._core._scheduler._rereads = lambda *_: True
     plain_rounds = engine._core._batch.sizes.pending + size
     count = plain_rounds + 10
     done = Engine(target, prefix_cache=False).generate([first], max_tokens=count, ignore_eos=True)[0]
@@ -175,7 +175,7 @@ def test_pages_without_head_serve_plain_requests_only_until_a_speculating_one_re
     engine.check()
 
 
-def test_while_speculation_does_not_pay_pages_without_head_serve_all(target: Target) -> None:
+def test_pages_without_head_serve_all_where_running_them_again_costs_more(target: Target) -> None:
     """The head begins behind them; what it writes there is offered to nobody."""
     size = target.decoder.page_size
     prompt = random_tokens(random.Random(14), 3 * size + 2)
@@ -188,12 +188,12 @@ def test_while_speculation_does_not_pay_pages_without_head_serve_all(target: Tar
     scheduler = engine._core._scheduler
     answer(engine, [prompt], speculate=False)
     pages = (len(prompt) + TOKENS - 1) // size
-    for pays, hits, restarts in (
+    for rereads, hits, restarts in (
         (False, pages * size, True),
         (True, 0, False),
         (True, len(longer) // size * size, False),
     ):
-        scheduler._pays = lambda requests, pays=pays: pays
+        scheduler._rereads = lambda *_, rereads=rereads: rereads
         before = head.restarts
         got = answer(engine, [longer])[0]
         assert got.token_ids == after[0].token_ids
@@ -217,7 +217,7 @@ def test_a_head_that_caught_up_leaves_its_pages_to_speculating_requests(target: 
     planner = engine._core._planner
     planner.choose = lambda requests: RoundPlan(TREE)  # type: ignore[method-assign]
     planner.pays = lambda requests: False  # type: ignore[method-assign]
-    engine._core._scheduler._pays = lambda requests: True
+    engine._core._scheduler._rereads = lambda *_: True
     for hits in (0, 2 * size):
         got = answer(engine, [prompt])[0]
         assert got.token_ids == done[0].token_ids
@@ -330,14 +330,14 @@ def test_whatever_happens_matched_pages_hold_the_requests_tokens(
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
         speculate = rng.random() < 0.7
         request = Request(number, tokens, SamplingParams(max_tokens=1), 0, frozenset(), speculate, None)
-        strict = speculate and rng.random() < 0.7
-        found, known = cache.match(request, head=strict)
+        found, known = cache.match(request)
+        if speculate and rng.random() < 0.7:
+            found = found[:known]
         assert len(found) * size < len(tokens)
         for index, page in enumerate(found):
             held, with_head = holds[page]
             assert held == tuple(tokens[: (index + 1) * size + 1])
             assert with_head or index >= known
-        assert known == len(found) or not strict
         if pool.pages_for(len(tokens)) - len(found) > pool.free_pages - pool.idle(found):
             continue
         pool.share(request.pages, found)

@@ -62,7 +62,8 @@ def serve(
         engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
         # Timings decide otherwise.
         core, guesses = engine._core, random.Random(seed)
-        core._planner.pays = core._scheduler._pays = lambda requests: guesses.choice(pays)  # type: ignore[method-assign]
+        core._planner.pays = lambda requests: guesses.choice(pays)  # type: ignore[method-assign]
+        core._scheduler._rereads = lambda tokens, answer, requests: guesses.choice(pays)
     load = RandomLoad(engine, rng)
     served = load.run(jobs)
     assert [number for number, one in enumerate(served) if not one.identical] == []

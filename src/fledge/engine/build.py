@@ -140,7 +140,7 @@ def build_parts(
             prefill_rows=prefill_rows,
             busy_prefill_rows=min(busy_prefill_rows, prefill_rows),
             prefix=PrefixCache(pool, heads=head is not None) if prefix_cache else None,
-            pays=planner.pays,
+            rereads=planner.rereads,
         ),
         planner=planner,
         lane=lane,

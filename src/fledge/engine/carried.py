@@ -11,7 +11,7 @@ The target's KV holds indices 0 .. L-1. The head falls behind while plain rounds
 What it needs to catch up is kept for the last C positions: their features and next tokens, position p in column p % C.
 A head further behind than that forgets what lies before: its history restarts at a page border, `head_start`, and
 its KV before it is never read again. That costs acceptance, so many positions are kept. Where the prefix cache has
-pages without the head's entries, and speculation doesn't pay, its history begins behind them.
+pages without the head's entries, its history may begin behind them.
 
     position        0 ........ head_start ........ L - pending ....... L - 1
     head's KV       (ignored)  | read ............ | missing, C at most ..|

@@ -174,6 +174,17 @@ class Planner:
         shape, speed = self._best(requests)
         return shape != PLAIN and speed > _ENTER * self.headless_speed(requests)
 
+    def rereads(self, tokens: int, answer: int, requests: int) -> bool:
+        """Whether `tokens` of a prompt are worth running again for the head, which hasn't seen them.
+
+        `answer`: tokens still to come, at most. A head that begins behind them drafts worse; at worst all that
+        speculation saves is lost.
+        """
+        if not self.pays(requests):
+            return False
+        saved = 1 / self.headless_speed(requests) - 1 / self._best(requests)[1]
+        return answer * saved > self.cost.target.at(tokens + 1) - self.cost.target.at(1)
+
     def observe(
         self,
         shape: TreeShape | None,
@@ -349,6 +360,10 @@ class FixedPlanner(Planner):
 
     def pays(self, requests: int) -> bool:
         """Whether the tree isn't PLAIN."""
+        return self._fixed is not None
+
+    def rereads(self, tokens: int, answer: int, requests: int) -> bool:
+        """The same: nothing is known of costs."""
         return self._fixed is not None
 
     def time(

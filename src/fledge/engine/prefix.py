@@ -13,8 +13,8 @@ target's and the head's states are those of a prefill from the start: a hit cost
 
 Only full pages that are entirely committed are shared, and rounds write beyond the committed length only, so what
 others read of a shared page is never written again. Pages the head hasn't written (`with_head` False), because the
-request doesn't speculate or its head has fallen behind, serve requests that don't speculate; and while speculation
-doesn't pay, the others, too: their heads' histories begin behind these pages (see `carried.py`).
+request doesn't speculate or its head has fallen behind, serve requests that don't speculate; the others too, where
+running them again for the head would cost more than it saves: their heads' histories begin behind (see `carried.py`).
 """
 
 from __future__ import annotations
@@ -53,16 +53,13 @@ class PrefixCache:
         self._key_of: dict[int, bytes] = {}  # by page
         pool.on_evict = self._forget
 
-    def match(self, request: Request, *, head: bool) -> Match:
-        """The pages that hold the beginning of what a request has to prefill, its last token always left out.
-
-        `head`: only those that the head has written, too.
-        """
+    def match(self, request: Request) -> Match:
+        """The pages that hold the beginning of what a request has to prefill, its last token always left out."""
         pages: list[int] = []
         with_head = 0
         for key in self.keys(request):
             entry = self._entries.get(key)
-            if entry is None or (head and not entry.with_head):
+            if entry is None:
                 break
             with_head += entry.with_head and with_head == len(pages)
             pages.append(entry.page)

@@ -26,6 +26,9 @@ _NEARLY_FULL = 0.75
 _PATIENCE_ROUNDS = 6
 _WORTH_WAITING = 256  # tokens another prompt is just writing that a newcomer would otherwise write again
 
+# (tokens of a prompt that the head hasn't seen, tokens to come at most, batch size) -> whether to run them again.
+Rereads = Callable[[int, int, int], bool]
+
 
 class Scheduler:
     """Queues and pages. It never looks at a device value."""
@@ -42,14 +45,13 @@ class Scheduler:
         prefill_rows: int,
         busy_prefill_rows: int,
         prefix: PrefixCache | None,
-        pays: Callable[[int], bool],
+        rereads: Rereads,
     ) -> None:
-        """`pays`: whether speculation is expected to pay at a batch size."""
         self.pool = pool
         self.batch = batch
         self.lane = lane
         self.prefix = prefix
-        self._pays = pays
+        self._rereads = rereads
         self.max_batch = max_batch
         self.window = window  # KV indices a round may write beyond the committed length
         self.ahead = ahead  # tokens by which that may be ahead of what the host knows
@@ -172,33 +174,26 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """Start waiting requests, oldest first, until the batch or the pool is full."""
-        if not self.waiting:
-            return
         later: list[Request] = []
-        company = len(self.waiting) + len(self.prefilling) + len(self.running)
-        # Where drafting won't pay, a prompt needn't be read again for the head's sake.
-        head = self._pays(min(company, self.max_batch))
         filling = {key for request in self.prefilling for key in self._to_fill(request)}
         while self.waiting and len(self.prefilling) + len(self.running) + len(later) < self.max_batch:
             request = self.waiting[0]
-            soon = self._soon_shared(request, filling, head=head) if filling else 0
-            if soon * self.pool.page_size >= _WORTH_WAITING:
+            if filling and self._soon_shared(request, filling) * self.pool.page_size >= _WORTH_WAITING:
                 later.append(self.waiting.popleft())
                 continue
-            if not self._admit(request, head=head):
+            if not self._admit(request):
                 break
             self.prefilling.append(self.waiting.popleft())
             filling.update(self._to_fill(request))
         self.waiting.extendleft(reversed(later))
 
-    def _admit(self, request: Request, *, head: bool) -> bool:
+    def _admit(self, request: Request) -> bool:
         """Reserve pages for a waiting request's prompt and window, if the running ones keep room to grow.
 
-        Pages the prefix cache has of it are shared instead; prefill starts behind them. `head`: only those that the
-        head has written, if the request speculates.
+        Pages the prefix cache has of it are shared instead; prefill starts behind them.
         """
         pool, tokens = self.pool, request.prefill_length + self.window + self.ahead
-        found, with_head = self._match(request, head=head)
+        found, with_head = self._match(request)
         spare = pool.pages_for(self.window + self.ahead) * (len(self.running) + len(self.prefilling))
         if pool.pages_for(tokens) - len(found) + spare > pool.free_pages - pool.idle(found):
             return False
@@ -216,16 +211,23 @@ class Scheduler:
         """What the pages stand for that a request's prefill has yet to fill and share."""
         return [] if self.prefix is None else self.prefix.keys(request)[request.shared_pages :]
 
-    def _match(self, request: Request, *, head: bool) -> Match:
+    def _match(self, request: Request) -> Match:
+        """What the prefix cache has of a request: for one that speculates, all of it or what the head has seen."""
         if self.prefix is None:
             return Match([], 0)
-        return self.prefix.match(request, head=head and request.speculate)
+        pages, with_head = self.prefix.match(request)
+        unseen = (len(pages) - with_head) * self.pool.page_size
+        if unseen and request.speculate:
+            company = min(len(self.waiting) + len(self.prefilling) + len(self.running), self.max_batch)
+            if self._rereads(unseen, request.longest - request.length, company):
+                return Match(pages[:with_head], with_head)
+        return Match(pages, with_head)
 
-    def _soon_shared(self, request: Request, filling: set[bytes], *, head: bool) -> int:
+    def _soon_shared(self, request: Request, filling: set[bytes]) -> int:
         """Pages right behind those the prefix cache has of a request that others are filling just now."""
         if self.prefix is None:
             return 0
-        missing = self.prefix.keys(request)[len(self._match(request, head=head).pages) :]
+        missing = self.prefix.keys(request)[len(self._match(request).pages) :]
         return sum(1 for _ in takewhile(filling.__contains__, missing))
 
     def _needs(self, request: Request) -> int:
