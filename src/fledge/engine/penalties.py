@@ -79,19 +79,17 @@ def _count_ancestors(
 ) -> None:
     """Penalise the tree's tokens again in `changed` [r, V], from the `raw` logits, each row's ancestors counted, too.
 
-    Every row gets a new value for every token of its tree; one that isn't its ancestor is counted zero times more.
+    Rows are node `node` [r] of request `own` [r]. Each gets a new value for every token of its tree; one that isn't its
+    ancestor is counted zero times more.
     """
     request = edits.requests.index_select(0, own)
-    tokens = tree.token_ids.index_select(0, request).clamp(
-        min=0
-    )  # [r, N]; an empty node is nobody's ancestor
+    tokens = tree.token_ids.index_select(0, request)  # [r, N]
+    tokens = tokens.clamp(min=0)  # an empty node is nobody's ancestor
     mask = tree.window_mask.index_select(0, request).gather(1, node[:, None])
     sees = ((mask >> torch.arange(tokens.shape[1], device=mask.device)) & 1).float()  # [r, N]
     sees[:, 0] = 0  # the root is counted
     same = (tokens[:, :, None] == tokens[:, None]).float()
-    above = (sees[:, None] @ same)[:, 0].to(
-        torch.int32
-    )  # [r, N]: how often the row's path holds node j's token
+    above = (sees[:, None] @ same)[:, 0].to(torch.int32)  # how often the row's path holds node j's token
     counted = TokenCounts(
         generated=seen.generated[own[:, None], tokens] + above, in_prompt=seen.in_prompt[own[:, None], tokens]
     )
