@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fledge.engine import Engine, TreeShape
+from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.plans import RoundPlan
 from fledge.engine.request import Completion
 from fledge.target.target import Target
@@ -50,6 +50,15 @@ def scripted_head(
     head = ContextHead(target.decoder.page_size, VOCABULARY, rate, best_first=best_first)
     head.learn([*answer.prompt_token_ids, *answer.token_ids] for answer in answers)
     return head
+
+
+def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]) -> list[Completion]:
+    """The requests' answers, in order; they share the engine's batch."""
+    requests = [engine.submit(prompt, params) for prompt, params in zip(prompts, wanted, strict=True)]
+    done: dict[int, Completion] = {}
+    while engine.busy:
+        done.update({r.request_id: r.completion for r in engine.step() if r.completion})
+    return [done[request] for request in requests]
 
 
 class Uneven(RoundPlan):

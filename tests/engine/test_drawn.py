@@ -8,11 +8,10 @@ import pytest
 
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.planner import FixedPlanner
-from fledge.engine.request import Completion
 from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
-from tests.engine.conftest import Uneven, scripted_head
+from tests.engine.conftest import Uneven, scripted_head, serve
 from tests.tiny import TinyShape, save_tiny_target
 
 pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
@@ -49,7 +48,7 @@ def test_they_are_those_drawn_of_its_logits(
     """A batch whose requests take these settings in turn."""
 
     def answers() -> list[tuple[list[int], object]]:
-        done = serve(Engine(bf16_target, max_batch=4), prompts, settings)
+        done = serve(Engine(bf16_target, max_batch=4), prompts, requests_of(prompts, settings))
         return [(answer.token_ids, answer.logprobs) for answer in done]
 
     calls = []
@@ -67,15 +66,12 @@ def test_they_are_those_drawn_of_its_logits(
         assert bool(calls) == (settings in DRAWN)
 
 
-def serve(engine: Engine, prompts: list[list[int]], settings: list[dict[str, Any]]) -> list[Completion]:
-    """The requests' answers, in order."""
-    for n, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=24, ignore_eos=True, seed=n, **settings[n % len(settings)])
-        engine.submit(prompt, params)
-    done: dict[int, Completion] = {}
-    while len(done) < len(prompts):
-        done |= {r.request_id: r.completion for r in engine.step() if r.completion is not None}
-    return [done[number] for number in sorted(done)]
+def requests_of(prompts: list[list[int]], settings: list[dict[str, Any]]) -> list[SamplingParams]:
+    """One request per prompt; they take the settings in turn."""
+    return [
+        SamplingParams(max_tokens=24, ignore_eos=True, seed=n, **settings[n % len(settings)])
+        for n in range(len(prompts))
+    ]
 
 
 @pytest.mark.parametrize("settings", DRAWN + MIXED, ids=str)
@@ -85,14 +81,14 @@ def test_trees_of_different_sizes_are_drawn_from_alike(
     settings: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = serve(Engine(bf16_target, max_batch=4), prompts, settings)
+    expected = serve(Engine(bf16_target, max_batch=4), prompts, requests_of(prompts, settings))
     shape = TreeShape(4, 3, 12)
     plan = Uneven(shape)
     monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests: plan)
     head = scripted_head(bf16_target, expected, 0.8)
     head.strict = False  # its hidden states are numbers that bf16 rounds
     engine = Engine(bf16_target, head, max_batch=4, tree=shape)
-    found = serve(engine, prompts, settings)
+    found = serve(engine, prompts, requests_of(prompts, settings))
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
     assert len(plan.sizes) == 4
     assert engine.stats().tau > 1.2

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from fledge.engine import Completion, Engine, SamplingParams, TokenLogprob, TreeShape
+from fledge.engine import Engine, SamplingParams, TokenLogprob, TreeShape
 from fledge.engine.planner import FixedPlanner
 from fledge.target.target import Target
-from tests.engine.conftest import Uneven, scripted_head
+from tests.engine.conftest import Uneven, scripted_head, serve
 from tests.engine.exact import raw_logits
 
 OPTIONS: list[dict[str, object]] = [
@@ -133,11 +133,3 @@ def same_logprobs(some: list[TokenLogprob] | None, other: list[TokenLogprob] | N
         assert one.token_id == two.token_id
         assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
         assert [value for _, value in one.top] == pytest.approx([value for _, value in two.top], abs=1e-4)
-
-
-def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]) -> list[Completion]:
-    requests = [engine.submit(prompt, params) for prompt, params in zip(prompts, wanted, strict=True)]
-    done: dict[int, Completion] = {}
-    while engine.busy:
-        done.update({r.request_id: r.completion for r in engine.step() if r.completion})
-    return [done[request] for request in requests]

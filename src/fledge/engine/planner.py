@@ -171,8 +171,7 @@ class Planner:
 
     def pays(self, requests: int) -> bool:
         """Whether speculation is expected to pay at this batch size."""
-        shape, speed = self._best(requests)
-        return shape != PLAIN and speed > _ENTER * self.headless_speed(requests)
+        return self._saved(requests) > 0
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
         """Whether `tokens` of a prompt are worth running again for the head, which hasn't seen them.
@@ -180,10 +179,12 @@ class Planner:
         `answer`: tokens still to come, at most. A head that begins behind them drafts worse; at worst all that
         speculation saves is lost.
         """
-        if not self.pays(requests):
-            return False
-        saved = 1 / self.headless_speed(requests) - 1 / self._best(requests)[1]
-        return answer * saved > self.cost.target.at(tokens + 1) - self.cost.target.at(1)
+        return answer * self._saved(requests) > self.cost.target.at(tokens + 1) - self.cost.target.at(1)
+
+    def _saved(self, requests: int) -> float:
+        """Seconds per token that speculation is expected to save at this batch size; 0 where it doesn't pay."""
+        (shape, speed), plain = self._best(requests), self.headless_speed(requests)
+        return 1 / plain - 1 / speed if shape != PLAIN and speed > _ENTER * plain else 0.0
 
     def observe(
         self,
@@ -364,7 +365,7 @@ class FixedPlanner(Planner):
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
         """The same: nothing is known of costs."""
-        return self._fixed is not None
+        return self.pays(requests)
 
     def time(
         self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float

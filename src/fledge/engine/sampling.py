@@ -102,7 +102,7 @@ def choose(
         return sample(logits, rows, tossed)
     chosen = logits.argmax(-1)
     some = rows.sampled
-    chosen[some] = sample(logits[some], rows.of(some)._replace(sampled=None), tossed[some])
+    chosen[some] = sample(logits[some], rows.of(some), tossed[some])
     return chosen
 
 
