@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine.planner import FixedPlanner
+from fledge.engine.fixed import FixedPlanner
 from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
@@ -84,7 +84,7 @@ def test_trees_of_different_sizes_are_drawn_from_alike(
     expected = serve(Engine(bf16_target, max_batch=4), prompts, requests_of(prompts, settings))
     shape = TreeShape(4, 3, 12)
     plan = Uneven(shape)
-    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests: plan)
+    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests, behind: plan)
     head = scripted_head(bf16_target, expected, 0.8)
     head.strict = False  # its hidden states are numbers that bf16 rounds
     engine = Engine(bf16_target, head, max_batch=4, tree=shape)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine.planner import FixedPlanner
+from fledge.engine.fixed import FixedPlanner
 from fledge.engine.request import Completion
 from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
@@ -136,7 +136,7 @@ def test_requests_may_have_trees_of_different_sizes(
 ) -> None:
     expected = plain.generate(prompts, max_tokens=30, ignore_eos=True)
     plan = Uneven(shape)
-    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests: plan)
+    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests, behind: plan)
     engine = Engine(target, scripted_head(target, expected, 0.8), max_batch=7, tree=shape)
     answers = engine.generate(prompts, max_tokens=30, ignore_eos=True)
     assert token_ids(answers) == token_ids(expected)

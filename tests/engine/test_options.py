@@ -8,7 +8,7 @@ import random
 import pytest
 
 from fledge.engine import Engine, SamplingParams, TokenLogprob, TreeShape
-from fledge.engine.planner import FixedPlanner
+from fledge.engine.fixed import FixedPlanner
 from fledge.target.target import Target
 from tests.engine.conftest import Uneven, scripted_head, serve
 from tests.engine.exact import raw_logits
@@ -82,7 +82,7 @@ def test_requests_with_options_may_have_trees_of_different_sizes(
     ]
     alone = [serve(plain, [prompt], [params])[0] for prompt, params in zip(prompts, wanted, strict=True)]
     head, plan = scripted_head(target, alone, 0.8), Uneven(shape)
-    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests: plan)
+    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests, behind: plan)
     engine = Engine(target, head, max_batch=7, tree=shape)
     for answer, expected in zip(serve(engine, prompts, wanted), alone, strict=True):
         assert answer.token_ids == expected.token_ids

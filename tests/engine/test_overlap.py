@@ -101,7 +101,7 @@ def test_every_option_gives_what_it_gives_without_overlap(
     )  # fmt: skip
     if shape is None:
         rng, plans = random.Random(3), [None, RoundPlan(TreeShape(3, 2, 7)), RoundPlan(TreeShape(2, 4, 8))]
-        engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
+        engine._core._planner.choose = lambda requests, behind: rng.choice(plans)  # type: ignore[method-assign]
     assert [essence(one) for one in answers(engine, prompts, params)] == expected
     stats = engine.stats()
     assert stats.pages_in_use == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 
@@ -38,6 +39,19 @@ def level_scores(claimed: float, level: int, requests: int, topk: int) -> Tensor
     return scores
 
 
+class Moods:
+    """A machine that is up to twice as slow now and then, for about `length` seconds."""
+
+    def __init__(self, length: float) -> None:
+        rng, self.begins, self.slower = random.Random(1), [0.0], [1.0]
+        while self.begins[-1] < 1000:
+            self.begins.append(self.begins[-1] + rng.expovariate(1 / length))
+            self.slower.append(rng.uniform(1.1, 2.0) if len(self.slower) % 2 else 1.0)
+
+    def at(self, seconds: float) -> float:
+        return self.slower[bisect.bisect(self.begins, seconds) - 1]
+
+
 def serve(
     planner: Planner,
     requests: int,
@@ -46,20 +60,27 @@ def serve(
     *,
     claimed: float | None = None,
     seed: int = 0,
+    moods: Moods | None = None,
 ) -> tuple[float, float, list[TreeShape]]:
     """Tokens, seconds and shapes of a simulated run: `acceptance` per depth, of which the head claims `claimed`."""
     rng = random.Random(seed)
     claimed = acceptance if claimed is None else claimed
     tokens = seconds = 0.0
     shapes = []
+    behind = 0
     for _ in range(rounds):
-        plan = planner.choose(requests)
+        plan = planner.choose(requests, behind=behind)
+        slower = rng.uniform(0.95, 1.1) * (moods.at(seconds) if moods else 1.0)
         if plan is None:
-            spent = COST.plain_seconds(requests) * rng.uniform(0.95, 1.1)
+            spent = COST.plain_seconds(requests) * slower
             planner.observe(None, requests, spent, [])
+            planner.time(requests, None, 0, requests, 0.0, spent)
             tokens, seconds = tokens + requests, seconds + spent
+            behind = min(behind + requests, 128 * requests)
             shapes.append(PLAIN)
             continue
+        late = COST.head.at(behind) * slower if behind else 0.0
+        behind = 0
         topk = plan.bound.topk
         levels = [level_scores(claimed, 1, requests, topk)]
         while len(levels) < plan.bound.depth and plan.goes_deeper(
@@ -80,10 +101,12 @@ def serve(
             accepted.append(depth)
         masses = [sum(most >= d for most in own) * claimed**d for d in range(1, shape.depth + 1)]
         rows = requests + sum(own)
-        spent = COST.round_seconds(requests, shape, len(levels), rows) * rng.uniform(0.95, 1.1)
-        planner.observe(shape, requests, spent, accepted, masses, levels, rows=rows)
+        spent = COST.round_seconds(requests, shape, len(levels), rows) * slower
+        planner.observe(shape, requests, spent, accepted, masses, levels, rows=rows, catch_up=late)
+        drafting = (len(levels) - 1) * COST.head.at(requests * topk) * slower
+        planner.time(requests, shape, len(levels), rows, drafting, COST.target.at(rows) * slower)
         tokens += requests + sum(accepted)
-        seconds += spent
+        seconds += spent + late
         shapes.append(shape)
     return tokens, seconds, shapes
 
@@ -113,6 +136,54 @@ def test_it_comes_near_the_best_fixed_chain(requests: int, acceptance: float, co
     best = max(speed_of(requests, chain, acceptance) for chain in chains)
     plain = requests / (1.025 * COST.plain_seconds(requests))
     assert tokens / seconds > 0.92 * max(best, plain)
+
+
+@pytest.mark.parametrize("length", [0.2, 2.0])
+@pytest.mark.parametrize(("requests", "acceptance"), [(1, 0.02), (16, 0.02), (64, 0.4), (64, 0.6)])
+def test_where_speculation_loses_the_moods_of_a_machine_do_not_make_it_speculate(
+    requests: int, acceptance: float, length: float
+) -> None:
+    moods = Moods(length)
+    tokens, seconds, _ = serve(Planner(COST, topk=8, confident=True), requests, 2000, acceptance, moods=moods)
+    plainly = plain = 0.0
+    while plainly < seconds:
+        plainly += COST.plain_seconds(requests) * moods.at(plainly) * 1.025
+        plain += requests
+    assert tokens > 0.975 * plain
+
+
+@pytest.mark.parametrize("length", [0.2, 2.0])
+@pytest.mark.parametrize(("requests", "acceptance"), [(1, 0.6), (16, 0.4)])
+def test_where_speculation_pays_the_moods_of_a_machine_do_not_end_it(
+    requests: int, acceptance: float, length: float
+) -> None:
+    planner = Planner(COST, topk=8, confident=True)
+    _, _, shapes = serve(planner, requests, 1000, acceptance, moods=Moods(length))
+    assert shapes.count(PLAIN) < 50
+
+
+def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
+    shape = TreeShape(1, 1, 2)
+
+    def tries(behind: int) -> int:
+        planner, found = Planner(COST, topk=8, confident=True), 0
+        serve(planner, 16, 400, 1e-9)
+        for _ in range(4000):
+            if planner.choose(16, behind=behind) is None:
+                planner.observe(None, 16, COST.plain_seconds(16), [])
+                continue
+            found += 1
+            late = COST.head.at(behind)
+            planner.observe(shape, 16, COST.round_seconds(16, shape), [0] * 16, [0.1], catch_up=late)
+        return found
+
+    assert tries(16) > 2 * tries(128 * 16) > 0
+    assert tries(10**7) == 0
+
+
+def test_speculation_does_not_begin_where_catching_up_takes_longer_than_it_saves() -> None:
+    assert Planner(COST, topk=8, confident=True).choose(16, behind=16) is not None
+    assert Planner(COST, topk=8, confident=True).choose(16, behind=10**6) is None
 
 
 def test_a_prompt_is_run_again_for_the_head_where_that_saves_more() -> None:
@@ -202,14 +273,15 @@ def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: 
 
 
 def test_copies_that_lose_are_left_alone_and_plain_decode_stays_the_measure() -> None:
-    planner = Planner(COST, topk=4, confident=True, lookup=7)
+    hopeless = CostCurve((1,), (2.0,))  # so slow a head isn't even tried
+    planner = Planner(CostModel(COST.target, hopeless), topk=4, confident=True, lookup=7)
     plain = COST.plain_seconds(1)
 
     def asked(rounds: int, slower: float) -> int:
         """Rounds of a head that doesn't pay, whose copies take `slower` times as long and bring nothing."""
         found = 0
         for _ in range(rounds):
-            plan = planner._copying(1)
+            plan = planner.choose(1, behind=1)
             found += plan is not None
             planner.observe(
                 PLAIN if plan else None, 1, plain * (slower if plan else 1), [0], asked=plan is not None
@@ -254,7 +326,7 @@ def choose_randomly(engine: Engine, rng: random.Random) -> None:
     """Replace the planner's choice."""
     shapes = [None, *SHAPES]
 
-    def choose(requests: int) -> RoundPlan | None:
+    def choose(requests: int, *, behind: int) -> RoundPlan | None:
         shape = rng.choice(shapes)
         return None if shape is None else RoundPlan(shape)
 
@@ -298,7 +370,7 @@ def test_a_long_run_of_plain_rounds_restarts_the_head(
     head.strict = True
     calls = iter(range(10**6))
     deep = RoundPlan(TreeShape(4, 4, 16))
-    engine._core._planner.choose = lambda requests: None if next(calls) < 170 else deep  # type: ignore[method-assign]
+    engine._core._planner.choose = lambda requests, behind: None if next(calls) < 170 else deep  # type: ignore[method-assign]
     answers = engine.generate(prompts[:3], max_tokens=190, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert answers[0].stats.token_origins[169:177] == [0, 0, 1, 2, 3, 4, 0, 1]
@@ -315,7 +387,7 @@ def test_a_head_that_was_not_shown_the_prompt_catches_up(
     head.strict = True
     planner = engine._core._planner
     planner.pays = lambda requests: False  # type: ignore[method-assign]
-    planner.choose = lambda requests: RoundPlan(TreeShape(4, 4, 16))  # type: ignore[method-assign]
+    planner.choose = lambda requests, behind: RoundPlan(TreeShape(4, 4, 16))  # type: ignore[method-assign]
     answers = engine.generate(prompts[:6], max_tokens=20, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert all(answer.stats.tau > 3 for answer in answers)

@@ -122,11 +122,11 @@ def test_pages_the_head_has_not_seen_yet_are_not_offered_to_speculation(target: 
     head.strict = False  # while costs are measured
     engine = Engine(target, head)
     head.strict = True
-    engine._core._planner.choose = lambda requests: None  # type: ignore[method-assign]
+    engine._core._planner.choose = lambda requests, behind: None  # type: ignore[method-assign]
     engine._core._scheduler._rereads = lambda *_: True
     answer(engine, [first])
     tree = TreeShape(2, 4, 8)
-    engine._core._planner.choose = lambda requests: RoundPlan(tree)  # type: ignore[method-assign]
+    engine._core._planner.choose = lambda requests, behind: RoundPlan(tree)  # type: ignore[method-assign]
     assert answer(engine, [second])[0].stats.rounds == (TOKENS - 1) // (tree.depth + 1)
 
 
@@ -145,7 +145,7 @@ def test_pages_before_a_head_that_restarted_are_not_offered_to_speculation(targe
     after = Engine(target, prefix_cache=False).generate([second], max_tokens=13, ignore_eos=True)[0]
     head.learn([*one.prompt_token_ids, *one.token_ids] for one in (done, after))
     tree, rounds = TreeShape(2, 4, 8), itertools.count()
-    engine._core._planner.choose = lambda requests: (  # type: ignore[method-assign]
+    engine._core._planner.choose = lambda requests, behind: (  # type: ignore[method-assign]
         None if next(rounds) < plain_rounds else RoundPlan(tree)
     )
     assert engine.generate([first], max_tokens=count, ignore_eos=True)[0].token_ids == done.token_ids
@@ -215,7 +215,7 @@ def test_a_head_that_caught_up_leaves_its_pages_to_speculating_requests(target: 
     engine = Engine(target, head)
     head.strict = True
     planner = engine._core._planner
-    planner.choose = lambda requests: RoundPlan(TREE)  # type: ignore[method-assign]
+    planner.choose = lambda requests, behind: RoundPlan(TREE)  # type: ignore[method-assign]
     planner.pays = lambda requests: False  # type: ignore[method-assign]
     engine._core._scheduler._rereads = lambda *_: True
     for hits in (0, 2 * size):

@@ -59,7 +59,7 @@ def serve(
     rng = random.Random(seed)
     if tree is None:
         plans = [None, None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(3, 2, 6))]
-        engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
+        engine._core._planner.choose = lambda requests, behind: rng.choice(plans)  # type: ignore[method-assign]
         # Timings decide otherwise.
         core, guesses = engine._core, random.Random(seed)
         core._planner.pays = lambda requests: guesses.choice(pays)  # type: ignore[method-assign]

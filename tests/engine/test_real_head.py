@@ -55,10 +55,10 @@ def test_carried_state_equals_a_fresh_prefill(
     if shape is None:
         rng = random.Random(0)
         plans = [None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(4, 4, 16))]
-        engine._core._planner.choose = lambda requests: rng.choice(plans)  # type: ignore[method-assign]
+        engine._core._planner.choose = lambda requests, behind: rng.choice(plans)  # type: ignore[method-assign]
     contexts = _serve(engine, prompts[:4], steps=9)
     if shape is None:
-        engine._core._planner.choose = lambda requests: plans[1]  # type: ignore[method-assign]
+        engine._core._planner.choose = lambda requests, behind: plans[1]  # type: ignore[method-assign]
         for number, tokens in _serve_on(engine, 1).items():
             contexts[number] = contexts[number] + tokens
     carried = _copy(engine)

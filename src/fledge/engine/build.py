@@ -10,11 +10,12 @@ import torch
 from fledge.draft.runner import HeadRunner
 from fledge.engine.carried import CarriedSizes, RunningBatch
 from fledge.engine.cost import CostCurve, CostModel, measure_cost
+from fledge.engine.fixed import FixedPlanner
 from fledge.engine.forwards import Models
 from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import memory_for_kv
-from fledge.engine.planner import MAX_DEPTH, MAX_NODES, TOPKS, FixedPlanner, Planner, most_nodes
+from fledge.engine.planner import MAX_DEPTH, MAX_NODES, TOPKS, Planner, most_nodes
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler

@@ -247,7 +247,7 @@ class EngineCore:
         if not running:
             return False
         speculating = any(request.speculate for request in running)
-        plan = self._planner.choose(len(running)) if speculating else None
+        plan = self._planner.choose(len(running), behind=self._behind(running)) if speculating else None
         most = 1 if plan is None else plan.bound.reach + 1
         for request in running:
             request.take_off(1, most)
@@ -255,6 +255,11 @@ class EngineCore:
         work = partial(run_round, self._models, self._batch, plan, self._clock, trace)
         self._flight.launch(work, partial(self._round_done, running, plan))
         return True
+
+    def _behind(self, running: Sequence[Request]) -> int:
+        """Positions the head would have to catch up on, as far as the host knows."""
+        kept = self._batch.sizes.pending
+        return sum(min(request.head_pending, kept) for request in running if request.speculate)
 
     def _round_done(
         self, running: Sequence[Request], plan: RoundPlan | None, result: RoundResult, seconds: float

@@ -7,19 +7,19 @@ to bring more than mu * t tokens (renewal reward); that one rule decides everyth
     n nodes to verify       sum of the n best nodes' probabilities      -  mu * seconds of a verify of n rows: the most
     speculation at all      tokens per second with it                   >  tokens per second without it
 
-Seconds come from the cost curves measured at start, corrected by what rounds really took. Probabilities are the head's
-own, calibrated by depth with what was accepted (see `beliefs.py`). Where reading a probability is free (on a CPU)
-every round decides by its own tree; elsewhere by the averages of the last rounds, so that no round waits for a value.
+Seconds come from the cost curves measured at start, corrected by what rounds really took; the moods of a machine that
+others use, too, are kept out of the comparison (see `pace.py`). Probabilities are the head's own, calibrated by depth
+with what was accepted (see `beliefs.py`). Where reading a probability is free (on a CPU) every round decides by its own
+tree; elsewhere by the averages of the last rounds, so that no round waits for a value.
 
-While speculation doesn't pay it is tried now and then, but all tries together may take no more than a hundredth of
-the time.
+While speculation doesn't pay it is tried now and then, each time right after a plain round, but all tries together,
+with what the head has to catch up on, may take no more than a hundredth of the time.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +30,7 @@ from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.lookup import MatchRates, Proposal
+from fledge.engine.pace import Kind, Pace
 from fledge.engine.plans import ConfidentPlan, RoundPlan
 
 MAX_DEPTH = 8
@@ -41,16 +42,18 @@ _REPLAN_ROUNDS = 32
 _PLAIN_ROUNDS_AGE = 0.125  # of a round: without drafts hardly anything new is learnt
 _EARLY_ROUNDS = (2, 4, 8, 16)  # of a batch size, plain or not: planned anew
 _LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
-_STEP = 0.08  # weight of a new measurement
-_RANGE = (0.5, 2.0)  # a single measurement outside this is the machine's doing
+_GAIN_STEP = 0.02  # least weight of a new measurement
+_GAIN_PRIOR = 16  # rounds of a request that the first guess is worth
 _ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
 _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
 _FAR_AHEAD = 1.5
 # Lookup's drafts over none: what it takes to ask for them, and to go on; the weight of a new measurement, and of hope.
 _ASK, _ASK_ON, _COPY_STEP, _HOPE = 0.995, 0.98, 0.02, 0.002
 _PLAIN_AMONG_COPIES = 16  # rounds between those that aren't asked for copies, while they pay
+_MOMENT_STEP = 0.6  # weight of the newest verify
+_PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
 _TRY_LENGTH = 3  # rounds of a try of speculation
-_TRY_SHARE = 0.008  # of all time, for tries that don't pay
+_TRY_SHARE, _FIRST_CREDIT = 0.008, 0.02  # of all time, for tries that don't pay; and seconds to begin with
 _START_ROUNDS = 32  # of a batch size, that follow what was tuned
 
 
@@ -75,10 +78,10 @@ class _BatchSize:
     """What is remembered of a batch size, or of the group of sizes it belongs to."""
 
     speculates: bool = False
-    gain: float = 1.0  # measured over predicted tokens per second of speculation with the head,
-    copied: float = 1.0  # and without it, lookup's drafts over none
+    gain: float = 1.0  # measured over predicted tokens of speculation with the head, by predicted seconds,
+    copied: float = 1.0  # and of lookup's drafts without it over none, by predicted seconds
     copies: bool = True  # these are asked for
-    since_plain: int = 0  # rounds since plain decode was tried,
+    since_plain: int = 1  # rounds since a plain one,
     plain_wait: int = _PLAIN_TRY_ROUNDS[0]  # and until it is tried again
 
 
@@ -99,6 +102,7 @@ def _shapes(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
     return tuple(TreeShape(depth, topk, nodes) for nodes in NODES if depth < nodes <= limit)
 
 
+@functools.cache
 def _group(requests: int) -> int:
     """Batch sizes that share what was measured: up to 4 each its own, then half a power of two apart."""
     return requests if requests <= 4 else next(n for n in _GROUPS if requests <= n or n == _GROUPS[-1])
@@ -131,40 +135,44 @@ class Planner:
         # By batch size: the best shape and its tokens per second, as predicted.
         self._bounds: dict[int, tuple[TreeShape, float]] = {}
         self._age = 0.0
-        # Measured over predicted seconds, by group of batch sizes, with and without speculation; and anywhere.
-        self._slower: dict[tuple[int, bool], float] = {}
-        self._measured: dict[tuple[int, bool], int] = {}  # how often
-        self._drift = 1.0
-        self._sizes: defaultdict[int, _BatchSize] = defaultdict(_BatchSize)
+        self._pace = Pace()  # measured over predicted seconds, by group of batch sizes,
+        self._measured: dict[tuple[int, Kind], int] = {}  # and how often
+        self._moment = 1.0  # how much longer than the curve says a verify takes just now
+        self._sizes: dict[int, _BatchSize] = {}
         self._try_left = 0
-        self._credit = 0.0  # seconds tries may take
+        self._credit = _FIRST_CREDIT  # seconds tries may take
 
-    def choose(self, requests: int) -> RoundPlan | None:
-        """The plan of the next round; None: plain decode."""
-        self._age += 1.0 if self._sizes[_group(requests)].speculates else _PLAIN_ROUNDS_AGE
+    def choose(self, requests: int, *, behind: int = 0) -> RoundPlan | None:
+        """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
+        plan, size = self._decide(requests, behind), self._size(requests)
+        size.since_plain = 0 if plan is None else size.since_plain + 1
+        return plan
+
+    def _decide(self, requests: int, behind: int) -> RoundPlan | None:
+        self._age += 1.0 if self._size(requests).speculates else _PLAIN_ROUNDS_AGE
         if self._age >= _REPLAN_ROUNDS:
             self._bounds.clear()
             self._age = 0.0
         start = self._starting(requests)
         if start is not None:
-            self._sizes[_group(requests)].speculates = start != PLAIN
+            self._size(requests).speculates = start != PLAIN
             return self._plan(start, requests)
         shape, speed = self._best(requests)
         ratio = speed / self.headless_speed(requests)
         if self._try_left:
             self._try_left -= 1
             return self._plan(shape, requests)
-        size = self._sizes[_group(requests)]
-        size.speculates = ratio > (_LEAVE if size.speculates else _ENTER)
+        size = self._size(requests)
+        late = self.cost.head.at(behind) if behind else 0.0
+        enter = _ENTER + late * self._plain_speed(requests) / (_PAYBACK_ROUNDS * requests)
+        size.speculates = ratio > (_LEAVE if size.speculates else enter)
         if not size.speculates:
-            if self._credit < 0 or shape == PLAIN:
+            if self._credit < late or size.since_plain or shape == PLAIN:
                 return self._copying(requests)
             self._try_left = _TRY_LENGTH - 1
             return self._plan(shape, requests)
-        size.since_plain += 1
-        known = self._measured.get((_group(requests), False), 0) > 1
+        known = self._measured.get((_group(requests), Kind.PLAIN), 0) > 1
         if size.since_plain >= size.plain_wait and (ratio < _FAR_AHEAD or not known):
-            size.since_plain = 0
             size.plain_wait = min(2 * size.plain_wait, _PLAIN_TRY_ROUNDS[1])
             return None
         return self._plan(shape, requests)
@@ -208,21 +216,22 @@ class Planner:
         """
         tokens = requests + sum(depths)
         record = self._count(shape, requests, tokens, seconds)
-        size, drafted = self._sizes[_group(requests)], shape is not None and bool(levels or shape.depth)
-        if drafted or not asked:
-            self._time_round(shape, requests, seconds, len(levels), rows)
+        drafted = shape is not None and bool(levels or shape.depth)
+        kind = Kind.DRAFTED if drafted else Kind.COPIED if asked else Kind.PLAIN
+        predicted = self._time_round(kind, shape, requests, seconds, len(levels), rows)
+        size = self._size(requests)
         if asked:
-            measured = min(max(tokens / seconds / self._plain_speed(requests), 0.5), 16.0)
+            measured = tokens * self.cost.plain_seconds(requests) / (requests * predicted)
             size.copied += _COPY_STEP * (measured - size.copied)
         elif not size.copies:
-            size.copied += _HOPE * (1 - size.copied)
+            size.copied += _HOPE * (1 - self._copied(requests))
         if shape is not None and drafted:
             self.beliefs.observe(depths, masses)
             if levels and record.rounds % _LOOK_ROUNDS == 1:
                 self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
-            expected = self._predicted(requests)[1] / self.scale(requests)
-            measured = min(max(tokens / seconds / max(expected, 1e-9), 0.25), 4.0)
-            size.gain += _STEP / 2 * (measured - size.gain)
+            measured = min(max(tokens / predicted / self._predicted(requests)[1], 0.25), 4.0)
+            times = self._measured[_group(requests), kind] + _GAIN_PRIOR / requests
+            size.gain += max(_GAIN_STEP, 1 / times) * (measured - size.gain)
         self._keep_books(requests, drafted, seconds + catch_up, tokens)
 
     def _count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
@@ -234,21 +243,25 @@ class Planner:
         return record
 
     def _time_round(
-        self, shape: TreeShape | None, requests: int, seconds: float, levels: int, rows: int | None
-    ) -> None:
-        """Take in what a whole round took, relative to what was predicted."""
-        speculative = shape is not None
-        predicted = self.cost.plain_seconds(requests)
-        if shape is not None:
+        self,
+        kind: Kind,
+        shape: TreeShape | None,
+        requests: int,
+        seconds: float,
+        levels: int,
+        rows: int | None,
+    ) -> float:
+        """Take in what a whole round took; what was predicted for it, in seconds."""
+        predicted = self.cost.plain_seconds(requests if rows is None else rows)
+        if kind == Kind.DRAFTED and shape is not None:
             predicted = self.cost.round_seconds(requests, shape, levels or None, rows)
-        key = _group(requests), speculative
-        known = self._ratio(requests, speculative)
-        ratio = min(max(seconds / max(predicted, 1e-9), _RANGE[0] * known), _RANGE[1] * known)
+        predicted = max(predicted, 1e-9)
+        key = _group(requests), kind
+        self._pace.observe(*key, seconds / predicted)
         times = self._measured[key] = self._measured.get(key, 0) + 1
-        self._slower[key] = known + max(1 / (times + 1), _STEP) * (ratio - known)
-        self._drift += _STEP / 2 * (ratio - self._drift)
         if self._confident and times in _EARLY_ROUNDS:  # the first timings of a batch size change most
             self._bounds.pop(requests, None)
+        return predicted
 
     def observe_lookup(self, proposal: Proposal, rows: Sequence[Sequence[int]]) -> None:
         """Learn what prompt lookup is worth; each row: how many tokens were emitted, then the tokens."""
@@ -258,9 +271,12 @@ class Planner:
         self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
     ) -> None:
         """Take in how long a round's draft steps and its verify of `rows` took, in seconds; `shape` None: plain."""
-        target, head = self.cost.target.learned(rows, verify), self.cost.head
+        # A moment in which all is slower says nothing of the curve's shape.
+        slower = max(verify, 1e-9) / self.cost.target.at(rows)
+        self._moment += _MOMENT_STEP * (slower - self._moment)
+        target, head = self.cost.target.learned(rows, verify / self._moment), self.cost.head
         if shape is not None and shape.depth and levels > 1:
-            head = head.learned(requests * shape.topk, draft / (levels - 1))
+            head = head.learned(requests * shape.topk, draft / self._moment / (levels - 1))
         self.cost = CostModel(target, head)
 
     def rate(self, requests: int) -> float:
@@ -269,11 +285,11 @@ class Planner:
 
     def headless_speed(self, requests: int) -> float:
         """Tokens per second at this batch size without the head, lookup's drafts included where they help."""
-        return self._plain_speed(requests) * max(self._sizes[_group(requests)].copied, 1.0)
+        return self._plain_speed(requests) * max(self._copied(requests), 1.0)
 
     def scale(self, requests: int, *, drafts: bool = True) -> float:
         """Measured over predicted seconds of rounds with the head, or without, at this batch size."""
-        return self._ratio(requests, drafts)
+        return self._pace.slower(_group(requests), Kind.DRAFTED if drafts else Kind.PLAIN)
 
     def explain(self) -> list[PlannedShape]:
         """What was used and what came of it, most used first."""
@@ -281,7 +297,7 @@ class Planner:
 
     def _starting(self, requests: int) -> TreeShape | None:
         """What was tuned for the nearest batch size, while little is known of this one; None: the planner knows."""
-        rounds = sum(self._measured.get((_group(requests), kind), 0) for kind in (True, False))
+        rounds = sum(self._measured.get((_group(requests), kind), 0) for kind in Kind)
         if not self._start or rounds >= _START_ROUNDS:
             return None
         return self._start[min(self._start, key=lambda size: (abs(size - requests), size))]
@@ -297,36 +313,37 @@ class Planner:
         """Without the head: lookup's drafts, while they pay; hope gives them another chance later."""
         if not self._confident or not self._lookup:
             return None
-        size = self._sizes[_group(requests)]
-        size.copies = size.copied > (_ASK_ON if size.copies else _ASK)
-        size.since_plain += 1
+        size = self._size(requests)
+        size.copies = self._copied(requests) > (_ASK_ON if size.copies else _ASK)
         if not size.copies or size.since_plain >= _PLAIN_AMONG_COPIES:
-            size.since_plain = 0
             return None
         return ConfidentPlan(TreeShape(0, 1, self._lookup + 1, self._lookup), self, requests)
 
     def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
         """Tries are paid from a share of all time; what a try costs is what plain decode would have taken less."""
         self._credit = min(self._credit + _TRY_SHARE * seconds, 1.0)
-        if speculative and not self._sizes[_group(requests)].speculates:
+        if speculative and not self._size(requests).speculates:
             self._credit -= max(seconds - tokens / self.headless_speed(requests), 0.0)
 
-    def _ratio(self, requests: int, speculative: bool) -> float:
-        """Measured over predicted seconds: of this batch size, else of the nearest one, else of any round."""
-        sizes = [size for size, kind in self._slower if kind == speculative]
-        if not sizes:
-            return self._drift
-        nearest = min(sizes, key=lambda size: abs(size - _group(requests)))
-        return self._slower[nearest, speculative]
+    def _size(self, requests: int) -> _BatchSize:
+        """What is remembered of this batch size; of a new one that its head does as well as the nearest one's."""
+        group = _group(requests)
+        if group not in self._sizes:
+            nearest = min(self._sizes, key=lambda other: abs(other - group), default=None)
+            self._sizes[group] = _BatchSize(gain=1.0 if nearest is None else self._sizes[nearest].gain)
+        return self._sizes[group]
+
+    def _copied(self, requests: int) -> float:
+        """Tokens per second with lookup's drafts, without the head, over those of plain decode."""
+        return self._size(requests).copied / self._pace.extra(_group(requests), Kind.COPIED)
 
     def _plain_speed(self, requests: int) -> float:
-        slower = self._ratio(requests, False)
-        return requests / max(self.cost.plain_seconds(requests) * slower, 1e-9)
+        return requests / max(self.cost.plain_seconds(requests) * self.scale(requests, drafts=False), 1e-9)
 
     def _best(self, requests: int) -> tuple[TreeShape, float]:
         """The best speculative shape by averages and its tokens per second, going by what was measured."""
         shape, speed = self._predicted(requests)
-        return shape, speed / max(self.scale(requests), 1e-9) * self._sizes[_group(requests)].gain
+        return shape, speed / max(self.scale(requests), 1e-9) * self._size(requests).gain
 
     def _predicted(self, requests: int) -> tuple[TreeShape, float]:
         """The same, going by cost curves and beliefs alone. Kept for some rounds; what corrects it isn't."""
@@ -346,47 +363,6 @@ class Planner:
                     if speed > most:
                         best, most = shape, speed
         return best, most
-
-
-class FixedPlanner(Planner):
-    """Always the same tree, whatever it costs; or never one."""
-
-    def __init__(self, cost: CostModel, shape: TreeShape) -> None:
-        super().__init__(cost, topk=shape.topk, confident=False)
-        self._fixed = None if shape == PLAIN else RoundPlan(shape, self.match_rates)
-
-    def choose(self, requests: int) -> RoundPlan | None:
-        """The fixed plan."""
-        return self._fixed
-
-    def pays(self, requests: int) -> bool:
-        """Whether the tree isn't PLAIN."""
-        return self._fixed is not None
-
-    def rereads(self, tokens: int, answer: int, requests: int) -> bool:
-        """The same: nothing is known of costs."""
-        return self.pays(requests)
-
-    def time(
-        self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
-    ) -> None:
-        """Nothing depends on it."""
-
-    def observe(
-        self,
-        shape: TreeShape | None,
-        requests: int,
-        seconds: float,
-        depths: Sequence[int],
-        masses: Sequence[float] = (),
-        levels: Sequence[Tensor] = (),
-        *,
-        catch_up: float = 0.0,
-        rows: int | None = None,
-        asked: bool = False,
-    ) -> None:
-        """Only counts."""
-        self._count(shape, requests, requests + sum(depths), seconds)
 
 
 def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:

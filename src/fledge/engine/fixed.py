@@ -1,0 +1,53 @@
+"""The planner of an engine whose tree was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fledge.engine.cost import CostModel
+from fledge.engine.layout import PLAIN, TreeShape
+from fledge.engine.planner import Planner
+from fledge.engine.plans import RoundPlan
+
+
+class FixedPlanner(Planner):
+    """Always the same tree, whatever it costs; or never one."""
+
+    def __init__(self, cost: CostModel, shape: TreeShape) -> None:
+        super().__init__(cost, topk=shape.topk, confident=False)
+        self._fixed = None if shape == PLAIN else RoundPlan(shape, self.match_rates)
+
+    def choose(self, requests: int, *, behind: int = 0) -> RoundPlan | None:
+        """The fixed plan."""
+        return self._fixed
+
+    def pays(self, requests: int) -> bool:
+        """Whether the tree isn't PLAIN."""
+        return self._fixed is not None
+
+    def rereads(self, tokens: int, answer: int, requests: int) -> bool:
+        """The same: nothing is known of costs."""
+        return self.pays(requests)
+
+    def time(
+        self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
+    ) -> None:
+        """Nothing depends on it."""
+
+    def observe(
+        self,
+        shape: TreeShape | None,
+        requests: int,
+        seconds: float,
+        depths: Sequence[int],
+        masses: Sequence[float] = (),
+        levels: Sequence[Tensor] = (),
+        *,
+        catch_up: float = 0.0,
+        rows: int | None = None,
+        asked: bool = False,
+    ) -> None:
+        """Only counts."""
+        self._count(shape, requests, requests + sum(depths), seconds)
