@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fledge.bench import BenchOptions, run_bench, summarise
-from fledge.bench.concurrency import run_level
+from fledge.bench import BenchOptions, concurrency, run_bench, summarise
+from fledge.bench.concurrency import run_level, sweep
 from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, measure_bandwidth
 from fledge.bench.measure import Limits, answer_row, measure_answers, reason_to_reject, token_pieces
-from fledge.bench.results import BenchResult
+from fledge.bench.results import BenchResult, LevelRow
 from fledge.bench.run import estimate_seconds
 from fledge.bench.workloads import Prompt, Workload, own_workload
 from fledge.draft import Head
@@ -31,6 +31,7 @@ QUICK = BenchOptions(
     concurrency=(1, 2),
     sweep_tokens=6,
     sweep_requests=3,
+    sweep_repeats=1,
     verify_rows=(2, 8),
     cost_context=32,
     cost_repeats=2,
@@ -163,6 +164,30 @@ def test_sampled_answers_are_their_seeds_with_and_without_a_head(target: Target,
     wanted = engines["plain"].generate([ids], max_tokens=8, temperature=1.0, seed=1)[0]
     pieces = {sample.question: sample.pieces for sample in found.samples}[workload.prompts[1].turns[0]]
     assert pieces == token_pieces(target, wanted.token_ids, [piece.depth for piece in pieces])
+
+
+def test_of_a_levels_repeats_the_middle_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"plain": iter([30.0, 10.0, 20.0]), "head": iter([5.0, 6.0, 70.0])}
+    order: list[str] = []
+
+    def run(engine: object, name: str, requests: list[list[int]], level: int, *_: object) -> LevelRow:
+        order.append(name)
+        figures = dict.fromkeys(("seconds", "median_tpot_ms", "p95_tpot_ms", "median_ttft_ms", "tau"), 1.0)
+        throughput = next(speeds[name])
+        return LevelRow(
+            concurrency=level,
+            engine=name,
+            requests=2,
+            output_tokens=8,
+            output_throughput=throughput,
+            **figures,
+        )
+
+    monkeypatch.setattr(concurrency, "run_level", run)
+    engines: dict[str, Engine] = dict.fromkeys(speeds)  # type: ignore[arg-type]
+    rows = sweep(engines, [[1]], [2], max_tokens=4, min_requests=1, repeats=3, progress=lambda *_: None)
+    assert [(row.engine, row.output_throughput) for row in rows] == [("plain", 20.0), ("head", 6.0)]
+    assert order == ["plain", "head", "head", "plain", "head", "plain"]
 
 
 def test_a_temperature_holds_for_answers_and_sweep(

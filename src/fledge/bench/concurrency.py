@@ -6,12 +6,14 @@ Closed loop: whenever a request ends the next one is sent, until all are answere
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import mean, median, quantiles
 
 from fledge.bench.measure import Progress
 from fledge.bench.results import LevelRow
 from fledge.bench.shapes import rounds_since, shape_rounds
+from fledge.bench.statistics import interleaved
 from fledge.engine import Completion, Engine, SamplingParams
 
 
@@ -22,22 +24,23 @@ def sweep(
     *,
     max_tokens: int,
     min_requests: int,
+    repeats: int = 1,
     temperature: float = 0.0,
     progress: Progress,
 ) -> list[LevelRow]:
-    """Every engine at every level, on the same prompts; each second level goes through the engines in reverse."""
-    rows: list[LevelRow] = []
-    total = len(levels) * len(engines)
-    for index, level in enumerate(levels):
-        requests = [prompts[n % len(prompts)] for n in range(max(min_requests, 2 * level))]
-        names = list(engines) if index % 2 == 0 else list(engines)[::-1]
-        found: dict[str, LevelRow] = {}
-        for name in names:
-            found[name] = run_level(engines[name], name, requests, level, max_tokens, temperature)
-            note = f"{name}, {level} at once: {found[name].output_throughput:.0f} tokens/s"
-            progress(len(rows) + len(found), total, note)
-        rows += [found[name] for name in engines]
-    return rows
+    """Every engine at every level, on the same prompts, in alternation; of the repeats the one of median throughput."""
+    found: defaultdict[tuple[int, str], list[LevelRow]] = defaultdict(list)
+    for turn in interleaved(levels, list(engines), repeats):
+        requests = [prompts[n % len(prompts)] for n in range(max(min_requests, 2 * turn.level))]
+        row = run_level(engines[turn.name], turn.name, requests, turn.level, max_tokens, temperature)
+        found[turn.level, turn.name].append(row)
+        note = f"{turn.name}, {turn.level} at once: {row.output_throughput:.0f} tokens/s"
+        progress(turn.number, turn.total, note)
+    return [_middle(found[level, name]) for level in levels for name in engines]
+
+
+def _middle(rows: Sequence[LevelRow]) -> LevelRow:
+    return sorted(rows, key=lambda row: row.output_throughput)[(len(rows) - 1) // 2]
 
 
 def run_level(

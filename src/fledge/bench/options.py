@@ -61,6 +61,9 @@ class BenchOptions(BaseModel):
     sweep_requests: Count = Field(
         default=4, description="requests per level: this many, or two per slot if that is more"
     )
+    sweep_repeats: Count = Field(
+        default=3, description="of each level and engine, in alternation; the one of median throughput counts"
+    )
     verify_rows: tuple[Rows, ...] = Field(
         default=(2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"
     )

@@ -95,6 +95,7 @@ def run_bench(
             options.concurrency,
             max_tokens=options.sweep_tokens,
             min_requests=options.sweep_requests,
+            repeats=options.sweep_repeats,
             temperature=options.temperature,
             progress=steps.part("sweep"),
         )
@@ -153,7 +154,8 @@ def _plan(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _
     sweep_units = sum(
         max(options.sweep_requests, 2 * level) / level * (1 + 0.15 * level) for level in options.concurrency
     )
-    return _Parts(prompts * options.repeats * engines if heads else 0.0, sweep_units * (1 + heads))
+    sweep_units *= options.sweep_repeats * (1 + heads)
+    return _Parts(prompts * options.repeats * engines if heads else 0.0, sweep_units)
 
 
 class _Steps:
