@@ -25,9 +25,8 @@ class StageProgress:
         self._output = output
         self._started = time.monotonic()
         self._logged = self._started
-        self._first: tuple[float, float] | None = (
-            None  # (time, done) of the first update: what a resume skipped
-        )
+        # (time, done) of the first update: what a resume skipped
+        self._first: tuple[float, float] | None = None
         self._bar = Progress(
             TextColumn("{task.description:<9}"),
             BarColumn(),

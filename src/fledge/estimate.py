@@ -29,9 +29,8 @@ _PROMPT_TOKENS = 35
 _TEMPLATE_TOKENS = 40
 _ANSWER_SHARE = 0.7  # of respond.max_new_tokens
 _PARQUET_BYTES = 5  # per token of a prompt or a conversation
-_CHECKPOINT_BYTES = (
-    18  # per weight: the head in bf16, checkpoint with masters and two moments, one copy in writing
-)
+# Per weight: the head in bf16, checkpoint with masters and two moments, one copy in writing
+_CHECKPOINT_BYTES = 18
 
 _TRAIN_OVER_MEASURE = 3.0  # measuring tau has no backward pass
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fledge.bench import BenchOptions, concurrency, run_bench, summarise
-from fledge.bench.concurrency import run_level, sweep
+from fledge.bench.concurrency import ClosedLoop, run_level, run_side_by_side, sweep
 from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, measure_bandwidth
@@ -164,6 +164,44 @@ def test_sampled_answers_are_their_seeds_with_and_without_a_head(target: Target,
     wanted = engines["plain"].generate([ids], max_tokens=8, temperature=1.0, seed=1)[0]
     pieces = {sample.question: sample.pieces for sample in found.samples}[workload.prompts[1].turns[0]]
     assert pieces == token_pieces(target, wanted.token_ids, [piece.depth for piece in pieces])
+
+
+def test_side_by_side_a_slow_moment_meets_all_engines_alike() -> None:
+    clock = 0.0
+
+    class Loop(ClosedLoop):
+        """A token per step of some seconds; between the 100th and the 160th second all takes three times as long."""
+
+        def __init__(self, step_seconds: float) -> None:
+            self.seconds, self.answers, self.left, self.step_seconds = 0.0, [], 1000, step_seconds
+
+        @property
+        def done(self) -> bool:
+            return self.left == 0
+
+        def step(self) -> None:
+            nonlocal clock
+            spent = self.step_seconds * (3 if 100 < clock < 160 else 1)
+            clock, self.seconds, self.left = clock + spent, self.seconds + spent, self.left - 1
+
+    slow, fast = Loop(0.3), Loop(0.2)
+    run_side_by_side({"slow": slow, "fast": fast})
+    assert slow.done
+    assert fast.done
+    assert slow.seconds - 300 == pytest.approx(20, abs=1)
+    assert fast.seconds - 200 == pytest.approx(20, abs=1)
+
+
+def test_side_by_side_engines_answer_as_they_do_alone(target: Target) -> None:
+    prompts = [target.chat.prompt_ids(prompt.messages) for prompt in own_workload().limited(5).prompts]
+    loops = {name: ClosedLoop(Engine(target, max_batch=2), prompts, 2, 5) for name in ("a", "b")}
+    found = run_side_by_side(loops)
+    alone = Engine(target, max_batch=2).generate(prompts, max_tokens=5)
+    for name, loop in loops.items():
+        assert sorted(one.token_ids for one in loop.answers) == sorted(one.token_ids for one in alone)
+        assert found[name].tau == 1.0
+        tokens = sum(len(one.token_ids) for one in alone)
+        assert found[name].tokens_per_second == pytest.approx(tokens / loop.seconds)
 
 
 def test_of_a_levels_repeats_the_middle_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from fledge.bench.report.compare import compare_runs, render_comparison
 from fledge.bench.report.exports import standalone, write_exports
 from fledge.bench.report.limits import better_tau, limit_views
 from fledge.bench.report.page import make_page
-from fledge.bench.report.speed import name_engines
+from fledge.bench.report.speed import load_note, name_engines
 from fledge.bench.report.timeline import mean_round, timeline
 from fledge.bench.results import BenchResult
 from fledge.errors import DataError
@@ -46,6 +46,17 @@ def test_servers_over_http_have_the_articles_two_charts_and_a_verdict_per_level(
     rejected = load.comparisons[0].model_copy(update={"rejected": "speed-up 3.00 exceeds tau 2.40"})
     broken = load.model_copy(update={"comparisons": [rejected, *load.comparisons[1:]]})
     assert "rejected, speed-up 3.00 exceeds tau 2.40" in render_report(ReportFacts("t", load=broken))
+
+
+def test_what_load_does_to_a_head_is_told_in_throughput() -> None:
+    rows = bench_result(("trained",)).levels
+    # Later first tokens, faster ones afterwards: not what a server's owner pays for.
+    rows = [
+        row.model_copy(update={"median_tpot_ms": row.median_tpot_ms * 0.1}) if row.engine == "plain" else row
+        for row in rows
+    ]
+    note = load_note(rows, ["trained"], name_engines(["trained"], {}))
+    assert note == "This run's head: 1.44× plain decode's tokens per second with 1 in flight, 1.26× with 16."
 
 
 def test_limits_follow_from_the_equation() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge.draft import DraftVocabulary, Head
-from fledge.engine import Completion, Engine, SamplingParams, TreeShape, scheduler
+from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.engine.planner import RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
@@ -226,10 +226,7 @@ def test_a_head_that_caught_up_leaves_its_pages_to_speculating_requests(target: 
     engine.check()
 
 
-def test_prompts_that_begin_alike_and_come_together_are_written_once(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "_WORTH_WAITING", 64)
+def test_prompts_that_begin_alike_and_come_together_are_written_once(target: Target) -> None:
     rng, size = random.Random(9), target.decoder.page_size
     start = random_tokens(rng, 100)
     prompts = [start + random_tokens(rng, 3) for _ in range(5)] + [random_tokens(rng, 60) for _ in range(2)]
@@ -238,9 +235,8 @@ def test_prompts_that_begin_alike_and_come_together_are_written_once(
     assert facts(answer(engine, prompts)) == facts(expected)
     assert engine.stats().hit_tokens == 4 * (100 // size * size)
     first = [engine.submit(prompt, SamplingParams(max_tokens=2)) for prompt in (prompts[5], *prompts[:2])]
-    assert [result.request_id for result in engine.step()][
-        :3
-    ] == first  # nobody waits for what is there already
+    # Nobody waits for what is there already.
+    assert [result.request_id for result in engine.step()][:3] == first
 
 
 def test_without_prefix_cache_nothing_is_kept(target: Target) -> None:

@@ -115,9 +115,8 @@ def _as_range(slots: Tensor) -> Tensor | slice:
 
 
 def _read(pool: Tensor, slots: Tensor | slice) -> Tensor:
-    return (
-        pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
-    )  # 3x faster than pool[slots]
+    # index_select is three times as fast as pool[slots].
+    return pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
 
 
 def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import mean, median, quantiles
+from typing import NamedTuple
 
 from fledge.bench.measure import Progress
 from fledge.bench.results import LevelRow
@@ -43,6 +44,45 @@ def _middle(rows: Sequence[LevelRow]) -> LevelRow:
     return sorted(rows, key=lambda row: row.output_throughput)[(len(rows) - 1) // 2]
 
 
+class ClosedLoop:
+    """An engine's answers to all requests, `concurrency` at a time, step by step. A request's number is its seed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[list[int]],
+        concurrency: int,
+        max_tokens: int | Sequence[int],
+        temperature: float = 0.0,
+    ) -> None:
+        """`max_tokens` of each request, or of all."""
+        lengths = [max_tokens] * len(requests) if isinstance(max_tokens, int) else max_tokens
+        self.answers: list[Completion] = []
+        self.seconds = 0.0  # in which this engine was at work
+        self._engine, self._concurrency, self._temperature = engine, concurrency, temperature
+        self._waiting = list(enumerate(zip(requests, lengths, strict=True)))[::-1]
+        self._in_flight = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all requests are answered."""
+        return not self._waiting and not self._in_flight
+
+    def step(self) -> None:
+        """Send what fits, and let the engine do one step."""
+        begin = time.perf_counter()
+        while self._waiting and self._in_flight < self._concurrency:
+            seed, (prompt, tokens) = self._waiting.pop()
+            params = SamplingParams(max_tokens=tokens, temperature=self._temperature, seed=seed)
+            self._engine.submit(prompt, params)
+            self._in_flight += 1
+        for result in self._engine.step():
+            if result.completion is not None:
+                self.answers.append(result.completion)
+                self._in_flight -= 1
+        self.seconds += time.perf_counter() - begin
+
+
 def run_level(
     engine: Engine,
     name: str,
@@ -51,32 +91,42 @@ def run_level(
     max_tokens: int | Sequence[int],
     temperature: float = 0.0,
 ) -> LevelRow:
-    """Answer all requests, `concurrency` at a time; `max_tokens` of each, or of all. A request's number is its seed."""
-    lengths = [max_tokens] * len(requests) if isinstance(max_tokens, int) else max_tokens
-    waiting = list(enumerate(zip(requests, lengths, strict=True)))[::-1]
-    answers: list[Completion] = []
-    in_flight = 0
-    before = shape_rounds(engine)
-    begin = time.perf_counter()
-    while waiting or in_flight:
-        while waiting and in_flight < concurrency:
-            seed, (prompt, tokens) = waiting.pop()
-            engine.submit(prompt, SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed))
-            in_flight += 1
-        for result in engine.step():
-            if result.completion is not None:
-                answers.append(result.completion)
-                in_flight -= 1
-    seconds = time.perf_counter() - begin
-    row = level_row(name, concurrency, answers, seconds)
+    """Answer all requests with one engine (see `ClosedLoop`)."""
+    loop, before = ClosedLoop(engine, requests, concurrency, max_tokens, temperature), shape_rounds(engine)
+    while not loop.done:
+        loop.step()
+    row = level_row(name, concurrency, loop.answers, loop.seconds)
     return row.model_copy(update={"shapes": rounds_since(before, engine)})
+
+
+class Throughput(NamedTuple):
+    """What an engine brought beside others."""
+
+    tokens_per_second: float
+    tau: float
+
+
+def run_side_by_side(loops: Mapping[str, ClosedLoop]) -> dict[str, Throughput]:
+    """All loops at once, on one machine: the next step is always that of the one which was at work for the least time.
+
+    A moment in which the machine is slow meets all alike, which makes ratios several times as exact as turns of seconds
+    do. Times of single requests mean nothing here. Engines that go on working between their steps can't be compared so.
+    """
+    while waiting := [loop for loop in loops.values() if not loop.done]:
+        min(waiting, key=lambda loop: loop.seconds).step()
+    return {
+        name: Throughput(
+            sum(answer.stats.tokens for answer in loop.answers) / loop.seconds, _tau(loop.answers)
+        )
+        for name, loop in loops.items()
+    }
 
 
 def level_row(name: str, concurrency: int, answers: Sequence[Completion], seconds: float) -> LevelRow:
     """The level's figures. Answers of a single token have no time per output token."""
     stats = [answer.stats for answer in answers]
     tpots = [one.tpot_ms for one in stats if one.tokens > 1] or [0.0]
-    tokens, rounds = sum(one.tokens for one in stats), sum(one.rounds for one in stats)
+    tokens = sum(one.tokens for one in stats)
     return LevelRow(
         concurrency=concurrency,
         engine=name,
@@ -87,5 +137,10 @@ def level_row(name: str, concurrency: int, answers: Sequence[Completion], second
         median_tpot_ms=median(tpots),
         p95_tpot_ms=quantiles(tpots, n=20, method="inclusive")[-1] if len(tpots) > 1 else mean(tpots),
         median_ttft_ms=median(one.ttft_ms for one in stats),
-        tau=sum(one.tau * one.rounds for one in stats) / rounds if rounds else 1.0,
+        tau=_tau(answers),
     )
+
+
+def _tau(answers: Sequence[Completion]) -> float:
+    rounds = sum(answer.stats.rounds for answer in answers)
+    return sum(answer.stats.tau * answer.stats.rounds for answer in answers) / rounds if rounds else 1.0

@@ -11,7 +11,8 @@
     neighbour   time per output token beside a process that keeps a core busy
     overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
 
-Configurations are measured in alternation, ratios are taken within a block; intervals: `statistics.py`.
+Configurations are measured in alternation (levels on a CPU step by step, so that a slow moment of the machine meets all
+of them alike), ratios are taken within a block; intervals: `statistics.py`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from statistics import median
 
 from pydantic import BaseModel
 
-from fledge.bench.concurrency import run_level
+from fledge.bench.concurrency import ClosedLoop, Throughput, run_level, run_side_by_side
 from fledge.bench.costs import measure_costs
 from fledge.bench.machine import machine_facts, versions
-from fledge.bench.results import LevelRow, Machine
-from fledge.bench.statistics import Interval, alternation, compare_paired, interleaved
+from fledge.bench.results import Machine
+from fledge.bench.statistics import Interval, alternation, compare_paired
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine
@@ -139,23 +140,31 @@ class Bench:
 
     def _throughput(self, levels: Sequence[int], *names: str, temperature: float = 0.0) -> Iterator[Ratio]:
         engines = self.engines(PLAIN, *names, max_batch=max(levels))
-        rows: dict[tuple[int, str], list[LevelRow]] = {}
-        for turn in interleaved(levels, list(engines), self.sizes.repeats + 1):
-            requests = self._requests(max(len(_LENGTHS), _WAVES * turn.level))
+        sampled = f", temperature {temperature:g}" if temperature else ""
+        for level in levels:
+            requests = self._requests(max(len(_LENGTHS), _WAVES * level))
             lengths = [
                 max(round(_LENGTHS[n % len(_LENGTHS)] * self.sizes.tokens), 1) for n in range(len(requests))
             ]
-            row = run_level(engines[turn.name], turn.name, requests, turn.level, lengths, temperature)
-            if turn.repeat:  # the first teaches the planner what this batch size costs
-                rows.setdefault((turn.level, turn.name), []).append(row)
-        sampled = f", temperature {temperature:g}" if temperature else ""
-        for level in levels:
-            base = [row.output_throughput for row in rows[level, PLAIN]]
+            found: dict[str, list[Throughput]] = {name: [] for name in engines}
+            for repeat, order in enumerate(alternation(list(engines), self.sizes.repeats + 1)):
+                loops = {
+                    name: ClosedLoop(engines[name], requests, level, lengths, temperature) for name in order
+                }
+                for name, throughput in self._side_by_side(loops).items():
+                    if repeat:  # the first teaches the planner what this batch size costs
+                        found[name].append(throughput)
+            base = [one.tokens_per_second for one in found[PLAIN]]
             for name in names:
-                found = rows[level, name]
-                tau = f"tau {median(row.tau for row in found):.2f}"
+                tau = f"tau {median(one.tau for one in found[name]):.2f}"
                 what = f"throughput, {level} at once{sampled}: {name} over plain"
-                yield _paired(what, base, [row.output_throughput for row in found], "tokens/s", tau)
+                yield _paired(what, base, [one.tokens_per_second for one in found[name]], "tokens/s", tau)
+
+    def _side_by_side(self, loops: Mapping[str, ClosedLoop]) -> dict[str, Throughput]:
+        """Step by step in turn, or loop by loop where an engine's work goes on between its steps."""
+        if self.target.decoder.device.type == "cpu":
+            return run_side_by_side(loops)
+        return {name: run_side_by_side({name: loop})[name] for name, loop in loops.items()}
 
     def ttft(self) -> Iterator[Ratio]:
         """Time to the first token of long prompts, one and eight requests at once."""

@@ -93,9 +93,8 @@ def chain_tau(
     target: Target, head: Head, prompts: Sequence[str | list[int]], max_tokens: int, depth: int
 ) -> list[float]:
     """Our own engine's tau with chains of `depth` drafted tokens, prompt by prompt."""
-    bare = Head(
-        head.config, head.weights
-    )  # the record of another target is a finding already, not an error here
+    # The record of another target is a finding already, not an error here.
+    bare = Head(head.config, head.weights)
     chain = Engine(target, bare, tree=TreeShape(depth, 1, depth + 1))
     return [c.stats.tau for c in chain.generate(list(prompts), max_tokens=max_tokens)]
 

@@ -58,12 +58,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0  # subtracted from the logits of tokens that are in the answer so far
     frequency_penalty: float = 0.0  # subtracted once for each time the token is in the answer so far
-    logit_bias: Mapping[int, float] = field(
-        default_factory=dict, hash=False
-    )  # token id -> added to its logit
-    logprobs: int | None = (
-        None  # report log probabilities, with those of this many most likely tokens; None: don't
-    )
+    # Token id -> added to its logit.
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    # Report log probabilities, with those of this many most likely tokens; None: don't
+    logprobs: int | None = None
     stop: str | Sequence[str] = ()  # the answer ends before the first of these texts
 
     def __post_init__(self) -> None:

@@ -168,9 +168,8 @@ class PrefillRun:
         self._clock.start()
         self._done = done = prefill_target(self._models, self._chunks, features=self._follow)
         self._clock.lap("prefill")
-        chosen = (
-            None if done.chosen is None else done.chosen.clone()
-        )  # the host's own: `join` still reads the other
+        # The host's own: `join` still reads the other.
+        chosen = None if done.chosen is None else done.chosen.clone()
         return FirstTokens(chosen, done.logprobs)
 
     def join(self, joining: Sequence[Joining], *, head: bool) -> None:

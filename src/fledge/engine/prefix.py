@@ -76,9 +76,8 @@ class PrefixCache:
         the head isn't done with that; so call this only while no page table on the device holds the request's pages, or
         never will again.
         """
-        keys = self._keys(
-            request, min(written + 1, request.length)
-        )  # the token behind a page has to be known
+        # The token behind a page has to be known.
+        keys = self._keys(request, min(written + 1, request.length))
         for number in range(request.shared_pages, len(keys)):
             key, page = keys[number], request.pages[number]
             entry = self._entries.get(key)

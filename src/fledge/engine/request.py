@@ -43,9 +43,8 @@ class Completion:
     prompt_token_ids: list[int]
     finish_reason: FinishReason
     stats: CompletionStats
-    stop_reason: str | int | None = (
-        None  # the stop string or the one of stop_token_ids; None: turn end, or length
-    )
+    # The stop string or the one of stop_token_ids; None: turn end, or length
+    stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None  # per token, if asked for
 
 
@@ -68,9 +67,8 @@ class StepResult:
     origins: list[int]  # as in CompletionStats.token_origins
     completion: Completion | None  # set with the last tokens
     logprobs: list[TokenLogprob] | None = None  # per token, if asked for
-    text: str | None = (
-        None  # what became certain of a text with stop strings; None: no such, decode the tokens
-    )
+    # What became certain of a text with stop strings; None: no such, decode the tokens
+    text: str | None = None
     tree: TreeTrace | None = None  # for requests submitted with `trace`, in rounds that drafted
 
 

@@ -151,9 +151,8 @@ class Drafted(NamedTuple):
     shape: TreeShape
     levels: list[Tensor]  # as in Outcome
     proposal: Proposal | None
-    counts: Tensor | None = (
-        None  # [B] int64, nodes of each request below the root; None: all have the shape's
-    )
+    # [B] int64, nodes of each request below the root; None: all have the shape's
+    counts: Tensor | None = None
 
 
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
@@ -267,9 +266,8 @@ def accept_plainly(
     if speculates is not None:
         matched &= speculates[:, None]
     matched[:, 0] = True
-    missing = (~matched * layout.node_bit[: matched.shape[1]]).sum(
-        1, keepdim=True
-    )  # [B, 1], bits of the nodes that didn't match
+    # [B, 1], bits of the nodes that didn't match
+    missing = (~matched * layout.node_bit[: matched.shape[1]]).sum(1, keepdim=True)
     rejected = (tree.window_mask & missing) != 0  # [B, N]
     deepest = tree.depths.masked_fill(rejected, -1).amax(1)  # [B]
     column = tree.depths.masked_fill(rejected, depth + 1)

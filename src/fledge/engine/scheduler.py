@@ -24,7 +24,9 @@ from fledge.engine.request import Request
 _NEWCOMERS_SHARE = 16  # this fraction of max_batch is company enough; below 32 nobody ever waits
 _NEARLY_FULL = 0.75
 _PATIENCE_ROUNDS = 6
-_WORTH_WAITING = 256  # tokens another prompt is just writing that a newcomer would otherwise write again
+# Tokens another prompt is just writing that a newcomer would otherwise write again: to run them takes a CPU longer than
+# the extra forward the newcomer waits for.
+_WORTH_WAITING = 64
 
 # (tokens of a prompt that the head hasn't seen, tokens to come at most, batch size) -> whether to run them again.
 Rereads = Callable[[int, int, int], bool]

@@ -25,9 +25,8 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[tuple[str, int]] = field(default_factory=list)  # traced: (text, origin) of each token
-    trees: list[tuple[TreeTrace, int | None]] = field(
-        default_factory=list
-    )  # traced: each with its bonus token
+    # Traced: each with its bonus token.
+    trees: list[tuple[TreeTrace, int | None]] = field(default_factory=list)
     completion: Completion | None = None  # in the last delta
 
     def __bool__(self) -> bool:

@@ -14,9 +14,8 @@ from fledge.server.protocol import ChatMessage
 from fledge.target.target import Target
 
 _INLINE_CHARS = 4096  # shorter texts are encoded in less time than another thread takes to wake up
-_CHARS_PER_TOKEN = (
-    64  # no text has more per token on average; longer ones than this times the context are refused
-)
+# No text has more per token on average; longer ones than this times the context are refused
+_CHARS_PER_TOKEN = 64
 _SPACE = "▁"  # what SentencePiece tokens hold for a space
 
 

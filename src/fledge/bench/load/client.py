@@ -35,9 +35,8 @@ class RequestRecord:
     due: float  # when it was to be sent: the start of all its latencies
     sent: float = 0.0
     arrivals: list[float] = field(default_factory=list)  # of chunks with text
-    arrival_tokens: list[int] = field(
-        default_factory=list
-    )  # tokens so far at each arrival, if the server tells
+    # Tokens so far at each arrival, if the server tells.
+    arrival_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
     counted: bool = False  # output_tokens come from the server; otherwise one per chunk

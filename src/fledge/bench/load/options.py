@@ -50,9 +50,8 @@ class LoadOptions:
     timeout_s: float = 600.0  # of one request
     slo: Objective | None = None
     price_per_hour: float | None = None  # of one server's machine, for the cost of a million output tokens
-    token_counts: bool = (
-        False  # ask for the number of tokens with every chunk (vLLM's continuous_usage_stats)
-    )
+    # Ask for the number of tokens with every chunk (vLLM's continuous_usage_stats)
+    token_counts: bool = False
 
     def __post_init__(self) -> None:
         numbers = {"max_tokens": self.max_tokens, "repeats": self.repeats}

@@ -19,9 +19,8 @@ class Peer:
     install: str
     module: str = ""  # that must be importable in its Python
     program: str = ""  # of an engine that isn't a Python package
-    own_model: bool = (
-        False  # True: needs weights (and head) in its own form, named with --model (and --draft)
-    )
+    # True: needs weights (and head) in its own form, named with --model (and --draft)
+    own_model: bool = False
 
     def find(self, programs: Mapping[str, str]) -> str | None:
         """Its Python or program, as given or as found here; None if it isn't installed."""

@@ -161,22 +161,23 @@ def workload_rows(by_head: ByHead, naming: Naming) -> list[WorkloadRow]:
 
 
 def load_note(levels: Sequence[LevelRow], heads: Sequence[str], naming: Naming) -> str:
-    """How the gain changes with load, a sentence per head."""
-    plain = {row.concurrency: row.median_tpot_ms for row in levels if row.engine == PLAIN}
+    """How the gain changes with load, a sentence per head.
+
+    In throughput: with many in flight, drafting also changes which answers wait for which prompts, and so shifts time
+    from first tokens to those that follow.
+    """
+    plain = {row.concurrency: row.output_throughput for row in levels if row.engine == PLAIN}
     notes = []
     for head in heads:
-        rows = [
-            row
-            for row in levels
-            if row.engine == head and row.concurrency in plain and row.median_tpot_ms > 0
-        ]
+        rows = [row for row in levels if row.engine == head and plain.get(row.concurrency)]
         if not rows:
             continue
-        first, last = rows[0], rows[-1]
-        note = f"{times(plain[first.concurrency] / first.median_tpot_ms)} as fast with {first.concurrency} in flight"
-        if last is not first:
-            note += f", {times(plain[last.concurrency] / last.median_tpot_ms)} with {last.concurrency}"
-        notes.append(f"{naming.labels[head].capitalize()}: tokens come {note}.")
+        gains = [(times(row.output_throughput / plain[row.concurrency]), row.concurrency) for row in rows]
+        (gain, level), (last, most) = gains[0], gains[-1]
+        note = f"{gain} plain decode's tokens per second with {level} in flight"
+        if most != level:
+            note += f", {last} with {most}"
+        notes.append(f"{naming.labels[head].capitalize()}: {note}.")
     return " ".join(notes)
 
 

@@ -30,9 +30,8 @@ class Label(NamedTuple):
     entity: str
     words: tuple[str, ...]
     value: re.Pattern[str]  # of the value's letters and digits
-    context: re.Pattern[str] | None = (
-        None  # must stand somewhere in the text (in lower case, without accents)
-    )
+    # Must stand somewhere in the text (in lower case, without accents)
+    context: re.Pattern[str] | None = None
 
 
 def _label(entity: str, value: str, *words: str, context: str | None = None) -> Label:

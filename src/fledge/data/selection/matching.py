@@ -21,9 +21,8 @@ from fledge.data.filters import words
 from fledge.data.seeds import unit_interval
 
 BUCKETS = 10_000  # as in the paper
-_PRIOR = (
-    1000.0  # n-grams of the pool's distribution that are added to the traffic's: a small sample says less
-)
+# N-grams of the pool's distribution that are added to the traffic's: a small sample says less
+_PRIOR = 1000.0
 _LONGEST = 400  # words of a prompt that are looked at
 
 Counts = NDArray[np.float64]  # [BUCKETS]

@@ -46,9 +46,8 @@ class Selected:
     surplus: int  # neither duplicate nor needed
     wanted: Mapping[str, int]  # source -> its share of `count`
     chosen: Mapping[str, int]  # source -> rows
-    distances: Mapping[str, Mapping[str, float]] = field(
-        default_factory=dict
-    )  # workload -> before, after, traffic
+    # Workload -> before, after, traffic.
+    distances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def select_prompts(
@@ -123,9 +122,8 @@ class _Drawing:
     ) -> None:
         self._pools, self._alive, self._noise, self._options = pools, alive, noise, options
         self._borders = np.cumsum([0, *sizes])
-        self.pool_counts = (
-            NgramCounts()
-        )  # of the rows that aren't duplicates; counted when matching to traffic
+        # Of the rows that aren't duplicates; counted when matching to traffic.
+        self.pool_counts = NgramCounts()
 
     def by_weight(self) -> NDArray[np.int8]:
         """0 for each chosen row, -1 for the others, [rows]; each source gives its share."""
