@@ -27,3 +27,11 @@ def test_a_slow_moment_at_the_start_does_not_stay_in_the_costs(monkeypatch: pyte
     assert curve.rows == (1, 2, 4, 8, 16)
     assert curve.seconds == (0.010, 0.010, 0.011, 0.011, 0.014)
     assert min(repeats.values()) > 1
+
+
+@pytest.mark.parametrize("width", [cost._TARGET_WIDTH, cost._HEAD_WIDTH])
+def test_as_many_rows_are_timed_as_the_curve_says(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_batch", lambda requests, width, models: requests * width)
+    monkeypatch.setattr(cost, "_time", lambda run, rows: float(rows))
+    curve = cost._measure(list(cost._ROWS), width, lambda batch: None, cast(Models, None))
+    assert curve.seconds == cost._ROWS

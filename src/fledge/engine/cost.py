@@ -18,7 +18,7 @@ from fledge.target.batch import Decoder, ForwardBatch
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 _CONTEXT = 128  # tokens of prefix a measured row sees
-_TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # rows per request while measuring: a tree's nodes, a level's
+_TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # most rows per request while measuring: a tree's nodes, a level's
 _REPEATS = 3
 _TIMING_WEIGHT = 0.1  # of a timing taken while serving
 _TIMING_RANGE = (0.5, 2.0)  # a single timing outside this is the machine's doing
@@ -127,7 +127,8 @@ def _measure(
     batches: dict[int, ForwardBatch] = {}
     seconds: dict[int, float] = {}
     for rows in sizes:
-        batches[rows] = _batch(max(rows // width, 1), min(rows, width), models)
+        requests = -(-rows // width)
+        batches[rows] = _batch(requests, rows // requests, models)
         seconds[rows] = _time(run, batches[rows])
         if time.perf_counter() - started > _BUDGET_SECONDS and len(seconds) > 1:
             break
