@@ -56,14 +56,12 @@ def grow(shape: TreeShape, seeds: list[int], *, ties: bool = False) -> DraftTree
         ]
         tokens = torch.tensor([child[0] for line in below for child in line])
         scores = torch.tensor([child[1] for line in below for child in line])
-        parent = growth.expand(tokens, scores)
-        if parent is not None:
-            paths = [
-                [(*line[p], token) for p, token in zip(parents, new, strict=True)]
-                for line, parents, new in zip(
-                    paths, parent.tolist(), growth.frontier_tokens.tolist(), strict=True
-                )
-            ]
+        rows = growth.expand(tokens, scores)
+        if rows is not None:
+            before = [path for line in paths for path in line]
+            new = growth.frontier_tokens.view(-1).tolist()
+            ends = [(*before[row], token) for row, token in zip(rows.tolist(), new, strict=True)]
+            paths = [ends[n : n + shape.topk] for n in range(0, len(ends), shape.topk)]
     return growth.select(shape.nodes)
 
 
@@ -156,8 +154,8 @@ def test_frontier_masks_name_the_ancestors_in_the_draft_window() -> None:
     assert growth.frontier_mask.tolist() == [[1, 2, 4]]
     for level in range(1, 3):
         below = [children((level, j), 3, seed=5, ties=False) for j in range(3)]
-        parent = growth.expand(torch.tensor([b[0] for b in below]), torch.tensor([b[1] for b in below]))
-        assert parent is not None
-        chains = [[*chains[p], level * 3 + j] for j, p in enumerate(parent[0].tolist())]
+        rows = growth.expand(torch.tensor([b[0] for b in below]), torch.tensor([b[1] for b in below]))
+        assert rows is not None
+        chains = [[*chains[row], level * 3 + j] for j, row in enumerate(rows.tolist())]
         assert growth.frontier_mask.tolist() == [[sum(1 << bit for bit in chain) for chain in chains]]
         assert all(a < b for chain in chains for a, b in pairwise(chain))

@@ -102,10 +102,10 @@ def grow(
     paths = [(token,) for token in children(())]
     for _ in range(shape.depth - 1):
         below = torch.tensor([children(path) for path in paths])
-        parent = growth.expand(below, torch.tensor([scores] * topk))
-        if parent is not None:
+        rows = growth.expand(below, torch.tensor([scores] * topk))
+        if rows is not None:
             old, new = paths, growth.frontier_tokens[0].tolist()
-            paths = [(*old[p], token) for p, token in zip(parent[0].tolist(), new, strict=True)]
+            paths = [(*old[row], token) for row, token in zip(rows.tolist(), new, strict=True)]
     return growth.select(shape.nodes)
 
 

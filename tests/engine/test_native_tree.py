@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,16 +16,21 @@ from hypothesis import strategies as st
 from fledge.draft.tree import DraftTree
 from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
+from fledge.engine.cost import CostCurve
 from fledge.engine.forwards import Models
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts, TreeShape
 from fledge.engine.lookup import Proposal
+from fledge.engine.native_tree import Passed
+from fledge.engine.plans import ConfidentPlan, Prices
 from fledge.engine.round import (
     Round,
     accept,
     accept_plainly,
     path_rows,
     path_rows_plainly,
+    some_rows,
+    some_rows_plainly,
     verify_rows,
     verify_rows_plainly,
 )
@@ -96,6 +102,8 @@ def test_grown_trees_are_the_same(shape: TreeShape, seed: int, requests: int, ti
         theirs = grown(random.Random(seed), shape, requests, ties=ties)
         same(ours.levels, theirs.levels)
         same((scores, depths), theirs.candidates())
+        for of in ("tokens", "scores", "mask"):
+            assert torch.equal(getattr(ours, f"frontier_{of}"), getattr(theirs, f"frontier_{of}"))
         same(tree, theirs.select(tree.token_ids.shape[1]))
         torch.testing.assert_close(mass, theirs.open_mass, rtol=1e-5, atol=1e-6)
 
@@ -139,24 +147,77 @@ def test_accepted_paths_are_the_same(
     same(after, batch.view())
 
 
+@settings(max_examples=200, deadline=None)
+@given(seed=seeds, requests=st.integers(1, 5), calibrated=st.booleans(), ties=st.booleans())
+def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool, ties: bool) -> None:
+    rng = random.Random(seed)
+    candidates, points = rng.randrange(1, 40), rng.randrange(1, 5)
+    scores = torch.tensor([[-rng.expovariate(1) for _ in range(candidates)] for _ in range(requests)])
+    scores = scores.round() if ties else scores
+    scores[[rng.random() < 0.2 for _ in range(requests)]] = -torch.inf  # those that don't speculate
+    depths = torch.randint(1, 6, (candidates,), generator=torch.Generator().manual_seed(seed))
+    curve = CostCurve(
+        tuple(accumulate([1] + [rng.randrange(1, 30) for _ in range(points - 1)])),
+        tuple(accumulate(rng.uniform(0.001, 0.1) for _ in range(points))),
+    )
+    beliefs = SimpleNamespace(calibration=[0.5, 0.9, 1.1, 0.7, 1.2, 0.8])
+    planner = SimpleNamespace(
+        cost=SimpleNamespace(target=curve),
+        beliefs=beliefs,
+        rate=lambda requests: 10,
+        scale=lambda *_, **__: 1.1,
+    )
+    bound = TreeShape(4, 8, rng.randrange(5, 33), lookup=rng.choice([0, 15]))
+    plan = ConfidentPlan(bound, cast(Prices, SimpleNamespace(match_rates=None, **vars(planner))), requests)
+    found = plan.nodes(scores, depths if calibrated else None)
+    with pytest.MonkeyPatch.context() as patch:
+        plainly(patch)
+        nodes, counts = plan.nodes(scores, depths if calibrated else None)
+    assert found[0] == nodes <= bound.nodes
+    assert (found[1] is None) == (counts is None) == (requests == 1)
+    if counts is not None and found[1] is not None:
+        same([found[1]], [counts])
+
+
 @settings(deadline=None)
-@given(seed=seeds, requests=st.integers(1, 6))
-def test_a_plain_round_keeps_the_same(seed: int, requests: int) -> None:
+@given(seed=seeds, requests=st.integers(1, 6), plain=st.booleans())
+def test_a_round_keeps_the_same(seed: int, requests: int, plain: bool) -> None:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randint(99, (requests,), generator=generator)
-    features = torch.randn(requests, 4, generator=generator)
     batch = running(rng, requests)
+    width = 1 if plain else 4
+    counts = torch.tensor([rng.randrange(1, width + 1) for _ in range(requests)])
+    layout, index = some_rows(LAYOUTS.rows(requests, width), counts)
+    place = layout.row_start[:-1].repeat_interleave(counts)
+    passed = Passed(
+        tokens=torch.randint(99, (len(index),), generator=generator),
+        features=torch.randn(requests * width, 4, generator=generator),
+        source=None if plain else index,
+        positions=batch.view().length.repeat_interleave(counts) + torch.arange(len(index)) - place,
+        row_start=layout.row_start,
+    )
+    passed = passed._replace(positions=passed.positions.to(torch.int32))
     before = [tensor.clone() for tensor in batch.view()]
-    batch.fall_behind(chosen, features)
+    batch.fall_behind(passed)
     after = [tensor.clone() for tensor in batch.view()]
     assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert batch.pending[:requests] == counts.tolist()
     with pytest.MonkeyPatch.context() as patch:
         plainly(patch)
         for tensor, old in zip(batch.view(), before, strict=True):
             tensor.copy_(old)
-        batch.fall_behind(chosen, features)
+        batch.fall_behind(passed)
     same(after, batch.view())
+
+
+@settings(deadline=None)
+@given(seed=seeds, requests=st.integers(1, 6), width=st.integers(1, 9))
+def test_some_of_the_rows_are_the_same(seed: int, requests: int, width: int) -> None:
+    rng = random.Random(seed)
+    counts = torch.tensor([rng.randrange(width + 1) for _ in range(requests)])
+    layout = LAYOUTS.rows(requests, width)
+    (ours, index), (theirs, expected) = some_rows(layout, counts), some_rows_plainly(layout, counts)
+    same((*ours, index), (*theirs, expected))
 
 
 class _Decoder:

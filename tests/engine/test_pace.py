@@ -74,3 +74,17 @@ def test_a_new_batch_size_begins_with_what_is_known_of_the_nearest() -> None:
     pace.observe(3, Kind.PLAIN, 1.0)  # and soon by its own
     assert pace.slower(3, Kind.PLAIN) < 1.1
     assert pace.slower(2, Kind.PLAIN) == pytest.approx(1.5, rel=0.02)
+
+
+def test_some_dear_rounds_say_little_of_a_kind_that_hardly_differs() -> None:
+    pace = Pace()
+    for _ in range(50):
+        pace.observe(1, Kind.PLAIN, 1.0)
+    for _ in range(3):
+        pace.observe(1, Kind.COPIED, 1.12)
+    assert pace.extra(1, Kind.COPIED) < 1.03
+    for _ in range(500):  # nor does it once nothing was heard of it for long
+        pace.observe(1, Kind.PLAIN, 1.0)
+    before = pace.extra(1, Kind.COPIED)
+    pace.observe(1, Kind.COPIED, 1.12)
+    assert pace.extra(1, Kind.COPIED) < before + 0.02

@@ -288,9 +288,9 @@ def test_copies_that_lose_are_left_alone_and_plain_decode_stays_the_measure() ->
             )
         return found
 
-    assert asked(400, 1.05) < 80
+    assert asked(400, 1.05) < 120
     assert planner.headless_speed(1) == pytest.approx(1 / plain, rel=0.01)
-    assert 0 < asked(3000, 1.05) < 300  # another chance now and then
+    assert 0 < asked(3000, 1.05) < 450  # another chance now and then
     assert asked(1500, 0.8) > 500  # and when they pay they are asked for
     assert planner.headless_speed(1) == pytest.approx(1.25 / plain, rel=0.1)
 

@@ -37,7 +37,6 @@ class Beliefs:
         self._next = np.full(depth, _PRIOR_NEXT)  # [d]: from depth d to d + 1
         self._reached = [_PRIOR] * (reach + 1)
         self._predicted = [_PRIOR] * (reach + 1)
-        self._calibration = np.ones(reach + 1, np.float32)
         self.calibration = [1.0] * (reach + 1)
 
     def observe(self, depths: Sequence[int], masses: Sequence[float]) -> None:
@@ -50,8 +49,7 @@ class Beliefs:
             self._reached[depth] += sum(d >= depth for d in depths)
             self._predicted[depth] += mass
         ratios = [seen / expected for seen, expected in zip(self._reached, self._predicted, strict=True)]
-        self._calibration[1:] = ratios[1:]
-        self.calibration = self._calibration.tolist()
+        self.calibration[1:] = ratios[1:]
 
     def observe_levels(self, levels: Sequence[Tensor], depth: int) -> None:
         """A tree's drafted levels, [B, C_d] cumulative log probabilities each, of at most `depth` in this round."""
@@ -75,10 +73,6 @@ class Beliefs:
     def next_level(self, level: int) -> float:
         """Share of level `level`'s probability that the best of level + 1 are expected to keep."""
         return float(self._next[level]) if level < len(self.mass) else 0.0
-
-    def calibration_of(self, depths: np.ndarray) -> np.ndarray:
-        """The factors of nodes at `depths` [...]."""
-        return self._calibration[depths]
 
     def best_nodes(self, depth: int, topk: int) -> np.ndarray:
         """Cumulative probability of the best 1, 2, ... nodes of an average tree."""

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine import native_tree
+from fledge.engine.native_tree import Passed
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.rows import SelectionRows
@@ -105,9 +106,10 @@ class RunningBatch:
             history=torch.zeros(rows, sizes.history, dtype=torch.int32, device=device),
         )
         self._views: dict[int, Carried] = {}
-        self.pending = np.zeros(rows, dtype=np.int64)  # positions each row's head is behind, however many
-        self.restarted = np.zeros(rows, dtype=bool)  # rows whose head's KV has a gap before its head_start
-        self._speculates = np.zeros(rows, dtype=bool)
+        # Lists: after a forward numpy's code is out of the caches, and a sum of two numbers takes 60 us.
+        self.pending = [0] * rows  # positions each row's head is behind, however many
+        self.restarted = [False] * rows  # rows whose head's KV has a gap before its head_start
+        self._speculates = [False] * rows
         self.poison = False  # tests: see `use_first`
         self.selection = SelectionRows(rows, sizes.vocabulary, device)
         self._speculating: tuple[bool, Tensor | None] | None = None
@@ -131,7 +133,7 @@ class RunningBatch:
         self.set_pages(row, 0, pages)
         self.restarted[row] = False
         if request.head_start:
-            self._restart(np.array([row]), np.array([request.head_start]))
+            self._restart(row, request.head_start)
         if self.sizes.history:
             known = request.context(0, request.prefill_length)
             self._state.history[row, : len(known)] = torch.tensor(
@@ -151,15 +153,16 @@ class RunningBatch:
         if row != last:
             for tensor in self._state:
                 tensor[row] = tensor[last]
-            for column in (self.pending, self.restarted, self._speculates):
-                column[row] = column[last]
+            self.pending[row] = self.pending[last]
+            self.restarted[row] = self.restarted[last]
+            self._speculates[row] = self._speculates[last]
         self.selection.remove(row)
         self._changed()
 
     def clear(self) -> None:
         """Take all rows out."""
         self.size = 0
-        self.pending[:] = 0
+        self.pending = [0] * len(self.pending)
         self.selection.clear()
         self._changed()
 
@@ -182,13 +185,14 @@ class RunningBatch:
             now.first_token_ids.copy_(token_ids)
             now.first_log_probs.copy_(log_probs)
             now.hidden.copy_(hidden)
-            self.pending[: self.size] = 0
+            self.pending[: self.size] = [0] * self.size
         else:
             index = torch.tensor(rows, device=self.device)
             now.first_token_ids[index] = token_ids
             now.first_log_probs[index] = log_probs
             now.hidden[index] = hidden.to(now.hidden.dtype)
-            self.pending[rows] = 0
+            for row in rows:
+                self.pending[row] = 0
 
     def use_first(self) -> None:
         """A round has drafted from what `set_first` carried: nobody may read it again before it is produced anew.
@@ -212,24 +216,21 @@ class RunningBatch:
             self._state.first_log_probs[row] = torch.nan
             self._state.hidden[row] = torch.nan
 
-    def fall_behind(self, chosen: Tensor, features: Tensor) -> None:
-        """Keep what the head needs of a plain round: the new tokens [B] and the features [B, 3 * Ht] before them."""
-        now = self.view()
-        if native_tree.runs_here(chosen):
-            native_tree.keep(chosen, features, now.length, now.recent_tokens, now.recent_features)
-        else:
-            self._keep(torch.arange(self.size, device=self.device), now.length, chosen, features)
-        self.pending[: self.size] += 1
-
-    def fall_further(self, emits: Tensor, place: Tensor, chosen: Tensor, features: Tensor) -> None:
-        """The same of a round that emitted `emits` [B] tokens each: all R of them, each at L + `place`."""
-        row = torch.arange(self.size, device=self.device).repeat_interleave(emits)
-        self._keep(row, self.view().length[row] + place, chosen, features)
-        self.pending[: self.size] += emits.numpy(force=True)
-
-    def _keep(self, row: Tensor, position: Tensor, tokens: Tensor, features: Tensor) -> None:
-        now, column = self.view(), position % self.sizes.pending
-        now.recent_tokens[row, column] = tokens
+    def fall_behind(self, passed: Passed) -> None:
+        """Keep what the head needs of the positions that a round passed without it."""
+        now, size = self.view(), self.size
+        starts = None if passed.source is None else passed.row_start.tolist()  # several each: on a CPU
+        for number in range(size):
+            self.pending[number] += 1 if starts is None else starts[number + 1] - starts[number]
+        if native_tree.runs_here(passed.tokens):
+            native_tree.keep(passed, now.recent_tokens, now.recent_features)
+            return
+        row, features = torch.arange(size, device=self.device), passed.features
+        if passed.source is not None:
+            row = row.repeat_interleave(passed.row_start.diff())
+            features = features.index_select(0, passed.source)
+        column = passed.positions % self.sizes.pending
+        now.recent_tokens[row, column] = passed.tokens
         now.recent_features[row, column] = features
 
     def remember(self, tokens: Tensor) -> None:
@@ -262,15 +263,16 @@ class RunningBatch:
 
     def behind(self) -> Behind | None:
         """The requests with something pending; None if there are none. Heads too far behind restart here."""
-        pending = self.pending[: self.size]
-        numbers = pending.nonzero()[0]
-        if not len(numbers):
+        if not any(self.pending[: self.size]):
             return None
+        pending = np.array(self.pending[: self.size])
+        numbers = pending.nonzero()[0]
         length = self.view().length.numpy(force=True)[numbers].astype(np.int64)
         kept, size = self.sizes.pending, self._page_size
         too_far = pending[numbers] > kept
         first = np.where(too_far, -(-(length - kept) // size) * size, length - pending[numbers])
-        self._restart(numbers[too_far], first[too_far])
+        for row, start in zip(numbers[too_far].tolist(), first[too_far].tolist(), strict=True):
+            self._restart(row, start)
         counts = length - first
         begins = np.concatenate(([0], counts.cumsum()))
         position = np.arange(begins[-1]) + np.repeat(first - begins[:-1], counts)
@@ -288,22 +290,20 @@ class RunningBatch:
             features=now.recent_features[source, column],
         )
 
-    def _restart(self, numbers: np.ndarray, starts: np.ndarray) -> None:
-        """Let the heads of some rows begin anew at these positions, each at a page border."""
-        now = self.view()
-        for row, start in zip(numbers.tolist(), starts.tolist(), strict=True):
-            self.restarted[row] = True
-            page = start // self._page_size
-            now.head_start[row] = start
-            now.head_pages[row] = PADDING_PAGE
-            now.head_pages[row, : self.sizes.pages - page] = now.page_table[row, page:]
+    def _restart(self, row: int, start: int) -> None:
+        """Let the head of a row begin anew at this position, a page border."""
+        now, page = self.view(), start // self._page_size
+        self.restarted[row] = True
+        now.head_start[row] = start
+        now.head_pages[row] = PADDING_PAGE
+        now.head_pages[row, : self.sizes.pages - page] = now.page_table[row, page:]
 
     def speculating(self) -> tuple[bool, Tensor | None]:
         """Whether any running request speculates, and, if some don't, a mask [B] of those that do."""
         if self._speculating is None:
             flags = self._speculates[: self.size]
-            mask = None if flags.all() else torch.from_numpy(flags.copy()).to(self.device)
-            self._speculating = bool(flags.any()), mask
+            mask = None if all(flags) else torch.tensor(flags, device=self.device)
+            self._speculating = any(flags), mask
         return self._speculating
 
     def _changed(self) -> None:

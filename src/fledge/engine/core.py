@@ -275,8 +275,8 @@ class EngineCore:
             request.land(1, 1 if plan is None else plan.bound.reach + 1)
             if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
                 continue
-            request.head_pending = int(result.pending[number])
-            request.head_restarted = bool(result.restarted[number])
+            request.head_pending = result.pending[number]
+            request.head_restarted = result.restarted[number]
             speculated = drafted is not None and request.speculate
             if speculated:
                 depths.append(count - 1)

@@ -50,7 +50,7 @@ class Follower:
         if level > self.followed.token_ids.shape[1]:
             return scores
         if native_tree.runs_here(scores):
-            return native_tree.raised(self.followed, level, tokens, scores, parents, first, _log_rest)
+            return native_tree.raised(self.followed, level, tokens, scores, parents, first)
         return self.raised_plainly(level, tokens, scores, parents, first)
 
     def raised_plainly(
@@ -106,5 +106,5 @@ class Follower:
 
 
 def _log_rest(log_prob: Tensor) -> Tensor:
-    """log(1 - p), at least log(1/1000)."""
-    return torch.log1p(-log_prob.exp().clamp(max=0.999))
+    """log(1 - p), at least log(1/1000). In float64: so that all devices and libraries round it to the same."""
+    return torch.log1p(-log_prob.double().exp().clamp(max=0.999)).float()

@@ -22,6 +22,7 @@ from fledge.engine import native_tree
 from fledge.engine.follow import Follower, Slots
 from fledge.engine.layout import TreeLayout, TreeShape
 from fledge.engine.lookup import Proposal
+from fledge.engine.native_tree import Frontier
 
 _EMPTY = 1 << 40  # stands for the number of a candidate that isn't there
 
@@ -57,7 +58,7 @@ class TreeGrowth:
     def expand(self, token_ids: Tensor, log_probs: Tensor) -> Tensor | None:
         """Take the frontier's children, [B * K, K] each, best first, and move the frontier down one level.
 
-        Returns [B, K], the place in the old frontier of each new frontier node's parent; None after the last level.
+        Returns [B * K], the place in the old frontier of each new frontier node's parent; None after the last level.
         """
         batch, topk = self.frontier_scores.shape
         children = token_ids.view(batch, topk * topk)
@@ -72,13 +73,26 @@ class TreeGrowth:
         self._level += 1
         if self._level == self._shape.depth - 1:
             return None
-        self.frontier_scores, best = scores.topk(topk)
-        parent = best // topk  # [B, K]
-        self.frontier_tokens = children.gather(1, best)
-        inherited = self.frontier_mask.gather(1, parent)
-        self.frontier_mask = inherited | self._layout.draft_bit[self._level]
-        self._expanded.append(best + (1 + topk + (self._level - 1) * topk * topk))
-        return parent
+        grown = self._best_of(children, scores)
+        self.frontier_tokens, self.frontier_scores, self.frontier_mask, numbers, rows = grown
+        self._expanded.append(numbers)
+        return rows
+
+    def _best_of(self, children: Tensor, scores: Tensor) -> Frontier:
+        """The next frontier, of the level's candidates [B, K * K]."""
+        if native_tree.runs_here(scores):
+            return native_tree.frontier(children, scores, self.frontier_mask, self._level)
+        layout, topk = self._layout, self.frontier_mask.shape[1]
+        found, best = scores.sort(dim=1, descending=True, stable=True)
+        best = best[:, :topk]
+        parent = best // topk
+        return Frontier(
+            token_ids=children.gather(1, best),
+            scores=found[:, :topk],
+            mask=self.frontier_mask.gather(1, parent) | layout.draft_bit[self._level],
+            numbers=best + (1 + topk + (self._level - 1) * topk * topk),
+            rows=(parent + layout.draft_rows.first_row_column).view(-1),
+        )
 
     @property
     def _depths(self) -> Tensor:

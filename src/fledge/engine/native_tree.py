@@ -21,6 +21,16 @@ from fledge.native.build import library
 _INT64, _FLOAT = torch.int64, torch.float32
 
 
+class Passed(NamedTuple):
+    """What a round says of the R positions it passed, for a head that falls behind."""
+
+    tokens: Tensor  # [R] int64, what follows each
+    features: Tensor  # [F, 3 * Ht]
+    source: Tensor | None  # [R] int64, which row of them is whose; None: row r is position r's
+    positions: Tensor  # [R] int32
+    row_start: Tensor  # [B + 1] int32, where each request's begin
+
+
 class PathRows(NamedTuple):
     """The S rows on the accepted paths of B requests, end to end."""
 
@@ -121,14 +131,19 @@ def advance(emits: Tensor, tokens: Tensor, length: Tensor, bonus: Tensor, histor
     _call("fledge_advance", (emits, tokens, length, bonus, history), *tokens.shape, history.shape[1])
 
 
-def keep(
-    chosen: Tensor, features: Tensor, length: Tensor, recent_tokens: Tensor, recent_features: Tensor
-) -> None:
+def some_rows(counts: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `round.some_rows`: row_start [B + 1] int32, first row [B] int64, and which they are [R] int64."""
+    row_start = torch.empty(len(counts) + 1, dtype=torch.int32)
+    first, index = torch.empty_like(counts), torch.empty(sum(counts.tolist()), dtype=_INT64)
+    _call("fledge_some_rows", (counts, row_start, first, index), len(counts), width)
+    return row_start, first, index
+
+
+def keep(passed: Passed, recent_tokens: Tensor, recent_features: Tensor) -> None:
     """See `RunningBatch.fall_behind`; what is carried is written to."""
     requests, kept = recent_tokens.shape
-    row_bytes = features.shape[1] * features.element_size()
-    tensors = (chosen, features, length, recent_tokens, recent_features)
-    _call("fledge_keep", tensors, requests, kept, row_bytes)
+    row_bytes = passed.features.shape[1] * passed.features.element_size()
+    _call("fledge_keep", (*passed, recent_tokens, recent_features), requests, kept, row_bytes)
 
 
 def find_repeats(
@@ -154,26 +169,53 @@ class Followed(NamedTuple):
 
 
 def raised(
-    followed: Followed,
-    level: int,
-    tokens: Tensor,
-    scores: Tensor,
-    parents: Tensor | None,
-    first: int,
-    log_rest: Callable[[Tensor], Tensor],
+    followed: Followed, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int
 ) -> Tensor:
-    """See `Follower.raised`; `log_rest` is asked for all requests and both opinions at once."""
+    """See `Follower.raised`."""
     requests, candidates = scores.shape
     topk = candidates if parents is None else candidates // parents.shape[1]
-    place, opinions = torch.empty(requests, dtype=_INT64), torch.empty(2, requests, dtype=_FLOAT)
-    proposed, rates, agreed, number, score = followed
-    sizes = (requests, candidates, topk)
-    inputs = (tokens, scores, parents, proposed, rates, number, score)
-    _call("fledge_follow", (*inputs, place, opinions), *sizes, proposed.shape[1], level)
     found = torch.empty(requests, candidates, dtype=_FLOAT)
-    inputs = (tokens, scores, parents, place, opinions, log_rest(opinions), agreed)
-    _call("fledge_raise", (*inputs, number, score, found), *sizes, level, first)
+    count = followed.token_ids.shape[1]
+    _call(
+        "fledge_raise",
+        (tokens, scores, parents, *followed, found),
+        requests, candidates, topk, count, level, first,
+    )  # fmt: skip
     return found
+
+
+class Frontier(NamedTuple):
+    """The K nodes of each tree that are expanded next, best first."""
+
+    token_ids: Tensor  # [B, K] int64
+    scores: Tensor  # [B, K] float32, cumulative log probabilities
+    mask: Tensor  # [B, K] int64, draft-window mask, own bit included
+    numbers: Tensor  # [B, K] int64, as candidates
+    rows: Tensor  # [B * K] int64, their parents' places in the frontier before, which has B * K
+
+
+def frontier(children: Tensor, scores: Tensor, mask: Tensor, level: int) -> Frontier:
+    """See `TreeGrowth.expand`: children and scores [B, K * K], the old frontier's mask; `level` counts from 0."""
+    requests, topk = mask.shape
+    ids, masks, numbers = (torch.empty(requests, topk, dtype=_INT64) for _ in range(3))
+    rows = torch.empty(requests * topk, dtype=_INT64)
+    found = Frontier(ids, torch.empty(requests, topk, dtype=_FLOAT), masks, numbers, rows)
+    _call("fledge_frontier", (children, scores, mask, *found), requests, topk, level)
+    return found
+
+
+def share_out(
+    scores: Tensor, calibration: Tensor | None, depths: Tensor | None, rows: Tensor, costs: Tensor, most: int
+) -> Tensor:
+    """See `ConfidentPlan.nodes`: how many of its candidates [B, C] are verified for each request [B], at most `most`.
+
+    Probabilities are calibrated by depth, `calibration` [D + 1] float32 and `depths` [C], or trusted as they are.
+    Verifying `rows` [P] int64 costs `costs` [P] float64 tokens.
+    """
+    counts = torch.empty(len(scores), dtype=_INT64)
+    inputs = (scores, calibration, depths, rows, costs)
+    _call("fledge_share_out", (*inputs, counts), *scores.shape, most, len(rows))
+    return counts
 
 
 def coins(key: Tensor, position: Tensor) -> Tensor:

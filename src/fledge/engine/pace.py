@@ -17,7 +17,10 @@ from enum import IntEnum
 
 _NOISE = 0.05**2  # variance of a round's log ratio,
 _WANDER, _CREEP = 0.05**2, 0.003**2  # and what a round adds to that of the pace, and of an extra
-_FIRST_PACE, _FIRST_EXTRA = 0.3**2, 0.15**2  # variances of what nothing is known of
+_FIRST_PACE, _FIRST_EXTRAS = (
+    0.3**2,
+    (0.15**2, 0.03**2),
+)  # variances of what nothing is known of, drafted and copied
 _SURPRISE = 9.0  # times the variance expected: the machine has changed its pace
 _LARGEST = math.log(2)  # a single measurement further off says no more than this
 _FORGET_ROUNDS = 64
@@ -38,8 +41,8 @@ class _Group:
         self.state = list(state)
         self.covariance = [
             [_FIRST_PACE, 0.0, 0.0],
-            [0.0, _FIRST_EXTRA, 0.0],
-            [0.0, 0.0, _FIRST_EXTRA],
+            [0.0, _FIRST_EXTRAS[0], 0.0],
+            [0.0, 0.0, _FIRST_EXTRAS[1]],
         ]
         self.seen = 0  # the last round
 
@@ -68,8 +71,8 @@ class Pace:
             known = self._groups[group] = _Group(self._nearest(group))
         state, covariance = known.state, known.covariance
         covariance[0][0] += _WANDER * min(self._round - known.seen, _FORGET_ROUNDS)
-        for extra in (Kind.DRAFTED, Kind.COPIED):
-            covariance[extra][extra] += _CREEP
+        for extra, first in zip((Kind.DRAFTED, Kind.COPIED), _FIRST_EXTRAS, strict=True):
+            covariance[extra][extra] = min(covariance[extra][extra] + _CREEP, first)
         known.seen = self._round
         surprise = math.log(max(ratio, 1e-9)) - state[0] - (state[kind] if kind else 0.0)
         surprise = min(max(surprise, -_LARGEST), _LARGEST)

@@ -23,7 +23,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from torch import Tensor
 
 from fledge.engine.beliefs import Beliefs
@@ -48,7 +47,7 @@ _ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, a
 _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
 _FAR_AHEAD = 1.5
 # Lookup's drafts over none: what it takes to ask for them, and to go on; the weight of a new measurement, and of hope.
-_ASK, _ASK_ON, _COPY_STEP, _HOPE = 0.995, 0.98, 0.02, 0.002
+_ASK, _ASK_ON, _COPY_STEP, _HOPE = 0.995, 0.975, 0.01, 0.004
 _PLAIN_AMONG_COPIES = 16  # rounds between those that aren't asked for copies, while they pay
 _MOMENT_STEP = 0.6  # weight of the newest verify
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
@@ -367,7 +366,7 @@ class Planner:
 
 def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:
     """Summed probabilities [deepest] of the nodes [B, N] by depth, depth 1 first."""
-    probabilities = np.exp(log_probs.numpy(force=True))
-    sums = np.bincount(depths.numpy(force=True).ravel(), probabilities.ravel(), deepest + 1)
-    found: list[float] = sums[1:].tolist()
-    return found
+    sums = [0.0] * (deepest + 1)
+    for depth, probability in zip(depths.flatten().tolist(), log_probs.exp().flatten().tolist(), strict=True):
+        sums[depth] += probability
+    return sums[1:]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.engine import native_tree
 from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import TreeShape
@@ -74,29 +76,31 @@ class ConfidentPlan(RoundPlan):
         # One more node for each request that is likely enough to use it.
         row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))
         price = self._rate * self._scale * row / requests
-        gain = np.maximum(open_mass.numpy() * share - price, 0).sum()
-        return bool(gain > self._rate * self._scale * step)
+        gain = sum(max(mass * share - price, 0.0) for mass in open_mass.tolist())
+        return gain > self._rate * self._scale * step
 
     def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
-        worth = scores.exp().numpy()
-        if depths is not None:
-            worth *= self._planner.beliefs.calibration_of(depths.numpy())
-        best = np.sort(worth, 1)[:, ::-1][:, : self.bound.nodes - 1]
-        requests = len(worth)
-        if requests > 1:
-            counts = self._shared_out(best)
-            return 1 + int(counts.max()), torch.from_numpy(counts)
-        gains = np.concatenate(([0.0], best.sum(0).cumsum()))
-        return 1 + self._most_worth(gains, requests * np.arange(1, len(gains) + 1)), None
+        calibration = None if depths is None else torch.tensor(self._planner.beliefs.calibration)
+        counts = self._shared_out(scores, calibration, depths)
+        return 1 + max(counts.tolist()), counts if len(counts) > 1 else None
 
-    def _shared_out(self, best: np.ndarray) -> np.ndarray:
-        """Nodes [B] for each request, from the worth of its candidates [B, C], best first: the best of all requests."""
+    def _shared_out(self, scores: Tensor, calibration: Tensor | None, depths: Tensor | None) -> Tensor:
+        """How many of its candidates [B, C] each request gets: the best of all requests, while they are worth a row."""
+        curve, price, most = self._planner.cost.target, self._rate * self._scale, self.bound.nodes - 1
+        if native_tree.runs_here(scores):
+            costs = torch.tensor([price * seconds for seconds in curve.seconds], dtype=torch.float64)
+            return native_tree.share_out(scores, calibration, depths, _as_tensor(curve.rows), costs, most)
+        worth = scores.exp().numpy()
+        if calibration is not None:
+            worth *= calibration[depths].numpy()
+        best = np.sort(worth, 1)[:, ::-1][:, :most]
         requests, width = best.shape
         order = (-best).argsort(axis=None, kind="stable")
         gains = np.concatenate(([0.0], best.ravel()[order].cumsum()))
-        count = self._most_worth(gains, requests + np.arange(len(gains)))
-        return np.bincount(order[:count] // width, minlength=requests)
+        count = (gains - price * curve.over(requests + np.arange(len(gains)))).argmax()
+        return torch.from_numpy(np.bincount(order[:count] // width, minlength=requests))
 
-    def _most_worth(self, gains: np.ndarray, rows: np.ndarray) -> int:
-        """Index of the best of several verifies: expected tokens `gains` [n] from `rows` [n] rows."""
-        return int((gains - self._rate * self._scale * self._planner.cost.target.over(rows)).argmax())
+
+@functools.cache
+def _as_tensor(rows: tuple[int, ...]) -> Tensor:
+    return torch.tensor(rows)

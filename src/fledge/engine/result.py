@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
@@ -37,8 +36,8 @@ class RoundResult(NamedTuple):
     drafted: Trees | None  # None: a plain round
     tree: DraftTree | None  # and
     path: Tensor | None  # [B, D + 1] int64, the accepted nodes, if somebody traces
-    pending: np.ndarray  # [B] int64, positions each head is behind after the round
-    restarted: np.ndarray  # [B] bool, heads whose KV has a gap
+    pending: list[int]  # [B], positions each head is behind after the round
+    restarted: list[bool]  # [B], heads whose KV has a gap
     catch_up: float  # seconds, of the time the round took
     draft: float
     verify: float
@@ -72,5 +71,5 @@ def _drafted(done: Outcome, speculates: Tensor | None) -> Trees:
     return Trees(done.shape, depths, log_probs, levels, done.rows, done.proposal)
 
 
-def _heads(batch: RunningBatch) -> tuple[np.ndarray, np.ndarray]:
-    return batch.pending[: batch.size].copy(), batch.restarted[: batch.size].copy()
+def _heads(batch: RunningBatch) -> tuple[list[int], list[bool]]:
+    return batch.pending[: batch.size], batch.restarted[: batch.size]

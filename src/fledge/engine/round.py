@@ -29,7 +29,7 @@ from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
-from fledge.engine.native_tree import PathRows
+from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
 from fledge.engine.rows import Selection
@@ -105,7 +105,7 @@ def _finish(
     layout = models.layouts.verify(batch.size, shape.nodes, shape.reach)
     rows, picked = layout.node_rows, None
     if counts is not None:
-        rows, picked = _some_rows(rows, counts + 1)
+        rows, picked = some_rows(rows, counts + 1)
     this = Round(models, batch, batch.view(), shape, layout, rows, picked)
     clock.lap("draft")
     verified = verify(this, tree)
@@ -138,7 +138,7 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
     batch.selection.count(chosen, None)
     clock.lap("verify")
     if rows.features is not None:
-        batch.fall_behind(rows.chosen, rows.features)
+        batch.fall_behind(Passed(rows.chosen, rows.features, None, now.length, layout.row_start))
     batch.advance(layout.ones, chosen)
     clock.lap("extend")
     return PlainOutcome(torch.cat((layout.ones[:, None], chosen), 1), logprobs)
@@ -182,9 +182,9 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
             topk=topk,
             selection=selection,
         )
-        parent = growth.expand(out.token_ids, out.log_probs)
-        if parent is not None:
-            hidden = out.hidden.index_select(0, (parent + layout.draft_rows.first_row_column).view(-1))
+        parents = growth.expand(out.token_ids, out.log_probs)
+        if parents is not None:
+            hidden = out.hidden.index_select(0, parents)
     nodes, counts = _sizes(batch, plan, *growth.candidates())
     shape = bound.cut(len(growth.levels), nodes)
     return Drafted(growth.select(nodes, counts), shape, growth.levels, proposal, counts)
@@ -315,7 +315,7 @@ def path_rows_plainly(this: Round, accepted: Accepted) -> PathRows:
     positions, tokens = (now.length[:, None] + rows.steps).view(-1), accepted.emitted.reshape(-1)
     source = (path + this.rows.first_row_column).reshape(-1)
     if path.is_cpu:  # where reading is free
-        rows, some = _some_rows(rows, accepted.emits)
+        rows, some = some_rows(rows, accepted.emits)
         positions, tokens, source, move = positions[some], tokens[some], source[some], move[:, some]
     last = rows.first_row + (accepted.emits - 1)  # [B]
     return PathRows(rows.row_start, last, positions, tokens.to(torch.int32), source, *move.unbind())
@@ -323,13 +323,11 @@ def path_rows_plainly(this: Round, accepted: Accepted) -> PathRows:
 
 def _fall_behind(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     """Make an accepted chain part of the committed length; the head hears of it later."""
-    batch, layout = this.batch, this.layout
-    _, some = _some_rows(layout.path_rows, accepted.emits)
-    tokens = accepted.emitted.reshape(-1)[some]
+    batch = this.batch
     if features is not None and batch.sizes.pending:  # without room to remember, the head is never run
-        source = (accepted.path + this.rows.first_row_column).reshape(-1)[some]
-        place = layout.path_rows.steps.repeat(batch.size)[some]
-        batch.fall_further(accepted.emits, place, tokens, features.index_select(0, source))
+        path = path_rows(this, accepted)
+        tokens = path.tokens.to(torch.int64)
+        batch.fall_behind(Passed(tokens, features, path.source, path.positions, path.row_start))
     batch.advance(accepted.emits, accepted.emitted)
 
 
@@ -345,8 +343,16 @@ def catch_up(models: Models, batch: RunningBatch) -> None:
     )
 
 
-def _some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
+def some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
     """Only the first `counts` [B] of each request's rows: their layout, and which of all rows they are."""
+    if native_tree.runs_here(counts):
+        start, first, index = native_tree.some_rows(counts, len(layout.steps))
+        return layout._replace(row_start=start, first_row=first, first_row_column=first[:, None]), index
+    return some_rows_plainly(layout, counts)
+
+
+def some_rows_plainly(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
+    """`some_rows` in torch alone, for any device."""
     ends = counts.cumsum(0)
     first = ends - counts
     index = (layout.steps < counts[:, None]).view(-1).nonzero()[:, 0]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -35,19 +36,33 @@ struct Level {  // a draft level's candidates for one request, [count]
   bool below(int64_t candidate, int64_t number) const { return !parents || parents[candidate / topk] == number; }
 };
 
-// The place of the child of candidate `number` that is `token`; -1: there is none.
-inline int64_t find_child(const Level& level, int64_t number, int64_t token) {
-  for (int64_t n = 0; n < level.count; ++n)
-    if (level.token_ids[n] == token && level.below(n, number)) return n;
-  return -1;
+// How far a tree and a proposal go together: `agreed` tokens, of which the last is candidate `number` with `score`.
+struct Agreement {
+  int64_t *agreed, *number;
+  float* score;
+};
+
+// log(1 - p) of a log probability, at least log(1/1000).
+inline float log_rest(float log_prob) {
+  return static_cast<float>(std::log1p(-std::min(std::exp(static_cast<double>(log_prob)), 0.999)));
 }
 
-// `raised` [count]: the scores, the one at `hit` (if any) set to `score`, its siblings' moved by `others`.
-inline void raise_scores(const Level& level, int64_t number, int64_t hit, float score, float others, float* raised) {
-  for (int64_t n = 0; n < level.count; ++n) {
-    float moved = level.scores[n] + (level.below(n, number) ? others : 0.0f);
-    raised[n] = n == hit ? score : moved;
-  }
+// Draft level `depth`'s scores with the proposal's opinion, and how far they go together now. `token` is the proposal's
+// there, with log probability `rate` given those before it; the candidates are numbered from `first` on.
+inline void raise_scores(const Level& level, int64_t depth, int64_t first, int64_t token, float rate, Agreement with,
+                         float* raised) {
+  int64_t parent = *with.number, hit = -1;
+  for (int64_t n = 0; n < level.count && hit < 0; ++n)
+    if (level.token_ids[n] == token && level.below(n, parent)) hit = n;
+  float head = hit < 0 ? kNever : level.scores[hit] - *with.score;  // the head's own opinion
+  float others = std::min(log_rest(rate) - log_rest(head), 0.0f);
+  for (int64_t n = 0; n < level.count; ++n)
+    raised[n] = level.scores[n] + (level.below(n, parent) ? others : 0.0f);
+  if (hit < 0) return;
+  *with.score += std::max(rate, head);
+  *with.agreed = depth;
+  *with.number = first + hit;
+  raised[hit] = *with.score;
 }
 
 // The part [count] of a proposal that the head's `candidates` candidates lack: beyond `agreed` tokens, of which the

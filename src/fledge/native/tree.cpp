@@ -1,6 +1,8 @@
 // The C interface of what a round does with its draft trees. Called from Python through ctypes, for batches on the CPU.
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "repeats.h"
@@ -78,14 +80,30 @@ void fledge_advance(const int64_t* emits, const int64_t* tokens, int32_t* length
     advance(emits[b], tokens + b * width, width, length + b, bonus + b, history + b * known, known);
 }
 
-// What a plain round says of position L of each request, at column L % kept of what is pending.
-void fledge_keep(const int64_t* chosen, const char* features, const int32_t* length, int64_t* recent_tokens,
-                 char* recent_features, int64_t requests, int64_t kept, int64_t row_bytes) {
-  for (int64_t b = 0; kept && b < requests; ++b) {
-    int64_t to = b * kept + length[b] % kept;
-    recent_tokens[to] = chosen[b];
-    std::memcpy(recent_features + to * row_bytes, features + b * row_bytes, row_bytes);
+// Of B requests with `width` rows each the first `counts` [B]: where each request's begin among the R that are left,
+// and which of all B * width rows they are, `index` [R].
+void fledge_some_rows(const int64_t* counts, int32_t* row_start, int64_t* first, int64_t* index, int64_t requests,
+                      int64_t width) {
+  int64_t row = 0;
+  row_start[0] = 0;
+  for (int64_t b = 0; b < requests; ++b) {
+    first[b] = row;
+    for (int64_t n = 0; n < counts[b]; ++n) index[row++] = b * width + n;
+    row_start[b + 1] = static_cast<int32_t>(row);
   }
+}
+
+// What a round says of the R `positions` it passed, `row_start` [B + 1]: position p at column p % kept of what is
+// pending. Row r's features are at `source` [R], null: at r.
+void fledge_keep(const int64_t* tokens, const char* features, const int64_t* source, const int32_t* positions,
+                 const int32_t* row_start, int64_t* recent_tokens, char* recent_features, int64_t requests,
+                 int64_t kept, int64_t row_bytes) {
+  for (int64_t b = 0; kept && b < requests; ++b)
+    for (int64_t r = row_start[b]; r < row_start[b + 1]; ++r) {
+      int64_t to = b * kept + positions[r] % kept, from = source ? source[r] : r;
+      recent_tokens[to] = tokens[r];
+      std::memcpy(recent_features + to * row_bytes, features + from * row_bytes, row_bytes);
+    }
 }
 
 // Proposals of `count` tokens each, with `log_rates` [longest + 1] by the length reached.
@@ -101,35 +119,37 @@ void fledge_find_repeats(const int32_t* history, const int32_t* last, const floa
   }
 }
 
-// Where the level's candidates name a proposal's next token, -1: nowhere; and in opinions [2, B] the log probabilities
-// of that token given those before it, the proposal's and the head's. See `follow.py` for the other tensors.
-void fledge_follow(const int64_t* tokens, const float* scores, const int64_t* parents, const int64_t* proposed,
-                   const float* rates, const int64_t* number, const float* score, int64_t* place, float* opinions,
-                   int64_t requests, int64_t candidates, int64_t topk, int64_t count, int64_t level) {
+// See `Follower.raised`.
+void fledge_raise(const int64_t* tokens, const float* scores, const int64_t* parents, const int64_t* proposed,
+                  const float* rates, int64_t* agreed, int64_t* number, float* score, float* raised, int64_t requests,
+                  int64_t candidates, int64_t topk, int64_t count, int64_t level, int64_t first) {
   for (int64_t b = 0; b < requests; ++b) {
     int64_t at = b * candidates, next = b * count + level - 1;
     Level found{tokens + at, scores + at, parents ? parents + b * (candidates / topk) : nullptr, candidates, topk};
-    place[b] = find_child(found, number[b], proposed[next]);
-    opinions[b] = rates[next];
-    opinions[requests + b] = place[b] < 0 ? kNever : scores[at + place[b]] - score[b];
+    raise_scores(found, level, first, proposed[next], rates[next], Agreement{agreed + b, number + b, score + b},
+                 raised + at);
   }
 }
 
-// The level's scores with the proposal's, and how far the tree and the proposal go together now. `rest` [2, B]: what
-// the opinions leave for others, as logarithms; the candidates are numbered from `first` on.
-void fledge_raise(const int64_t* tokens, const float* scores, const int64_t* parents, const int64_t* place,
-                  const float* opinions, const float* rest, int64_t* agreed, int64_t* number, float* score,
-                  float* raised, int64_t requests, int64_t candidates, int64_t topk, int64_t level, int64_t first) {
+// See `TreeGrowth.expand`: `mask` [B, K] is the old frontier's, everything behind it the new one's, which is the tree's
+// `level`-th counted from 0. `rows` number the old frontier's of all requests, end to end.
+void fledge_frontier(const int64_t* children, const float* scores, const int64_t* mask, int64_t* tokens,
+                     float* frontier, int64_t* masks, int64_t* numbers, int64_t* rows, int64_t requests, int64_t topk,
+                     int64_t level) {
+  int64_t candidates = topk * topk, first = 1 + topk + (level - 1) * candidates;
+  std::vector<int64_t> order(candidates);
   for (int64_t b = 0; b < requests; ++b) {
-    int64_t at = b * candidates;
-    Level found{tokens + at, scores + at, parents ? parents + b * (candidates / topk) : nullptr, candidates, topk};
-    float others = std::min(rest[b] - rest[requests + b], 0.0f);
-    float own = score[b] + std::max(opinions[b], opinions[requests + b]);
-    raise_scores(found, number[b], place[b], own, others, raised + at);
-    if (place[b] < 0) continue;
-    agreed[b] = level;
-    number[b] = first + place[b];
-    score[b] = own;
+    const float* mine = scores + b * candidates;
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + topk, order.end(), Better{mine});
+    for (int64_t k = 0; k < topk; ++k) {
+      int64_t best = order[k], at = b * topk + k, parent = b * topk + best / topk;
+      tokens[at] = children[b * candidates + best];
+      frontier[at] = mine[best];
+      masks[at] = mask[parent] | int64_t(uint64_t(1) << (level * topk + k));
+      numbers[at] = first + best;
+      rows[at] = parent;
+    }
   }
 }
 
@@ -161,6 +181,36 @@ void fledge_fill_slots(const int64_t* proposed, const float* rates, const int64_
     fill_slots(proposed + at, rates + at, count, agreed[b], number[b], score[b], candidates, token_ids + at,
                scores + at, parents + at);
   }
+}
+
+// See `ConfidentPlan.nodes`. `calibration` by depth, null: 1. Costs are piecewise linear in the rows: `costs` [P] at
+// `known` [P], ascending.
+void fledge_share_out(const float* scores, const float* calibration, const int64_t* depths, const int64_t* known,
+                      const double* costs, int64_t* counts, int64_t requests, int64_t candidates, int64_t most,
+                      int64_t points) {
+  struct Node {
+    float worth;
+    int64_t request;
+  };
+  most = std::min(most, candidates);
+  std::vector<Node> best;
+  std::vector<float> worth(candidates);
+  for (int64_t b = 0; b < requests; ++b) {
+    for (int64_t n = 0; n < candidates; ++n)
+      worth[n] = std::exp(scores[b * candidates + n]) * (calibration ? calibration[depths[n]] : 1.0f);
+    std::partial_sort(worth.begin(), worth.begin() + most, worth.end(), std::greater<float>());
+    for (int64_t n = 0; n < most; ++n) best.push_back(Node{worth[n], b});
+    counts[b] = 0;
+  }
+  std::stable_sort(best.begin(), best.end(), [](const Node& a, const Node& b) { return a.worth > b.worth; });
+  double gain = 0, largest = -cost_of(known, costs, points, requests);
+  int64_t count = 0;
+  for (int64_t n = 0; n < int64_t(best.size()); ++n) {
+    gain += best[n].worth;
+    double left = gain - cost_of(known, costs, points, requests + n + 1);
+    if (left > largest) largest = left, count = n + 1;
+  }
+  for (int64_t n = 0; n < count; ++n) ++counts[best[n].request];
 }
 
 }  // extern "C"

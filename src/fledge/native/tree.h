@@ -31,6 +31,17 @@ struct Candidates {  // of one request; candidate 0 is the root
   }
 };
 
+// Orders places in `scores`: NaN above all, and lower places, which may be parents, first among equals.
+struct Better {
+  const float* scores;
+
+  bool operator()(int64_t a, int64_t b) const {
+    float x = scores[a], y = scores[b];
+    if (x > y || (std::isnan(x) && !std::isnan(y))) return true;
+    return !(y > x || (std::isnan(y) && !std::isnan(x))) && a < b;
+  }
+};
+
 // Walks the tree as far as its nodes are what their parents chose. Returns how many tokens are emitted; path [width]
 // and emitted [width] are valid beyond them as well.
 inline int64_t accept_path(const int64_t* token_ids, const int64_t* parents, const int64_t* depths,
@@ -52,12 +63,7 @@ inline int64_t accept_path(const int64_t* token_ids, const int64_t* parents, con
 // The root and the best `wanted` candidates as a tree; the nodes left over are empty. `order` [C] is scratch.
 inline void select_nodes(const Candidates& c, int64_t wanted, int64_t nodes, int64_t* order, const Nodes& out) {
   for (int64_t n = 0; n < c.count; ++n) order[n] = n + 1;
-  auto better = [&](int64_t a, int64_t b) {  // lower numbers, which may be parents, first among equals; NaN above all
-    float x = c.scores[a - 1], y = c.scores[b - 1];
-    if (x > y || (std::isnan(x) && !std::isnan(y))) return true;
-    return !(y > x || (std::isnan(y) && !std::isnan(x))) && a < b;
-  };
-  if (wanted < c.count) std::nth_element(order, order + wanted, order + c.count, better);
+  if (wanted < c.count) std::nth_element(order, order + wanted, order + c.count, Better{c.scores - 1});
   std::sort(order, order + wanted);
   for (int64_t n = 0; n < nodes; ++n) {
     bool empty = n > wanted;
@@ -70,6 +76,14 @@ inline void select_nodes(const Candidates& c, int64_t wanted, int64_t nodes, int
     out.depths[n] = empty ? 1 : c.depths[number];
     out.log_probs[n] = empty ? -std::numeric_limits<float>::infinity() : number ? c.scores[number - 1] : 0.0f;
   }
+}
+
+// What `rows` rows cost: linear between the points and beyond the last two, and no less than at the first.
+inline double cost_of(const int64_t* known, const double* costs, int64_t points, int64_t rows) {
+  if (points == 1 || rows <= known[0]) return costs[0];
+  int64_t right = std::min(std::lower_bound(known, known + points, rows) - known, points - 1);
+  double slope = (costs[right] - costs[right - 1]) / double(known[right] - known[right - 1]);
+  return costs[right - 1] + slope * double(rows - known[right - 1]);
 }
 
 // Makes the first `emits` of a round's `tokens` [width] part of a request: its history [known] begins at position 0.
