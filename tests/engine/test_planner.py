@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine import PLAIN, Engine, TreeShape
+from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.phases import HostSeconds
 from fledge.engine.planner import MAX_DEPTH, Planner, RoundPlan
@@ -255,8 +256,29 @@ def test_timings_move_the_points_beside_them() -> None:
     assert 1.0 < curve.at(1) < 3.0
     assert curve.at(8) == 8.0
     curve = CostCurve((1, 4), (1.0, 4.0))
-    assert curve.learned(4, 5.0).seconds == pytest.approx((1.0, 4.1))
-    assert curve.learned(1, 100.0).at(1) == pytest.approx(1.1)
+    assert curve.learned(4, 5.0).seconds == pytest.approx((1.0, 4.0 * 1.25**0.1))
+    assert curve.learned(1, 100.0).at(1) == pytest.approx(2.0**0.1)
+
+
+def test_noise_alone_does_not_bend_the_curve() -> None:
+    planner, rng = Planner(COST, topk=4, confident=True), random.Random(1)
+    honest = COST.target.at(8) / COST.target.at(1)
+    for number in range(10_000):
+        rows = 1 if number % 100 == 0 else 8  # hardly a plain round among them
+        planner.time(1, None, 0, rows, 0.0, COST.target.at(rows) * math.exp(rng.gauss(0.0, 0.25)))
+        if number % 500 == 0:
+            assert planner.cost.target.at(8) / planner.cost.target.at(1) == pytest.approx(honest, rel=0.1)
+
+
+def test_a_depth_of_which_little_is_known_does_as_the_one_above() -> None:
+    beliefs = Beliefs(8, 2)
+    for _ in range(100):  # half of what the head says, and seldom anything below depth 2
+        beliefs.observe([0], [0.8])
+        beliefs.observe([1], [0.8])
+    beliefs.observe([0], [0.8, 0.7, 0.6])
+    assert beliefs.calibration[1] == pytest.approx(0.625, rel=0.1)
+    assert 0.4 < beliefs.calibration[3] < beliefs.calibration[2] < beliefs.calibration[1]
+    assert beliefs.calibration[8] == pytest.approx(beliefs.calibration[3])
 
 
 @pytest.mark.parametrize("start", [TreeShape(4, 4, 16), PLAIN])

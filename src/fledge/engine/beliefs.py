@@ -35,21 +35,23 @@ class Beliefs:
         self.mass = _PRIOR_BEST * _PRIOR_NEXT**levels * _PRIOR_RANK ** np.arange(ranks)[None]
         self._seen = np.full(depth, _PRIOR)
         self._next = np.full(depth, _PRIOR_NEXT)  # [d]: from depth d to d + 1
-        self._reached = [_PRIOR] * (reach + 1)
-        self._predicted = [_PRIOR] * (reach + 1)
+        self._reached = [0.0] * (reach + 1)
+        self._predicted = [0.0] * (reach + 1)
         self.calibration = [1.0] * (reach + 1)
 
     def observe(self, depths: Sequence[int], masses: Sequence[float]) -> None:
         """A round's accepted depths, one per speculating request, and its nodes' summed probabilities by depth."""
-        for sums in (self._reached, self._predicted):  # what fades makes room for the first guess again
-            sums[:] = [before * _DECAY + _PRIOR * (1 - _DECAY) for before in sums]
+        for sums in (self._reached, self._predicted):
+            sums[:] = [before * _DECAY for before in sums]
         for depth, mass in enumerate(masses, start=1):
             if mass <= 0:
                 break
             self._reached[depth] += sum(d >= depth for d in depths)
             self._predicted[depth] += mass
-        ratios = [seen / expected for seen, expected in zip(self._reached, self._predicted, strict=True)]
-        self.calibration[1:] = ratios[1:]
+        guess = 1.0  # a depth of which little is known does as the one above
+        for depth in range(1, len(self.calibration)):
+            guess = (self._reached[depth] + _PRIOR * guess) / (self._predicted[depth] + _PRIOR)
+            self.calibration[depth] = guess
 
     def observe_levels(self, levels: Sequence[Tensor], depth: int) -> None:
         """A tree's drafted levels, [B, C_d] cumulative log probabilities each, of at most `depth` in this round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -52,18 +53,17 @@ class CostCurve:
         return known + last * np.maximum(rows - self.rows[-1], 0)
 
     def learned(self, rows: int, seconds: float) -> CostCurve:
-        """The curve with a new timing of this many rows taken in."""
-        known = self.at(rows)
+        """The curve with a new timing of this many rows taken in, by logarithms: else noise alone would bend it."""
         low, high = _TIMING_RANGE
-        change = _TIMING_WEIGHT * (min(max(seconds, low * known), high * known) - known)
+        step = _TIMING_WEIGHT * math.log(min(max(seconds / self.at(rows), low), high))
         values = list(self.seconds)
         right = min(bisect_left(self.rows, rows), len(values) - 1)
         left = max(right - 1, 0)
         share = 1.0
         if left < right and rows < self.rows[right]:  # between two points: both move, the nearer one more
             share = (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
-            values[left] += (1 - share) * change
-        values[right] += share * change
+            values[left] *= math.exp((1 - share) * step)
+        values[right] *= math.exp(share * step)
         return CostCurve(self.rows, tuple(values))
 
 

@@ -41,7 +41,8 @@ _REPLAN_ROUNDS = 32
 _PLAIN_ROUNDS_AGE = 0.125  # of a round: without drafts hardly anything new is learnt
 _EARLY_ROUNDS = (2, 4, 8, 16)  # of a batch size, plain or not: planned anew
 _LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
-_GAIN_STEP = 0.02  # least weight of a new measurement
+_GAIN_STEP = 0.02  # least weight of a new measurement,
+_LARGEST_GAIN = 8.0  # and the most it may say
 _GAIN_PRIOR = 16  # rounds of a request that the first guess is worth
 _ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
 _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
@@ -76,9 +77,10 @@ class PlannedShape:
 class _BatchSize:
     """What is remembered of a batch size, or of the group of sizes it belongs to."""
 
+    # Tokens per second over plain decode's, by predicted seconds, of speculation with the head,
+    drafted: float
+    copied: float = 1.0  # and of lookup's drafts without it
     speculates: bool = False
-    gain: float = 1.0  # measured over predicted tokens of speculation with the head, by predicted seconds,
-    copied: float = 1.0  # and of lookup's drafts without it over none, by predicted seconds
     copies: bool = True  # these are asked for
     since_plain: int = 1  # rounds since a plain one,
     plain_wait: int = _PLAIN_TRY_ROUNDS[0]  # and until it is tried again
@@ -136,7 +138,7 @@ class Planner:
         self._age = 0.0
         self._pace = Pace()  # measured over predicted seconds, by group of batch sizes,
         self._measured: dict[tuple[int, Kind], int] = {}  # and how often
-        self._moment = 1.0  # how much longer than the curve says a verify takes just now
+        self._moment = 0.0  # how much longer than the curve says a verify takes just now, as a logarithm
         self._sizes: dict[int, _BatchSize] = {}
         self._try_left = 0
         self._credit = _FIRST_CREDIT  # seconds tries may take
@@ -220,17 +222,16 @@ class Planner:
         predicted = self._time_round(kind, shape, requests, seconds, len(levels), rows)
         size = self._size(requests)
         if asked:
-            measured = tokens * self.cost.plain_seconds(requests) / (requests * predicted)
-            size.copied += _COPY_STEP * (measured - size.copied)
+            size.copied += _COPY_STEP * (self._over_plain(requests, tokens / predicted) - size.copied)
         elif not size.copies:
             size.copied += _HOPE * (1 - self._copied(requests))
         if shape is not None and drafted:
             self.beliefs.observe(depths, masses)
             if levels and record.rounds % _LOOK_ROUNDS == 1:
                 self.beliefs.observe_levels(levels, MAX_DEPTH if self._confident else len(levels))
-            measured = min(max(tokens / predicted / self._predicted(requests)[1], 0.25), 4.0)
+            measured = min(self._over_plain(requests, tokens / predicted), _LARGEST_GAIN)
             times = self._measured[_group(requests), kind] + _GAIN_PRIOR / requests
-            size.gain += max(_GAIN_STEP, 1 / times) * (measured - size.gain)
+            size.drafted += max(_GAIN_STEP, 1 / times) * (measured - size.drafted)
         self._keep_books(requests, drafted, seconds + catch_up, tokens)
 
     def _count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
@@ -271,11 +272,12 @@ class Planner:
     ) -> None:
         """Take in how long a round's draft steps and its verify of `rows` took, in seconds; `shape` None: plain."""
         # A moment in which all is slower says nothing of the curve's shape.
-        slower = max(verify, 1e-9) / self.cost.target.at(rows)
+        slower = math.log(max(verify, 1e-9) / self.cost.target.at(rows))
         self._moment += _MOMENT_STEP * (slower - self._moment)
-        target, head = self.cost.target.learned(rows, verify / self._moment), self.cost.head
+        usual = math.exp(-self._moment)
+        target, head = self.cost.target.learned(rows, verify * usual), self.cost.head
         if shape is not None and shape.depth and levels > 1:
-            head = head.learned(requests * shape.topk, draft / self._moment / (levels - 1))
+            head = head.learned(requests * shape.topk, draft * usual / (levels - 1))
         self.cost = CostModel(target, head)
 
     def rate(self, requests: int) -> float:
@@ -325,12 +327,25 @@ class Planner:
             self._credit -= max(seconds - tokens / self.headless_speed(requests), 0.0)
 
     def _size(self, requests: int) -> _BatchSize:
-        """What is remembered of this batch size; of a new one that its head does as well as the nearest one's."""
+        """What is remembered of this batch size; of a new one that it exceeds predictions as the nearest one does."""
         group = _group(requests)
         if group not in self._sizes:
-            nearest = min(self._sizes, key=lambda other: abs(other - group), default=None)
-            self._sizes[group] = _BatchSize(gain=1.0 if nearest is None else self._sizes[nearest].gain)
+            drafted, nearest = (
+                self._expected(requests),
+                min(self._sizes, key=lambda other: abs(other - group), default=None),
+            )
+            if nearest is not None:
+                drafted *= self._sizes[nearest].drafted / self._expected(nearest)
+            self._sizes[group] = _BatchSize(drafted)
         return self._sizes[group]
+
+    def _expected(self, requests: int) -> float:
+        """`_BatchSize.drafted` as predicted."""
+        return self._over_plain(requests, self._predicted(requests)[1])
+
+    def _over_plain(self, requests: int, speed: float) -> float:
+        """Tokens per second over those of plain decode, by predicted seconds."""
+        return speed * self.cost.plain_seconds(requests) / requests
 
     def _copied(self, requests: int) -> float:
         """Tokens per second with lookup's drafts, without the head, over those of plain decode."""
@@ -340,12 +355,12 @@ class Planner:
         return requests / max(self.cost.plain_seconds(requests) * self.scale(requests, drafts=False), 1e-9)
 
     def _best(self, requests: int) -> tuple[TreeShape, float]:
-        """The best speculative shape by averages and its tokens per second, going by what was measured."""
-        shape, speed = self._predicted(requests)
-        return shape, speed / max(self.scale(requests), 1e-9) * self._size(requests).gain
+        """The best speculative shape by averages, and the tokens per second that speculation has brought."""
+        predicted = self.cost.plain_seconds(requests) * self.scale(requests)
+        return self._predicted(requests)[0], self._size(requests).drafted * requests / max(predicted, 1e-9)
 
     def _predicted(self, requests: int) -> tuple[TreeShape, float]:
-        """The same, going by cost curves and beliefs alone. Kept for some rounds; what corrects it isn't."""
+        """The shape, and its tokens per second by cost curves and beliefs alone. Kept for some rounds."""
         found = self._bounds.get(requests)
         if found is None:
             found = self._bounds[requests] = self._search(requests)
