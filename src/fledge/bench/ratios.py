@@ -6,13 +6,13 @@
     levels      throughput with 1, 2, 4, ... requests at once, whose answers differ in length as users' do (half to one
                 and a half times the tokens asked for): the head, and a head of random weights
     ttft        time to the first token of long prompts
-    sampled     at temperature 1: time per output token of one request at a time, throughput of eight
+    sampled     throughput at temperature 1, one request at a time and eight at once
     context     a verify of many rows after short and long contexts
     neighbour   time per output token beside a process that keeps a core busy
     overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
 
-Configurations are measured in alternation (levels on a CPU step by step, so that a slow moment of the machine meets all
-of them alike), ratios are taken within a block; intervals: `statistics.py`.
+Configurations are measured in alternation (throughput on a CPU step by step: a slow moment of the machine meets all of
+them alike), ratios are taken within a block; intervals: `statistics.py`.
 """
 
 from __future__ import annotations
@@ -183,23 +183,8 @@ class Bench:
             yield _paired(what, found[PLAIN], found[HEAD], "ms")
 
     def sampled(self) -> Iterator[Ratio]:
-        """At temperature 1: plain decode's time per token over the head's, prompt by prompt, and eight at once."""
-        engines = self.engines(PLAIN, HEAD, max_batch=1)
-        times: dict[str, list[float]] = {PLAIN: [], HEAD: []}
-        taus = []
-        for number, (prompt, names) in enumerate(
-            zip(self.prompts, alternation([PLAIN, HEAD], len(self.prompts)), strict=True)
-        ):
-            for name in names:
-                stats = self._answer(engines[name], prompt, temperature=1.0, seed=number)
-                times[name].append(stats.tpot_ms)
-                if name == HEAD:
-                    taus.append(stats.tau)
-        note = f"tau {sum(taus) / len(taus):.2f}"
-        yield _paired(
-            "time per token at temperature 1: plain over head", times[HEAD], times[PLAIN], "ms", note
-        )
-        yield from self._throughput((8,), HEAD, temperature=1.0)
+        """Throughput at temperature 1, one request at a time and eight at once."""
+        yield from self._throughput((1, 8), HEAD, temperature=1.0)
 
     def context(self) -> Iterator[Ratio]:
         """A verify of n rows over a plain step, after short and long contexts."""
@@ -259,13 +244,8 @@ class Bench:
     def _requests(self, count: int) -> list[list[int]]:
         return [self.prompts[n % len(self.prompts)] for n in range(count)]
 
-    def _answer(
-        self, engine: Engine, prompt: list[int], *, temperature: float = 0.0, seed: int | None = None
-    ) -> CompletionStats:
-        tokens = self.sizes.tokens
-        return engine.generate(
-            [prompt], max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=seed
-        )[0].stats
+    def _answer(self, engine: Engine, prompt: list[int]) -> CompletionStats:
+        return engine.generate([prompt], max_tokens=self.sizes.tokens, ignore_eos=True)[0].stats
 
 
 PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
