@@ -327,14 +327,12 @@ class Planner:
             self._credit -= max(seconds - tokens / self.headless_speed(requests), 0.0)
 
     def _size(self, requests: int) -> _BatchSize:
-        """What is remembered of this batch size; of a new one that it exceeds predictions as the nearest one does."""
+        """What is remembered of this batch size; a new one is taken to exceed predictions as the nearest one does."""
         group = _group(requests)
         if group not in self._sizes:
-            drafted, nearest = (
-                self._expected(requests),
-                min(self._sizes, key=lambda other: abs(other - group), default=None),
-            )
-            if nearest is not None:
+            drafted = self._expected(requests)
+            if self._sizes:
+                nearest = min(self._sizes, key=lambda other: abs(other - group))
                 drafted *= self._sizes[nearest].drafted / self._expected(nearest)
             self._sizes[group] = _BatchSize(drafted)
         return self._sizes[group]
