@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
 from fledge.engine import cost
 from fledge.engine.forwards import Models
+
+_MODELS = cast(Models, SimpleNamespace(decoder=SimpleNamespace(device=torch.device("cpu"))))
 
 
 def test_a_slow_moment_at_the_start_does_not_stay_in_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,13 +21,14 @@ def test_a_slow_moment_at_the_start_does_not_stay_in_the_costs(monkeypatch: pyte
     slow = {(1, 0), (2, 0), (16, 1), *((4, repeat) for repeat in range(9))}  # rows and repeat; 4 always
     repeats: Counter[int] = Counter()
 
-    def time_forward(run: Callable[[object], object], rows: int) -> float:
+    def time_forward(run: Callable[[], int], device: torch.device) -> float:
+        rows = run()
         repeats[rows] += 1
         return honest[rows] * (3 if (rows, repeats[rows] - 1) in slow else 1)
 
     monkeypatch.setattr(cost, "_batch", lambda requests, width, models: requests * width)
-    monkeypatch.setattr(cost, "_time", time_forward)
-    curve = cost._measure(list(honest), 16, lambda batch: None, cast(Models, None))
+    monkeypatch.setattr(cost, "seconds_of", time_forward)
+    curve = cost._measure(list(honest), 16, lambda batch: batch, _MODELS)
     assert curve.rows == (1, 2, 4, 8, 16)
     assert curve.seconds == (0.010, 0.010, 0.011, 0.011, 0.014)
     assert min(repeats.values()) > 1
@@ -32,6 +37,6 @@ def test_a_slow_moment_at_the_start_does_not_stay_in_the_costs(monkeypatch: pyte
 @pytest.mark.parametrize("width", [cost._TARGET_WIDTH, cost._HEAD_WIDTH])
 def test_as_many_rows_are_timed_as_the_curve_says(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "_batch", lambda requests, width, models: requests * width)
-    monkeypatch.setattr(cost, "_time", lambda run, rows: float(rows))
-    curve = cost._measure(list(cost._ROWS), width, lambda batch: None, cast(Models, None))
+    monkeypatch.setattr(cost, "seconds_of", lambda run, device: float(run()))
+    curve = cost._measure(list(cost._ROWS), width, lambda batch: batch, _MODELS)
     assert curve.seconds == cost._ROWS

@@ -11,7 +11,6 @@ an lm_head the CPU kernels read (`native/screen.h`), and here it is as sure as i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, cycle, islice
 from statistics import median
@@ -22,6 +21,7 @@ from torch import Tensor
 from fledge.bench.results import Costs
 from fledge.bench.workloads import own_workload
 from fledge.draft import HeadRunner
+from fledge.engine.lane import seconds_of
 from fledge.target import ForwardBatch, Target
 from fledge.target.cpu import NativeDecoder
 
@@ -168,15 +168,7 @@ def median_ms(
         for name in names if repeat % 2 == 0 else reversed(names):
             if name in before:
                 before[str(name)]()
-            _synchronise(device)
-            start = time.perf_counter()
-            calls[name]()
-            _synchronise(device)
+            seconds = seconds_of(calls[name], device)
             if repeat >= 2:
-                times[name].append((time.perf_counter() - start) * 1e3)
+                times[name].append(seconds * 1e3)
     return {name: median(values) for name, values in times.items()}
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from fledge.engine.forwards import Models
+from fledge.engine.lane import seconds_of
 from fledge.engine.layout import TreeShape
 from fledge.target.batch import Decoder, ForwardBatch
 
@@ -122,30 +124,22 @@ def _measure(
     sizes: list[int], width: int, run: Callable[[ForwardBatch], object], models: Models
 ) -> CostCurve:
     """The fastest of some repeats, all sizes in turn: a slow moment of the machine meets none of them every time."""
-    started = time.perf_counter()
+    started, device = time.perf_counter(), models.decoder.device
     run(_batch(1, 1, models))  # first calls allocate and page in
     batches: dict[int, ForwardBatch] = {}
     seconds: dict[int, float] = {}
     for rows in sizes:
         requests = -(-rows // width)
         batches[rows] = _batch(requests, rows // requests, models)
-        seconds[rows] = _time(run, batches[rows])
+        seconds[rows] = seconds_of(partial(run, batches[rows]), device)
         if time.perf_counter() - started > _BUDGET_SECONDS and len(seconds) > 1:
             break
     for _ in range(_REPEATS - 1):
         for rows, batch in batches.items():
-            seconds[rows] = min(seconds[rows], _time(run, batch))
+            seconds[rows] = min(seconds[rows], seconds_of(partial(run, batch), device))
     # Fewer rows never cost more: what says so was measured in a slow moment.
     least = list(accumulate(reversed(seconds.values()), min))
     return CostCurve(tuple(seconds), tuple(reversed(least)))
-
-
-def _time(run: Callable[[ForwardBatch], object], batch: ForwardBatch) -> float:
-    begun = time.perf_counter()
-    run(batch)
-    if batch.token_ids.device.type == "cuda":
-        torch.cuda.synchronize(batch.token_ids.device)
-    return time.perf_counter() - begun
 
 
 def _batch(requests: int, width: int, models: Models) -> ForwardBatch:

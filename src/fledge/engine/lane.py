@@ -184,6 +184,15 @@ class StreamLane(Lane):
         self._stream.synchronize()
 
 
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """What a work takes on an idle device, until the device is idle again."""
+    _wait_for(device)
+    begun = time.perf_counter()
+    work()
+    _wait_for(device)
+    return time.perf_counter() - begun
+
+
 def make_lane(device: torch.device, overlap: bool) -> Lane:
     """The lane of a device; without `overlap` the caller waits for each work."""
     if not overlap:
@@ -252,6 +261,11 @@ def torch_alone(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _done(run: Callable[[], Ran[T]]) -> Future[Ran[T]]:

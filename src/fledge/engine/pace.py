@@ -15,12 +15,10 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 
-_NOISE = 0.05**2  # variance of a round's log ratio,
-_WANDER, _CREEP = 0.05**2, 0.003**2  # and what a round adds to that of the pace, and of an extra
-_FIRST_PACE, _FIRST_EXTRAS = (
-    0.3**2,
-    (0.15**2, 0.03**2),
-)  # variances of what nothing is known of, drafted and copied
+_NOISE = 0.05**2  # variance of a round's log ratio
+_WANDER, _CREEP = 0.05**2, 0.003**2  # what a round adds to the variance of the pace, and of an extra
+# Variances of what nothing is known of: the pace, and the extras of drafted and of copied rounds.
+_FIRST_PACE, _FIRST_EXTRAS = 0.3**2, (0.15**2, 0.03**2)
 _SURPRISE = 9.0  # times the variance expected: the machine has changed its pace
 _LARGEST = math.log(2)  # a single measurement further off says no more than this
 _FORGET_ROUNDS = 64
