@@ -162,7 +162,7 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
     )
     beliefs = SimpleNamespace(calibration=[0.5, 0.9, 1.1, 0.7, 1.2, 0.8])
     planner = SimpleNamespace(
-        cost=SimpleNamespace(target=curve),
+        hoped=curve,
         beliefs=beliefs,
         rate=lambda requests: 10,
         scale=lambda *_, **__: 1.1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -23,8 +22,6 @@ _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 _CONTEXT = 128  # tokens of prefix a measured row sees
 _TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # most rows per request while measuring: a tree's nodes, a level's
 _REPEATS = 3
-_TIMING_WEIGHT = 0.1  # of a timing taken while serving
-_TIMING_RANGE = (0.5, 2.0)  # a single timing outside this is the machine's doing
 _BUDGET_SECONDS = 0.25  # of the first repeat: no larger forwards are measured once this much has passed
 
 
@@ -53,20 +50,6 @@ class CostCurve:
             return known
         last = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
         return known + last * np.maximum(rows - self.rows[-1], 0)
-
-    def learned(self, rows: int, seconds: float) -> CostCurve:
-        """The curve with a new timing of this many rows taken in, by logarithms: else noise alone would bend it."""
-        low, high = _TIMING_RANGE
-        step = _TIMING_WEIGHT * math.log(min(max(seconds / self.at(rows), low), high))
-        values = list(self.seconds)
-        right = min(bisect_left(self.rows, rows), len(values) - 1)
-        left = max(right - 1, 0)
-        share = 1.0
-        if left < right and rows < self.rows[right]:  # between two points: both move, the nearer one more
-            share = (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
-            values[left] *= math.exp((1 - share) * step)
-        values[right] *= math.exp(share * step)
-        return CostCurve(self.rows, tuple(values))
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fledge.engine.beliefs import Beliefs
-from fledge.engine.cost import CostModel
+from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.layout import PLAIN, TreeShape
+from fledge.engine.learnt import LearntCurve
 from fledge.engine.lookup import MatchRates, Proposal
 from fledge.engine.pace import Kind, Pace
 from fledge.engine.plans import ConfidentPlan, RoundPlan
@@ -50,7 +51,6 @@ _FAR_AHEAD = 1.5
 # Lookup's drafts over none: what it takes to ask for them, and to go on; the weight of a new measurement, and of hope.
 _ASK, _ASK_ON, _COPY_STEP, _HOPE = 0.995, 0.975, 0.01, 0.004
 _PLAIN_AMONG_COPIES = 16  # rounds between those that aren't asked for copies, while they pay
-_MOMENT_STEP = 0.6  # weight of the newest verify
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
 _TRY_LENGTH = 3  # rounds of a try of speculation
 _TRY_SHARE, _FIRST_CREDIT = 0.008, 0.02  # of all time, for tries that don't pay; and seconds to begin with
@@ -138,7 +138,8 @@ class Planner:
         self._age = 0.0
         self._pace = Pace()  # measured over predicted seconds, by group of batch sizes,
         self._measured: dict[tuple[int, Kind], int] = {}  # and how often
-        self._moment = 0.0  # how much longer than the curve says a verify takes just now, as a logarithm
+        self._target, self._head = LearntCurve(cost.target), LearntCurve(cost.head)
+        self._mood = 0.0  # the machine's, as a logarithm
         self._sizes: dict[int, _BatchSize] = {}
         self._try_left = 0
         self._credit = _FIRST_CREDIT  # seconds tries may take
@@ -271,14 +272,10 @@ class Planner:
         self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
     ) -> None:
         """Take in how long a round's draft steps and its verify of `rows` took, in seconds; `shape` None: plain."""
-        # A moment in which all is slower says nothing of the curve's shape.
-        slower = math.log(max(verify, 1e-9) / self.cost.target.at(rows))
-        self._moment += _MOMENT_STEP * (slower - self._moment)
-        usual = math.exp(-self._moment)
-        target, head = self.cost.target.learned(rows, verify * usual), self.cost.head
+        self._mood = self._target.learn(rows, verify, self._mood)
         if shape is not None and shape.depth and levels > 1:
-            head = head.learned(requests * shape.topk, draft * usual / (levels - 1))
-        self.cost = CostModel(target, head)
+            self._head.learn(requests * shape.topk, draft / (levels - 1), self._mood)
+        self.cost = CostModel(self._target.curve, self._head.curve)
 
     def rate(self, requests: int) -> float:
         """mu: tokens per second at this batch size, over all requests."""
@@ -287,6 +284,11 @@ class Planner:
     def headless_speed(self, requests: int) -> float:
         """Tokens per second at this batch size without the head, lookup's drafts included where they help."""
         return self._plain_speed(requests) * max(self._copied(requests), 1.0)
+
+    @property
+    def hoped(self) -> CostCurve:
+        """What a verify may be hoped to cost."""
+        return self._target.hoped
 
     def scale(self, requests: int, *, drafts: bool = True) -> float:
         """Measured over predicted seconds of rounds with the head, or without, at this batch size."""

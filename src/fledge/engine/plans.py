@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fledge.engine import native_tree
 from fledge.engine.beliefs import Beliefs
-from fledge.engine.cost import CostModel
+from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import MatchRates
 
@@ -24,6 +24,10 @@ class Prices(Protocol):
     cost: CostModel
     beliefs: Beliefs
     match_rates: MatchRates
+
+    @property
+    def hoped(self) -> CostCurve:
+        """What a verify may be hoped to cost."""
 
     def rate(self, requests: int) -> float:
         """Tokens per second at this batch size."""
@@ -71,10 +75,10 @@ class ConfidentPlan(RoundPlan):
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
         beliefs = self._planner.beliefs
         share = beliefs.calibration[level] * beliefs.next_level(level)
-        cost, requests = self._planner.cost, self._requests
-        step = cost.head.at(requests * self.bound.topk)
+        hoped, requests = self._planner.hoped, self._requests
+        step = self._planner.cost.head.at(requests * self.bound.topk)
         # One more node for each request that is likely enough to use it.
-        row = cost.target.at(requests * (level + 2)) - cost.target.at(requests * (level + 1))
+        row = hoped.at(requests * (level + 2)) - hoped.at(requests * (level + 1))
         price = self._rate * self._scale * row / requests
         gain = sum(max(mass * share - price, 0.0) for mass in open_mass.tolist())
         return gain > self._rate * self._scale * step
@@ -86,7 +90,7 @@ class ConfidentPlan(RoundPlan):
 
     def _shared_out(self, scores: Tensor, calibration: Tensor | None, depths: Tensor | None) -> Tensor:
         """How many of its candidates [B, C] each request gets: the best of all requests, while they are worth a row."""
-        curve, price, most = self._planner.cost.target, self._rate * self._scale, self.bound.nodes - 1
+        curve, price, most = self._planner.hoped, self._rate * self._scale, self.bound.nodes - 1
         if native_tree.runs_here(scores):
             costs = torch.tensor([price * seconds for seconds in curve.seconds], dtype=torch.float64)
             return native_tree.share_out(scores, calibration, depths, _as_tensor(curve.rows), costs, most)

@@ -39,7 +39,7 @@ class RoundResult(NamedTuple):
     pending: list[int]  # [B], positions each head is behind after the round
     restarted: list[bool]  # [B], heads whose KV has a gap
     catch_up: float  # seconds, of the time the round took
-    draft: float
+    draft: float  # steps alone
     verify: float
 
 
@@ -48,7 +48,7 @@ def run_round(
 ) -> RoundResult:
     """One round of the running requests; `plan` None: a plain one. `trace`: the trees are wanted."""
     clock.start()
-    draft, verify, extend = clock.of("draft"), clock.of("verify"), clock.of("extend")
+    verify, extend = clock.of("verify"), clock.of("extend")
     done = None
     if plan is not None and plan.drafts:
         catch_up(models, batch)
@@ -59,8 +59,8 @@ def run_round(
     made: Outcome | PlainOutcome = done or plain_round(models, batch, clock)
     drafted = None if done is None else _drafted(done, batch.speculating()[1])
     tree, path = (None, None) if done is None or not trace else (done.tree, done.path)
-    draft, verify = clock.of("draft") - draft, clock.of("verify") - verify
-    return RoundResult(made.emitted, made.logprobs, drafted, tree, path, *_heads(batch), late, draft, verify)
+    steps, verify = 0.0 if done is None else done.draft_seconds, clock.of("verify") - verify
+    return RoundResult(made.emitted, made.logprobs, drafted, tree, path, *_heads(batch), late, steps, verify)
 
 
 def _drafted(done: Outcome, speculates: Tensor | None) -> Trees:

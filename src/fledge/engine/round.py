@@ -16,6 +16,7 @@ coin or it isn't (see `sampling.py`).
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import torch
@@ -66,6 +67,7 @@ class Outcome(NamedTuple):
     path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
     proposal: Proposal | None  # from prompt lookup
     rows: int  # of all requests that were verified
+    draft_seconds: float  # of the draft steps alone, as the host sees them
 
 
 class PlainOutcome(NamedTuple):
@@ -98,7 +100,7 @@ def _finish(
     models: Models, batch: RunningBatch, drafted: Drafted, clock: PhaseClock, *, follow: bool
 ) -> Outcome:
     """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
-    tree, shape, levels, proposal, counts = drafted
+    tree, shape, levels, proposal, counts, seconds = drafted
     if follow:  # the first level is carried: extend is going to write the next round's in its place
         levels = [levels[0].clone(), *levels[1:]]
         batch.use_first()
@@ -122,7 +124,7 @@ def _finish(
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
     count = batch.size * shape.nodes if picked is None else len(picked)
-    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path, proposal, count)
+    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path, proposal, count, seconds)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
@@ -152,7 +154,8 @@ class Drafted(NamedTuple):
     levels: list[Tensor]  # as in Outcome
     proposal: Proposal | None
     # [B] int64, nodes of each request below the root; None: all have the shape's
-    counts: Tensor | None = None
+    counts: Tensor | None
+    seconds: float = 0.0  # of the draft steps
 
 
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
@@ -164,6 +167,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
     hidden: Tensor | None = None  # [B * K, H]
     selection = batch.selection.selection(topk)
+    begun = ended = time.perf_counter()
     for level, offset in enumerate(layout.draft_offset):
         if not plan.goes_deeper(level + 1, growth.open_mass):
             break
@@ -185,9 +189,10 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
         parents = growth.expand(out.token_ids, out.log_probs)
         if parents is not None:
             hidden = out.hidden.index_select(0, parents)
+        ended = time.perf_counter()
     nodes, counts = _sizes(batch, plan, *growth.candidates())
     shape = bound.cut(len(growth.levels), nodes)
-    return Drafted(growth.select(nodes, counts), shape, growth.levels, proposal, counts)
+    return Drafted(growth.select(nodes, counts), shape, growth.levels, proposal, counts, ended - begun)
 
 
 def _look_up(batch: RunningBatch, plan: RoundPlan) -> Proposal:
