@@ -64,6 +64,8 @@ def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]
 class Uneven(RoundPlan):
     """Every request gets a number of nodes of its own, some none."""
 
+    by_terms = False
+
     def __init__(self, bound: TreeShape) -> None:
         super().__init__(bound)
         self.rng, self.sizes = random.Random(5), Counter[int]()

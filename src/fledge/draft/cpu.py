@@ -107,6 +107,11 @@ class NativeHeadRunner:
         )
 
     @property
+    def pointer(self) -> int:
+        """Where the kernels find the head, as long as the runner lives."""
+        return ctypes.addressof(self._struct)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the head's own matrices in memory."""
         return sum(matrix.bytes for matrix in self._matrices)

@@ -72,6 +72,12 @@ class Beliefs:
             self.mass[len(levels) :] *= _DECAY
             self._seen[len(levels) :] += 1
 
+    @property
+    def next_levels(self) -> list[float]:
+        """`next_level` of every depth the head drafts."""
+        found: list[float] = self._next.tolist()
+        return found
+
     def next_level(self, level: int) -> float:
         """Share of level `level`'s probability that the best of level + 1 are expected to keep."""
         return float(self._next[level]) if level < len(self.mass) else 0.0

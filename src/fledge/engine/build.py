@@ -15,6 +15,7 @@ from fledge.engine.forwards import Models
 from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import memory_for_kv
+from fledge.engine.native_round import native_round
 from fledge.engine.planner import MAX_DEPTH, MAX_NODES, TOPKS, Planner, most_nodes
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
@@ -94,17 +95,19 @@ def build_parts(
             f"of {reserve}; raise kv_tokens or lower max_context"
         )
     topk = max(shape.topk for shape in bounds) if head else 0
+    kv, head_kv = decoder.allocate_kv(pages), head.allocate_kv(pages) if head else None
     models = Models(
         decoder=decoder,
-        kv=decoder.allocate_kv(pages),
+        kv=kv,
         head=head,
-        head_kv=head.allocate_kv(pages) if head else None,
+        head_kv=head_kv,
         pages=pages,
         sampler=getattr(decoder, "sample", None),
         drawn=getattr(decoder, "forward_drawn", None),
         layouts=Layouts(decoder.device),
         last_position=limit - 1,
         topk=topk,
+        native=native_round(decoder, kv, head, head_kv, limit - 1),
     )
     sizes = CarriedSizes(
         rows=max_batch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from fledge.engine.rows import Selection
 from fledge.engine.sampling import Sampler, choose, coins, draws
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput
+
+if TYPE_CHECKING:
+    from fledge.engine.native_round import NativeRound
 
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
 
@@ -43,6 +46,7 @@ class Models:
     layouts: Layouts
     last_position: int  # the largest position with a rotary embedding
     topk: int  # first-level candidates carried from round to round
+    native: NativeRound | None = None  # a round's calls, where both models have CPU kernels
 
 
 class TargetRows(NamedTuple):

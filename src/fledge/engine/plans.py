@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,14 +39,33 @@ class Prices(Protocol):
         """Measured over predicted seconds."""
 
 
+class Terms(NamedTuple):
+    """What a plan decides by, in numbers: tokens are what the engine could earn elsewhere in that time."""
+
+    calibration: list[float]  # by depth
+    next_levels: list[float]  # by depth: of a level's probability, what the next one is expected to keep
+    rows: tuple[int, ...]  # of a verify,
+    costs: list[float]  # and the tokens it is worth; linear between
+    step: float  # likewise a draft step
+
+
 class RoundPlan:
-    """Bounds of one round's tree, and the decisions taken while it grows."""
+    """Bounds of one round's tree, and the decisions taken while it grows.
+
+    A round may leave the decisions to a kernel; a plan that takes others than those of its `terms` says so.
+    """
+
+    by_terms = True
 
     def __init__(self, bound: TreeShape, match_rates: MatchRates | None = None) -> None:
         """A fixed tree: always grown to `bound`. `match_rates`: what proposals of prompt lookup are worth."""
         self.bound = bound
         self.drafts = bound.depth > 0  # with the head
         self.match_rates = match_rates or MatchRates()
+
+    def terms(self) -> Terms | None:
+        """What decisions are taken by, for rounds that decide natively; None: trees are always grown to `bound`."""
+        return None
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
         """Whether level + 1 is drafted; `open_mass` [B] is the probability that it is only named if it is."""
@@ -71,6 +90,16 @@ class ConfidentPlan(RoundPlan):
         self._scale = planner.scale(requests, drafts=self.drafts)
         if not self.drafts:
             self._scale *= _COPY_MARGIN
+
+    def terms(self) -> Terms:
+        beliefs, curve, price = self._planner.beliefs, self._planner.hoped, self._rate * self._scale
+        return Terms(
+            beliefs.calibration,
+            beliefs.next_levels,
+            curve.rows,
+            [price * seconds for seconds in curve.seconds],
+            price * self._planner.cost.head.at(self._requests * self.bound.topk),
+        )
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
         beliefs = self._planner.beliefs

@@ -30,6 +30,7 @@ from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
+from fledge.engine.native_round import VerifyRows
 from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
@@ -100,17 +101,18 @@ def _finish(
     models: Models, batch: RunningBatch, drafted: Drafted, clock: PhaseClock, *, follow: bool
 ) -> Outcome:
     """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
-    tree, shape, levels, proposal, counts, seconds = drafted
-    if follow:  # the first level is carried: extend is going to write the next round's in its place
-        levels = [levels[0].clone(), *levels[1:]]
+    tree, shape, levels, proposal, counts, seconds, ready = drafted
+    if follow:
         batch.use_first()
-    layout = models.layouts.verify(batch.size, shape.nodes, shape.reach)
+    layout, now = models.layouts.verify(batch.size, shape.nodes, shape.reach), batch.view()
     rows, picked = layout.node_rows, None
-    if counts is not None:
+    if ready is not None and ready.picked is not None:
+        rows, picked = _laid_out(rows, ready.row_start, ready.first_row), ready.picked
+    elif counts is not None:
         rows, picked = some_rows(rows, counts + 1)
-    this = Round(models, batch, batch.view(), shape, layout, rows, picked)
+    this = Round(models, batch, now, shape, layout, rows, picked)
     clock.lap("draft")
-    verified = verify(this, tree)
+    verified = verify(this, tree, (*ready[-3:],) if ready else verify_rows(tree, now.length, picked))
     clock.lap("verify")
     accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
     selection = batch.selection.selection(shape.nodes)
@@ -156,11 +158,17 @@ class Drafted(NamedTuple):
     # [B] int64, nodes of each request below the root; None: all have the shape's
     counts: Tensor | None
     seconds: float = 0.0  # of the draft steps
+    ready: VerifyRows | None = None  # what will be verified, if it is known already
 
 
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     """Grow a tree per request, from the carried first level and its own tokens' repetitions down."""
-    now, bound = batch.view(), plan.bound
+    now, bound, native = batch.view(), plan.bound, models.native
+    if native is not None and plan.by_terms:
+        rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating()[1]
+        made = native.draft(now, bound, plan.terms(), rates, speculates, batch.selection.drawing())
+        shape = bound.cut(len(made.levels), made.tree.token_ids.shape[1])
+        return Drafted(made.tree, shape, made.levels, made.proposal, None, made.seconds, made.rows)
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
     proposal = _look_up(batch, plan) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
@@ -192,7 +200,9 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
         ended = time.perf_counter()
     nodes, counts = _sizes(batch, plan, *growth.candidates())
     shape = bound.cut(len(growth.levels), nodes)
-    return Drafted(growth.select(nodes, counts), shape, growth.levels, proposal, counts, ended - begun)
+    # The first level is carried: extend is going to write the next round's in its place.
+    levels = [growth.levels[0].clone(), *growth.levels[1:]]
+    return Drafted(growth.select(nodes, counts), shape, levels, proposal, counts, ended - begun)
 
 
 def _look_up(batch: RunningBatch, plan: RoundPlan) -> Proposal:
@@ -211,10 +221,13 @@ def _sizes(
     return plan.nodes(scores, depths)
 
 
-def verify(this: Round, tree: DraftTree) -> TargetRows:
-    """One target forward over the trees' nodes; chosen [B, N], features [R, 3 * Ht] kept for extend."""
+def verify(this: Round, tree: DraftTree, inputs: tuple[Tensor, Tensor, Tensor]) -> TargetRows:
+    """One target forward over the trees' nodes; chosen [B, N], features [R, 3 * Ht] kept for extend.
+
+    `inputs`: the rows' tokens, positions and masks.
+    """
     models, batch, now, shape, _, layout, picked = this
-    tokens, positions, mask = verify_rows(tree, now.length, picked)
+    tokens, positions, mask = inputs
     rows = run_target(
         models,
         now,
@@ -290,6 +303,11 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     Head position p takes feature g[p] and token x[p + 1], so the row of a path node takes what the node chose.
     """
     models, batch, now, shape, layout = this[:5]
+    if models.native is not None and features is not None:
+        drawing, move = batch.selection.drawing(), not shape.chain
+        models.native.extend(now, accepted, this.rows.first_row, features, drawing, move=move)
+        batch.caught_up()
+        return
     path = path_rows(this, accepted)
     if not shape.chain:  # a chain's nodes are where they belong already
         models.decoder.move_kv(models.kv, path.old_slot, path.new_slot)
@@ -352,7 +370,7 @@ def some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
     """Only the first `counts` [B] of each request's rows: their layout, and which of all rows they are."""
     if native_tree.runs_here(counts):
         start, first, index = native_tree.some_rows(counts, len(layout.steps))
-        return layout._replace(row_start=start, first_row=first, first_row_column=first[:, None]), index
+        return _laid_out(layout, start, first), index
     return some_rows_plainly(layout, counts)
 
 
@@ -362,7 +380,11 @@ def some_rows_plainly(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Ten
     first = ends - counts
     index = (layout.steps < counts[:, None]).view(-1).nonzero()[:, 0]
     start = torch.cat((layout.no_offset[:1], ends.to(torch.int32)))
-    return layout._replace(row_start=start, first_row=first, first_row_column=first[:, None]), index
+    return _laid_out(layout, start, first), index
+
+
+def _laid_out(layout: RowLayout, row_start: Tensor, first_row: Tensor) -> RowLayout:
+    return layout._replace(row_start=row_start, first_row=first_row, first_row_column=first_row[:, None])
 
 
 def _logprobs(

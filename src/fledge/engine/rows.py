@@ -28,6 +28,13 @@ class Selection(NamedTuple):
     only_drawn: bool  # tokens are all that is wanted, of logits as they are
 
 
+class Drawing(NamedTuple):
+    """How B requests draw their tokens, as CPU kernels read it."""
+
+    filters: Tensor  # [B, 4] float32: temperature (0: greedy), top-k, top-p, min-p
+    keys: Tensor  # [B] int64, `seed_key(seed)`
+
+
 class SelectionRows:
     """The running requests' parameters; rows move together with those of `RunningBatch`."""
 
@@ -37,6 +44,7 @@ class SelectionRows:
         self._counts: TokenCounts | None = None
         self._penalized: Tensor | None = None  # [m] int64, requests with penalties, until the batch changes
         self._selections: dict[int, Selection | None] = {}  # by rows per request, until the batch changes
+        self._drawing: Drawing | None = None  # likewise
 
     def append(self, request: Request, bonus: Tensor) -> None:
         """A row for a request; its answer up to and with `bonus` [] int64 is counted."""
@@ -73,6 +81,17 @@ class SelectionRows:
             self._selections[nodes] = _selection(self._requests, nodes, self._counts, self._device)
         return self._selections[nodes]
 
+    def drawing(self) -> Drawing | None:
+        """How the running requests draw; None if all are greedy."""
+        selection = self.selection(1)
+        if selection is None or selection.sampling is None:
+            return None
+        if self._drawing is None:
+            rows = selection.sampling
+            filters = [column.to(torch.float32) for column in rows[:4]]
+            self._drawing = Drawing(torch.stack(filters, 1), rows.seed_key)
+        return self._drawing
+
     def count(self, tokens: Tensor, emits: Tensor | None) -> None:
         """Count what a round emitted: the first `emits` [B] (None: all) of `tokens` [B, W]."""
         if self._counts is None:
@@ -91,7 +110,7 @@ class SelectionRows:
 
     def _changed(self) -> None:
         self._selections.clear()
-        self._penalized = None
+        self._penalized = self._drawing = None
 
 
 def request_selection(requests: Sequence[Request], vocabulary: int, device: torch.device) -> Selection | None:

@@ -25,12 +25,15 @@ SOURCES = (
     "softmax.h",
     "attention.h",
     "layer.h",
+    "head.h",
     "sampler.h",
     "screen.h",
     "repeats.h",
     "tree.h",
+    "tree_calls.h",
     "decoder.cpp",
     "tree.cpp",
+    "round.cpp",
 )
 FLAGS = (
     "-std=c++17",

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "layer.h"
+#include "head.h"
 #include "screen.h"
 
 using namespace fledge;
@@ -13,11 +13,6 @@ Workspace workspace;
 Buffer<bf16> gathered;      // rows of the lm_head's input
 Buffer<float> logit_rows;   // the head's logits
 Screening screening;
-
-struct LayerPointers {
-  const bf16 *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
-  const Packed *qkv, *o, *gate_up, *down;
-};
 
 Layer to_layer(const LayerPointers& p) {
   Layer l;
@@ -203,27 +198,6 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   });
 }
 
-struct DraftHead {
-  Shape shape;
-  int target_hidden, draft_vocabulary, norm_output;
-  LayerPointers layer;
-  const bf16 *embedding, *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
-  const Packed *fc, *lm_head;
-  const int64_t* target_ids;  // [draft_vocabulary]
-};
-
-struct HeadOutputs {
-  const int* logit_rows;  // null: all
-  int64_t count, k;
-  const bf16* features;  // [rows, 3 * target_hidden], or null: `inputs` is given
-  const bf16* inputs;    // [rows, hidden]
-  int64_t* token_ids;    // [count, k] target ids
-  float* log_probs;      // [count, k]
-  bf16* hidden;          // [rows, hidden]
-  const float* filters;  // [count, 4]: temperature (0: greedy), top-k, top-p, min-p; null: all are greedy
-  const int64_t* coins;  // [count]
-};
-
 void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** tensors, const uint64_t* mask, bf16* kv,
                          int64_t pages, const HeadOutputs* outputs) {
   std::lock_guard<std::mutex> lock(call_mutex());
@@ -257,7 +231,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
     expect_weights(t, id, weights);
     if (out.features) {
       t.for_each(id, b.rows, [&](int r) {
-        const bf16* f = out.features + static_cast<size_t>(r) * fused;
+        const bf16* f = out.features + static_cast<size_t>(out.feature_rows ? out.feature_rows[r] : r) * fused;
         bf16* x = ws.normed.data + static_cast<size_t>(r) * fused;
         if (!h->fc_norm) {
           std::memcpy(x, f, static_cast<size_t>(fused) * 2);

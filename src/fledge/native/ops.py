@@ -106,6 +106,7 @@ class HeadOutputs(Structure):
         ("hidden", c_void_p),
         ("filters", c_void_p),
         ("coins", c_void_p),
+        ("feature_rows", c_void_p),
     ]
 
 

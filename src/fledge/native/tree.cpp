@@ -7,6 +7,7 @@
 
 #include "repeats.h"
 #include "tree.h"
+#include "tree_calls.h"
 
 using namespace fledge;
 

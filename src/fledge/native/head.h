@@ -1,0 +1,41 @@
+// A draft head as its kernels read it, and the calls a round makes with it.
+#pragma once
+#include "layer.h"
+
+struct LayerPointers {
+  const fledge::bf16 *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
+  const fledge::Packed *qkv, *o, *gate_up, *down;
+};
+
+struct DraftHead {
+  fledge::Shape shape;
+  int target_hidden, draft_vocabulary, norm_output;
+  LayerPointers layer;
+  const fledge::bf16 *embedding, *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
+  const fledge::Packed *fc, *lm_head;
+  const int64_t* target_ids;  // [draft_vocabulary]
+};
+
+struct HeadOutputs {
+  const int* logit_rows;  // null: all
+  int64_t count, k;
+  const fledge::bf16* features;  // [rows, 3 * target_hidden], or null: `inputs` is given
+  const fledge::bf16* inputs;    // [rows, hidden]
+  int64_t* token_ids;            // [count, k] target ids
+  float* log_probs;              // [count, k]
+  fledge::bf16* hidden;          // [rows, hidden]
+  const float* filters;  // [count, 4]: temperature (0: greedy), top-k, top-p, min-p; null: all are greedy
+  const int64_t* coins;  // [count]
+  const int64_t* feature_rows;  // [rows], whose features a row takes; null: row r takes the r-th
+};
+
+extern "C" {
+
+// `sizes`: rows, requests, pages of a table; `tensors` as in a `ForwardBatch`; `mask` null: causal.
+void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** tensors, const uint64_t* mask,
+                         fledge::bf16* kv, int64_t pages, const HeadOutputs* outputs);
+
+// Copies entries between slots; all sources are read before any write.
+void fledge_move_kv(fledge::bf16* kv, int layers, int64_t pages, int kv_heads, int head_dim, const int64_t* source,
+                    const int64_t* destination, int64_t count);
+}

@@ -1,0 +1,332 @@
+// What a round does before and after its verify, one call each: drafting, and the head's step over what was accepted.
+// Both equal engine/round.py's torch code, bit for bit, with the same kernels for the head's forwards.
+#include <chrono>
+#include <numeric>
+#include <vector>
+
+#include "head.h"
+#include "repeats.h"
+#include "tree.h"
+#include "tree_calls.h"
+
+using namespace fledge;
+
+extern "C" {
+
+struct RoundModels {
+  const DraftHead* head;
+  bf16 *head_kv, *kv;
+  int64_t pages, last_position;
+  int layers, kv_heads, head_dim;  // the target's
+};
+
+struct CarriedState {  // of B requests; see `Carried`
+  int64_t requests, pages, topk, known;
+  int32_t* length;
+  int64_t* bonus;
+  const int32_t *page_table, *head_start, *head_pages;
+  int64_t* first_token_ids;
+  float* first_log_probs;
+  bf16* hidden;
+  int32_t* history;
+};
+
+struct Drawing {  // how tokens are going to be drawn; null pointers: greedily
+  const float* filters;  // [B, 4]
+  const int64_t* keys;   // [B]
+};
+
+struct DraftTerms {
+  int64_t depth, topk, nodes, lookup, longest;
+  const float* log_rates;       // [longest + 1]
+  const bool* speculates;       // [B], null: all
+  const double* calibration;    // by depth; null: the tree is grown to its bounds, whatever it promises
+  const double* next;           // by depth: of a level's probability, what the next one keeps
+  const int64_t* known;         // [points] rows
+  const double* costs;          // [points] tokens that their verify is worth,
+  double step;                  // and a draft step
+  int64_t points;
+};
+
+struct Drafts {  // M proposed tokens, C candidates, N nodes; room for the largest, filled end to end
+  int64_t* integers;  // proposed [B, M], matched [B], counts [B], the tree [4, B, N], picked [R], masks [R], first [B]
+  float* floats;      // proposals' rates [B, M], scores [B, C], the tree's [B, N]
+  int32_t* smalls;    // row_start [B + 1], tokens [R], positions [R]
+  int64_t levels, nodes, rows;
+  double seconds;  // of the draft steps
+};
+
+}  // extern "C"
+
+namespace {
+
+constexpr int64_t kAhead = 2;  // a head's row at position p proposes x[p + 2]
+
+struct Scratch {  // of the thread that runs rounds
+  std::vector<int32_t> tokens, positions, row_start, prefix, offset, wanted;
+  std::vector<int64_t> coins, keys, source, from, to, last;
+  std::vector<int64_t> ids, children, frontier, mask, next_mask, expanded, numbers, rows, agreed, number, slots, parents;
+  std::vector<float> filters, reached, level, raised, best, log_probs, slot_scores, shared, mass;
+  std::vector<bf16> hidden, out;
+};
+thread_local Scratch s;
+
+// The head over `rows` rows of B requests, laid out by s.row_start, from window index `offset` on: s.tokens, s.positions.
+void run_head(const RoundModels& m, const CarriedState& c, int64_t rows, int64_t offset, const int64_t* mask,
+              const HeadOutputs& outputs) {
+  s.prefix.resize(c.requests);
+  for (int64_t b = 0; b < c.requests; ++b) s.prefix[b] = c.length[b] - c.head_start[b];
+  s.offset.assign(c.requests, static_cast<int32_t>(offset));
+  int64_t sizes[3] = {rows, c.requests, c.pages};
+  const int* tensors[6] = {s.tokens.data(), s.positions.data(), s.row_start.data(),
+                           s.prefix.data(), s.offset.data(),    c.head_pages};
+  fledge_head_forward(m.head, sizes, tensors, reinterpret_cast<const uint64_t*>(mask), m.head_kv, m.pages, &outputs);
+}
+
+// Puts every request's filters and key once for each of its `width` rows, and the rows' coins, at `positions`.
+void toss(const Drawing& d, int64_t requests, int64_t width, const std::vector<int64_t>& positions, HeadOutputs* out) {
+  if (!d.filters) return;
+  s.filters.resize(requests * width * 4);
+  s.keys.resize(requests * width);
+  s.coins.resize(requests * width);
+  for (int64_t r = 0; r < requests * width; ++r) {
+    std::copy_n(d.filters + r / width * 4, 4, &s.filters[r * 4]);
+    s.keys[r] = d.keys[r / width];
+  }
+  fledge_coins(s.keys.data(), positions.data(), s.coins.data(), requests * width);
+  out->filters = s.filters.data();
+  out->coins = s.coins.data();
+}
+
+// All candidates of B growing trees; see growth.py.
+struct Growth {
+  const RoundModels& m;
+  const CarriedState& c;
+  const DraftTerms& t;
+  const Drawing& draws;
+  int64_t *proposed, *matched;
+  float* rates;
+  std::vector<int64_t> token_ids;  // by level: [B, K], [B, K * K], ...
+  std::vector<float> scores;       // likewise
+  int64_t levels = 1, groups;
+
+  int64_t requests() const { return c.requests; }
+  int64_t width(int64_t level) const { return level ? t.topk * t.topk : t.topk; }
+  int64_t begins(int64_t level) const { return level ? t.topk + (level - 1) * t.topk * t.topk : 0; }
+  int64_t candidates() const { return begins(levels); }
+
+  // Level `level`, counted from 1, of candidates `ids` with scores s.level: raised by the proposals, and kept.
+  void add(int64_t level, const int64_t* ids, const int64_t* parents) {
+    int64_t count = width(level - 1), first = 1 + begins(level - 1);
+    const float* found = s.level.data();
+    if (level <= t.lookup) {
+      s.raised.resize(requests() * count);
+      fledge_raise(ids, found, parents, proposed, rates, s.agreed.data(), s.number.data(), s.reached.data(),
+                   s.raised.data(), requests(), count, parents ? t.topk : count, t.lookup, level, first);
+      found = s.raised.data();
+    }
+    token_ids.insert(token_ids.end(), ids, ids + requests() * count);
+    scores.insert(scores.end(), found, found + requests() * count);
+  }
+
+  void begin() {
+    int64_t b_count = requests(), k = t.topk;
+    if (t.lookup)
+      fledge_find_repeats(c.history, c.length, t.log_rates, matched, proposed, rates, b_count, c.known, t.longest,
+                          t.lookup);
+    s.agreed.assign(b_count, 0);
+    s.number.assign(b_count, 0);
+    s.reached.assign(b_count, 0.0f);
+    s.frontier.resize(b_count * k);
+    s.mask.resize(b_count * k);
+    s.numbers.resize(b_count * k);
+    s.level.resize(b_count * k);
+    for (int64_t b = 0; b < b_count; ++b)
+      for (int64_t n = 0; n < k; ++n) {
+        s.frontier[b * k + n] = c.first_token_ids[b * c.topk + n];
+        s.level[b * k + n] = c.first_log_probs[b * c.topk + n];
+        s.mask[b * k + n] = int64_t(1) << n;
+        s.numbers[b * k + n] = 1 + n;
+      }
+    add(1, s.frontier.data(), nullptr);
+    s.best.assign(scores.begin(), scores.end());
+    groups = 1 + k;
+    s.expanded.assign(b_count * (1 + t.depth * k), 0);
+    keep_numbers(1);
+  }
+
+  // The frontier's numbers as those of the nodes that are expanded, `at` behind the root's on.
+  void keep_numbers(int64_t at) {
+    for (int64_t b = 0; b < requests(); ++b)
+      std::copy_n(&s.numbers[b * t.topk], t.topk, &s.expanded[b * (1 + t.depth * t.topk) + at]);
+  }
+
+  // See `ConfidentPlan.goes_deeper`; level `levels` is there.
+  bool goes_deeper() const {
+    if (!t.calibration) return true;
+    s.mass.resize(requests());
+    fledge_open_mass(s.best.data(), t.lookup ? rates : nullptr, s.agreed.data(), s.reached.data(), s.mass.data(),
+                     requests(), t.topk, t.lookup, levels);
+    double share = t.calibration[levels] * t.next[levels], gain = 0;
+    double row = cost_of(t.known, t.costs, t.points, requests() * (levels + 2)) -
+                 cost_of(t.known, t.costs, t.points, requests() * (levels + 1));
+    for (float mass : s.mass) gain += std::max(mass * share - row / double(requests()), 0.0);
+    return gain > t.step;
+  }
+
+  // A draft step: the frontier's children are the next level.
+  void step() {
+    int64_t b_count = requests(), k = t.topk, rows = b_count * k, width = m.head->shape.hidden;
+    s.tokens.assign(s.frontier.begin(), s.frontier.end());
+    s.positions.resize(rows);
+    s.row_start.resize(b_count + 1);
+    s.last.resize(rows);
+    for (int64_t b = 0; b <= b_count; ++b) s.row_start[b] = static_cast<int32_t>(b * k);
+    for (int64_t r = 0; r < rows; ++r) {
+      s.positions[r] = static_cast<int32_t>(std::min(c.length[r / k] + levels - 1, m.last_position));
+      s.last[r] = s.positions[r] + kAhead;
+    }
+    s.hidden.resize(rows * width);
+    for (int64_t r = 0; r < rows; ++r) {
+      const bf16* from = levels == 1 ? c.hidden + r / k * width : &s.out[s.rows[r] * width];
+      std::copy_n(from, width, &s.hidden[r * width]);
+    }
+    s.out.resize(rows * width);
+    s.children.resize(rows * k);
+    s.log_probs.resize(rows * k);
+    HeadOutputs out{};
+    out.count = rows;
+    out.k = k;
+    out.inputs = s.hidden.data();
+    out.token_ids = s.children.data();
+    out.log_probs = s.log_probs.data();
+    out.hidden = s.out.data();
+    toss(draws, b_count, k, s.last, &out);
+    run_head(m, c, rows, (levels - 1) * k, s.mask.data(), out);
+    s.level.resize(rows * k);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t n = 0; n < k; ++n) s.level[r * k + n] = s.best[r] + s.log_probs[r * k + n];
+    add(levels + 1, s.children.data(), s.numbers.data());
+    ++levels;
+    if (levels == t.depth) return;
+    s.next_mask.resize(rows);
+    s.rows.resize(rows);
+    fledge_frontier(s.children.data(), &scores[b_count * begins(levels - 1)], s.mask.data(), s.frontier.data(),
+                    s.best.data(), s.next_mask.data(), s.numbers.data(), s.rows.data(), b_count, k, levels - 1);
+    s.mask.swap(s.next_mask);
+    keep_numbers(groups);
+    groups += k;
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// See `draft` in round.py.
+void fledge_draft(const RoundModels* m, const CarriedState* c, const DraftTerms* t, const Drawing* draws, Drafts* out) {
+  int64_t b_count = c->requests, m_count = t->lookup;
+  int64_t *proposed = out->integers, *matched = proposed + b_count * m_count, *counts = matched + b_count;
+  Growth g{*m, *c, *t, *draws, proposed, matched, out->floats};
+  g.begin();
+  auto begun = std::chrono::steady_clock::now(), ended = begun;
+  while (g.levels < t->depth && g.goes_deeper()) {
+    g.step();
+    ended = std::chrono::steady_clock::now();
+  }
+  out->seconds = std::chrono::duration<double>(ended - begun).count();
+  out->levels = g.levels;
+
+  // All candidates side by side, the proposals' own last.
+  int64_t grown = g.candidates(), count = grown + m_count;
+  float* scores = out->floats + b_count * m_count;
+  s.ids.resize(b_count * (1 + count));
+  s.slots.resize(b_count * m_count);
+  s.parents.resize(b_count * m_count);
+  s.slot_scores.resize(b_count * m_count);
+  if (m_count)
+    fledge_fill_slots(proposed, g.rates, s.agreed.data(), s.number.data(), s.reached.data(), s.slots.data(),
+                      s.slot_scores.data(), s.parents.data(), b_count, m_count, grown);
+  std::vector<int64_t> depths(1 + count);
+  for (int64_t level = 0; level < g.levels; ++level)
+    std::fill_n(&depths[1 + g.begins(level)], g.width(level), level + 1);
+  std::iota(depths.begin() + 1 + grown, depths.end(), 1);
+  std::vector<int64_t> expanded(b_count * g.groups);
+  for (int64_t b = 0; b < b_count; ++b) {
+    int64_t* ids = &s.ids[b * (1 + count)];
+    ids[0] = c->bonus[b];
+    for (int64_t level = 0; level < g.levels; ++level) {
+      int64_t width = g.width(level), from = b_count * g.begins(level) + b * width;
+      std::copy_n(&g.token_ids[from], width, ids + 1 + g.begins(level));
+      std::copy_n(&g.scores[from], width, scores + b * count + g.begins(level));
+    }
+    std::copy_n(s.slots.data() + b * m_count, m_count, ids + 1 + grown);
+    std::copy_n(s.slot_scores.data() + b * m_count, m_count, scores + b * count + grown);
+    std::copy_n(&s.expanded[b * (1 + t->depth * t->topk)], g.groups, &expanded[b * g.groups]);
+  }
+
+  // How many nodes each request gets.
+  std::fill_n(counts, b_count, t->nodes - 1);
+  if (t->calibration) {
+    s.shared.assign(scores, scores + b_count * count);
+    for (int64_t b = 0; t->speculates && b < b_count; ++b)
+      if (!t->speculates[b]) std::fill_n(&s.shared[b * count], count, kNever);
+    std::vector<float> calibration(1 + std::max(t->depth, m_count));
+    std::copy_n(t->calibration, calibration.size(), calibration.begin());
+    fledge_share_out(s.shared.data(), calibration.data(), depths.data() + 1, t->known, t->costs, counts, b_count,
+                     count, t->nodes - 1, t->points);
+  }
+  int64_t nodes = 1 + *std::max_element(counts, counts + b_count), all = b_count * nodes;
+  out->nodes = nodes;
+
+  int64_t *tree = counts + b_count, *picked = tree + 4 * all;
+  fledge_select(s.ids.data(), scores, depths.data(), expanded.data(), m_count ? s.parents.data() : nullptr, counts,
+                tree, tree + all, tree + 2 * all, tree + 3 * all, scores + b_count * count, b_count, count, g.groups,
+                m_count, t->topk, nodes);
+  int64_t rows = b_count + std::accumulate(counts, counts + b_count, int64_t(0));
+  int64_t *masks = picked + rows, *first = masks + rows;
+  int32_t *row_start = out->smalls, *tokens = row_start + b_count + 1;
+  s.last.assign(counts, counts + b_count);
+  for (int64_t& one : s.last) ++one;
+  fledge_some_rows(s.last.data(), row_start, first, picked, b_count, nodes);
+  fledge_verify_rows(tree, tree + 2 * all, tree + 3 * all, c->length, picked, tokens, tokens + rows, masks, rows, nodes);
+  out->rows = rows;
+}
+
+// See `extend` in round.py: paths [B, width] through the verify's rows, whose `features` are given. `move`: the nodes
+// may be elsewhere than they belong.
+void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* draws, const int64_t* emits,
+                   const int64_t* path, const int64_t* emitted, const int64_t* first_row, const bf16* features,
+                   int64_t width, int64_t move) {
+  int64_t b_count = c->requests, rows = std::accumulate(emits, emits + b_count, int64_t(0));
+  int64_t hidden = m->head->shape.hidden;
+  s.row_start.resize(b_count + 1);
+  s.last.resize(b_count);
+  s.positions.resize(rows);
+  s.tokens.resize(rows);
+  for (std::vector<int64_t>* of : {&s.source, &s.from, &s.to}) of->resize(rows);
+  fledge_path_rows(emits, path, emitted, c->length, first_row, c->page_table, s.row_start.data(), s.last.data(),
+                   s.positions.data(), s.tokens.data(), s.source.data(), s.from.data(), s.to.data(), b_count, width,
+                   c->pages, kPage);
+  if (move)
+    fledge_move_kv(m->kv, m->layers, m->pages, m->kv_heads, m->head_dim, s.from.data(), s.to.data(), rows);
+  s.out.resize(rows * hidden);
+  s.wanted.assign(s.last.begin(), s.last.end());
+  HeadOutputs out{};
+  out.logit_rows = s.wanted.data();
+  out.count = b_count;
+  out.k = c->topk;
+  out.features = features;
+  out.token_ids = c->first_token_ids;
+  out.log_probs = c->first_log_probs;
+  out.hidden = s.out.data();
+  out.feature_rows = s.source.data();
+  for (int64_t b = 0; b < b_count; ++b) s.last[b] = s.positions[s.last[b]] + kAhead;
+  toss(*draws, b_count, 1, s.last, &out);
+  for (int32_t& position : s.positions) position = std::min<int32_t>(position, m->last_position);
+  run_head(*m, *c, rows, 0, nullptr, out);
+  for (int64_t b = 0; b < b_count; ++b) std::copy_n(&s.out[s.wanted[b] * hidden], hidden, c->hidden + b * hidden);
+  fledge_advance(emits, emitted, c->length, c->bonus, c->history, b_count, width, c->known);
+}
+
+}  // extern "C"

@@ -1,0 +1,40 @@
+// The calls of tree.cpp that a round's own code makes, too.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+void fledge_coins(const int64_t* keys, const int64_t* positions, int64_t* coins, int64_t n);
+void fledge_select(const int64_t* candidate_ids, const float* scores, const int64_t* candidate_depths,
+                   const int64_t* expanded, const int64_t* own, const int64_t* counts, int64_t* token_ids,
+                   int64_t* parents, int64_t* depths, int64_t* mask, float* log_probs, int64_t requests,
+                   int64_t candidates, int64_t groups, int64_t owned, int64_t topk, int64_t nodes);
+void fledge_verify_rows(const int64_t* token_ids, const int64_t* depths, const int64_t* mask, const int32_t* length,
+                        const int64_t* picked, int32_t* tokens, int32_t* positions, int64_t* masks, int64_t rows,
+                        int64_t nodes);
+void fledge_path_rows(const int64_t* emits, const int64_t* path, const int64_t* emitted, const int32_t* length,
+                      const int64_t* first_row, const int32_t* page_table, int32_t* row_start, int64_t* last,
+                      int32_t* positions, int32_t* tokens, int64_t* source, int64_t* from, int64_t* to,
+                      int64_t requests, int64_t width, int64_t pages, int64_t page_size);
+void fledge_advance(const int64_t* emits, const int64_t* tokens, int32_t* length, int64_t* bonus, int32_t* history,
+                    int64_t requests, int64_t width, int64_t known);
+void fledge_some_rows(const int64_t* counts, int32_t* row_start, int64_t* first, int64_t* index, int64_t requests,
+                      int64_t width);
+void fledge_find_repeats(const int32_t* history, const int32_t* last, const float* log_rates, int64_t* matched,
+                         int64_t* proposed, float* log_probs, int64_t requests, int64_t known, int64_t longest,
+                         int64_t count);
+void fledge_raise(const int64_t* tokens, const float* scores, const int64_t* parents, const int64_t* proposed,
+                  const float* rates, int64_t* agreed, int64_t* number, float* score, float* raised, int64_t requests,
+                  int64_t candidates, int64_t topk, int64_t count, int64_t level, int64_t first);
+void fledge_frontier(const int64_t* children, const float* scores, const int64_t* mask, int64_t* tokens,
+                     float* frontier, int64_t* masks, int64_t* numbers, int64_t* rows, int64_t requests, int64_t topk,
+                     int64_t level);
+void fledge_open_mass(const float* frontier, const float* rates, const int64_t* agreed, const float* score, float* mass,
+                      int64_t requests, int64_t topk, int64_t count, int64_t level);
+void fledge_fill_slots(const int64_t* proposed, const float* rates, const int64_t* agreed, const int64_t* number,
+                       const float* score, int64_t* token_ids, float* scores, int64_t* parents, int64_t requests,
+                       int64_t count, int64_t candidates);
+void fledge_share_out(const float* scores, const float* calibration, const int64_t* depths, const int64_t* known,
+                      const double* costs, int64_t* counts, int64_t requests, int64_t candidates, int64_t most,
+                      int64_t points);
+}  // extern "C"
