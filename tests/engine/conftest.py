@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.plans import RoundPlan
 from fledge.engine.request import Completion
@@ -50,6 +51,16 @@ def scripted_head(
     head = ContextHead(target.decoder.page_size, VOCABULARY, rate, best_first=best_first)
     head.learn([*answer.prompt_token_ids, *answer.token_ids] for answer in answers)
     return head
+
+
+def noisy_head(target: Target) -> Head:
+    """A real head: the target's own last layer with random noise, over 300 of the 512 tokens."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = DraftVocabulary.from_counts(torch.rand(VOCABULARY, generator=generator), 300)
+    made = Head.from_target(target, vocabulary)
+    for tensor in made.weights.trainable().values():
+        tensor += torch.randn(tensor.shape, generator=generator) * 0.05 * tensor.std()
+    return made
 
 
 def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]) -> list[Completion]:

@@ -112,8 +112,10 @@ def plant_a_bias(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Raise the probability that the root takes its first draft by `share`, whatever its coin says."""
     honest, generator = engine_round.verify, torch.Generator().manual_seed(1)
 
-    def verify(this: engine_round.Round, tree: DraftTree) -> TargetRows:
-        rows = honest(this, tree)
+    def verify(
+        this: engine_round.Round, tree: DraftTree, inputs: tuple[Tensor, Tensor, Tensor]
+    ) -> TargetRows:
+        rows = honest(this, tree, inputs)
         otherwise = 1 - tree.log_probs[:, 1].exp()  # as the head has it, which knows the target's
         cheats = torch.rand(rows.chosen.shape[0], generator=generator) * otherwise < share
         rows.chosen[:, 0] = torch.where(cheats, tree.token_ids[:, 1], rows.chosen[:, 0])

@@ -7,23 +7,18 @@ import random
 import pytest
 import torch
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import Head
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.carried import Carried
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
-from tests.engine.conftest import SHAPES
+from tests.engine.conftest import SHAPES, noisy_head
 
 
 @pytest.fixture(scope="module")
 def head(target: Target) -> Head:
-    """The target's own last layer with random noise, over 300 of the 512 tokens."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = DraftVocabulary.from_counts(torch.rand(512, generator=generator), 300)
-    made = Head.from_target(target, vocabulary)
-    for tensor in made.weights.trainable().values():
-        tensor += torch.randn(tensor.shape, generator=generator) * 0.05 * tensor.std()
-    return made
+    """The target's own last layer with random noise."""
+    return noisy_head(target)
 
 
 @pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)

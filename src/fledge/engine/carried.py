@@ -185,7 +185,7 @@ class RunningBatch:
             now.first_token_ids.copy_(token_ids)
             now.first_log_probs.copy_(log_probs)
             now.hidden.copy_(hidden)
-            self.caught_up()
+            self.pending[: self.size] = [0] * self.size
         else:
             index = torch.tensor(rows, device=self.device)
             now.first_token_ids[index] = token_ids
@@ -193,10 +193,6 @@ class RunningBatch:
             now.hidden[index] = hidden.to(now.hidden.dtype)
             for row in rows:
                 self.pending[row] = 0
-
-    def caught_up(self) -> None:
-        """No running request's head has anything pending."""
-        self.pending[: self.size] = [0] * self.size
 
     def use_first(self) -> None:
         """A round has drafted from what `set_first` carried: nobody may read it again before it is produced anew.

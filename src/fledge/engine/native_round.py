@@ -78,6 +78,11 @@ class VerifyRows(NamedTuple):
     positions: Tensor  # [R] int32
     masks: Tensor  # [R] int64
 
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What `round.verify` takes."""
+        return self.tokens, self.positions, self.masks
+
 
 class NativeDraft(NamedTuple):
     """Trees, and all that is known of them."""

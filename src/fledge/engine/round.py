@@ -112,7 +112,8 @@ def _finish(
         rows, picked = some_rows(rows, counts + 1)
     this = Round(models, batch, now, shape, layout, rows, picked)
     clock.lap("draft")
-    verified = verify(this, tree, (*ready[-3:],) if ready else verify_rows(tree, now.length, picked))
+    inputs = ready.inputs if ready is not None else verify_rows(tree, now.length, picked)
+    verified = verify(this, tree, inputs)
     clock.lap("verify")
     accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
     selection = batch.selection.selection(shape.nodes)
@@ -290,11 +291,7 @@ def accept_plainly(
     deepest = tree.depths.masked_fill(rejected, -1).amax(1)  # [B]
     column = tree.depths.masked_fill(rejected, depth + 1)
     path = layout.no_path.scatter(1, column, layout.nodes)[:, : depth + 1]
-    return Accepted(
-        emits=deepest + 1,
-        path=path,
-        emitted=chosen.gather(1, path),
-    )
+    return Accepted(emits=deepest + 1, path=path, emitted=chosen.gather(1, path))
 
 
 def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
@@ -306,7 +303,6 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     if models.native is not None and features is not None:
         drawing, move = batch.selection.drawing(), not shape.chain
         models.native.extend(now, accepted, this.rows.first_row, features, drawing, move=move)
-        batch.caught_up()
         return
     path = path_rows(this, accepted)
     if not shape.chain:  # a chain's nodes are where they belong already

@@ -1,0 +1,208 @@
+"""A round's native calls do what its Python does, bit for bit: drafting, and the head's step over what was accepted."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from fledge.draft import Head
+from fledge.engine import Engine, SamplingParams, TreeShape, build, result
+from fledge.engine.carried import RunningBatch
+from fledge.engine.cost import CostCurve, CostModel
+from fledge.engine.forwards import Models
+from fledge.engine.phases import PhaseClock
+from fledge.engine.plans import ConfidentPlan, Prices, RoundPlan
+from fledge.engine.round import Outcome
+from fledge.native import unavailable_reason
+from fledge.target.target import Target
+from tests.engine.conftest import noisy_head
+from tests.tiny import TinyShape, save_tiny_target
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+
+ROUNDS = 60
+POSITIONS = 256
+SHAPES = [
+    TreeShape(1, 1, 2),
+    TreeShape(1, 4, 5),
+    TreeShape(2, 2, 6, lookup=5),
+    TreeShape(3, 1, 4),
+    TreeShape(4, 3, 12),
+    TreeShape(5, 4, 24, lookup=15),
+    TreeShape(6, 8, 48, lookup=9),
+]
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{}],
+    "sampled": [{"temperature": 0.7}, {"temperature": 1.3}],
+    "filtered": [
+        {"temperature": 1.0, "top_k": 7},
+        {},
+        {"temperature": 0.8, "top_p": 0.6},
+        {"temperature": 1.0, "min_p": 0.2, "repetition_penalty": 1.3},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """Three layers on the native kernels."""
+    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=POSITIONS)
+    return Target.load(str(save_tiny_target(tmp_path_factory.mktemp("round") / "llama", shape=shape)))
+
+
+@pytest.fixture(scope="module")
+def head(target: Target) -> Head:
+    """It proposes 300 of the 512 tokens."""
+    return noisy_head(target)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_native_rounds_leave_what_python_rounds_leave(target: Target, head: Head, settings: str) -> None:
+    """Outcomes, and all that is carried: heads that follow, fall behind and forget; requests that come and leave."""
+    native, python = (
+        list(rounds(target, head, SETTINGS[settings], native=native)) for native in (True, False)
+    )
+    assert len(native) == len(python) > ROUNDS / 2
+    seen = Counter[str]()
+    for number, (made, wanted) in enumerate(zip(native, python, strict=True)):
+        assert made.keys() == wanted.keys()
+        for name, found in made.items():
+            assert same(found, wanted[name]), (number, name)
+        seen.update(made["kinds"])
+    all_kinds = "fixed confident copied accepted deeper cut uneven someone_plain forgot"
+    assert set(all_kinds.split()) <= set(seen)
+
+
+def test_engines_on_the_kernels_use_them(target: Target, head: Head) -> None:
+    """Else all of the above would compare Python with itself."""
+    assert Engine(target, head)._core._models.native is not None
+    assert Engine(target)._core._models.native is None
+
+
+def same(one: object, other: object) -> bool:
+    """Bit for bit; tensors of the same type."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return one == other
+
+
+def rounds(
+    target: Target, head: Head, settings: list[dict[str, Any]], *, native: bool
+) -> Iterator[dict[str, Any]]:
+    """What each speculative round made and left behind; plans and requests are the same each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_PENDING_PAGES", 1)
+        engine = Engine(target, head, max_batch=5, kv_tokens=2048)
+    core, rng = engine._core, random.Random(1)
+    if not native:
+        core._models = replace(core._models, native=None)
+    core._planner.pays = lambda requests: True  # type: ignore[method-assign]
+    core._scheduler._rereads = lambda *_: True
+    calls = count()
+    core._planner.choose = lambda requests, behind: plan_of(rng, next(calls), core._planner, requests)  # type: ignore[method-assign]
+    requests = requests_of(settings)
+    found: list[dict[str, Any]] = []
+
+    def watched(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
+        assert (models.native is not None) == native
+        done = speculative(models, batch, plan, clock)
+        found.append({**copied(done), **left(models, batch), "kinds": kinds(done, plan, batch)})
+        return done
+
+    speculative = result.speculative_round
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result, "speculative_round", watched)
+        while (engine.busy or requests) and len(found) < ROUNDS:
+            for _ in range(rng.choice([0, 1, 2]) if requests else 0):
+                if requests:
+                    engine.submit(*requests.pop(), speculate=len(requests) % 5 > 0)
+            engine.step()
+            yield from found
+            found.clear()
+
+
+def requests_of(settings: list[dict[str, Any]]) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts of any length, some that repeat themselves and one that reaches the last position."""
+    rng, made = random.Random(0), []
+    for number in range(24):
+        length = rng.choice([1, 3, 31, 32, 33, 70])
+        prompt = [rng.randrange(6, 512) for _ in range(length)] * rng.choice([1, 3])
+        limit = rng.choice([5, 60])
+        if number == 20:
+            prompt, limit = prompt[:1] * (POSITIONS - 12), 12
+        setting = settings[number % len(settings)]
+        made.append((prompt, SamplingParams(max_tokens=limit, seed=number, ignore_eos=True, **setting)))
+    return made
+
+
+def plan_of(rng: random.Random, call: int, planner: Any, requests: int) -> RoundPlan | None:
+    """A fixed tree, or one that decides as it grows.
+
+    Now and then a plain round instead, that heads fall behind, and once so many that they forget.
+    """
+    shape, kind, price = rng.choice(SHAPES), rng.random(), rng.choice([1, 3, 8])
+    if kind < 0.15 or 20 < call < 60:
+        return None
+    if kind < 0.4:
+        return RoundPlan(shape, planner.match_rates)
+    target = CostCurve((1, 4, 16, 64), (0.02, 0.021, 0.025, 0.05))
+    prices = SimpleNamespace(
+        cost=CostModel(target, CostCurve((1, 64), (0.001, 0.003))),
+        hoped=target,
+        beliefs=planner.beliefs,
+        match_rates=planner.match_rates,
+        rate=lambda requests: 10 * price,
+        scale=lambda *_, **__: 1.1,
+    )
+    return ConfidentPlan(shape, cast(Prices, prices), requests)
+
+
+def copied(done: Outcome) -> dict[str, Any]:
+    """An outcome's values; of emitted tokens and paths only what means something."""
+    emits = done.emitted[:, 0].tolist()
+    return {
+        "emitted": [row[1 : 1 + size].clone() for row, size in zip(done.emitted, emits, strict=True)],
+        "path": [row[:size].clone() for row, size in zip(done.path, emits, strict=True)],
+        "tree": [column.clone() for column in done.tree],
+        "shape": done.shape,
+        "levels": [level.clone() for level in done.levels],
+        "proposal": None if done.proposal is None else [column.clone() for column in done.proposal],
+        "rows": done.rows,
+    }
+
+
+def left(models: Models, batch: RunningBatch) -> dict[str, Any]:
+    """All that later rounds read."""
+    now = batch.view()
+    assert models.head_kv is not None
+    carried = {name: value.clone() for name, value in now._asdict().items() if name != "history"}
+    known = [row[: length + 1].clone() for row, length in zip(now.history, now.length.tolist(), strict=True)]
+    state = {"pending": batch.pending[: batch.size], "restarted": batch.restarted[: batch.size]}
+    return {**carried, **state, "known": known, "kv": models.kv.clone(), "head_kv": models.head_kv.clone()}
+
+
+def kinds(done: Outcome, plan: RoundPlan, batch: RunningBatch) -> list[str]:
+    """What happened in a round, by name."""
+    bound, sizes = plan.bound, (done.tree.token_ids >= 0).sum(1)
+    happened = {
+        "confident" if plan.terms() else "fixed": True,
+        "copied": done.proposal is not None and bool((done.proposal.matched > 0).any()),
+        "accepted": bool((done.emitted[:, 0] > 1).any()),
+        "deeper": len(done.levels) > 1,
+        "cut": done.shape.nodes < bound.nodes,
+        "uneven": len(set(sizes.tolist())) > 1,
+        "someone_plain": batch.speculating()[1] is not None,
+        "forgot": any(batch.restarted[: batch.size]),
+    }
+    return [name for name, true in happened.items() if true]
