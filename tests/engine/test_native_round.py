@@ -19,9 +19,9 @@ from fledge.engine import Engine, SamplingParams, TreeShape, build, result
 from fledge.engine.carried import RunningBatch
 from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.forwards import Models
+from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import ConfidentPlan, Prices, RoundPlan
-from fledge.engine.round import Outcome
 from fledge.native import unavailable_reason
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head
@@ -78,7 +78,7 @@ def test_native_rounds_leave_what_python_rounds_leave(target: Target, head: Head
         for name, found in made.items():
             assert same(found, wanted[name]), (number, name)
         seen.update(made["kinds"])
-    all_kinds = "fixed confident copied accepted deeper cut uneven someone_plain forgot"
+    all_kinds = "fixed confident copied accepted to_the_end deeper cut uneven someone_plain forgot"
     assert set(all_kinds.split()) <= set(seen)
 
 
@@ -199,6 +199,7 @@ def kinds(done: Outcome, plan: RoundPlan, batch: RunningBatch) -> list[str]:
         "confident" if plan.terms() else "fixed": True,
         "copied": done.proposal is not None and bool((done.proposal.matched > 0).any()),
         "accepted": bool((done.emitted[:, 0] > 1).any()),
+        "to_the_end": int(done.emitted[:, 0].max()) == done.path.shape[1],
         "deeper": len(done.levels) > 1,
         "cut": done.shape.nodes < bound.nodes,
         "uneven": len(set(sizes.tolist())) > 1,

@@ -24,11 +24,12 @@ from fledge.engine.rows import Drawing
 from fledge.native.build import library
 from fledge.native.ops import address
 from fledge.target.batch import Decoder
+from fledge.target.cpu import NativeDecoder
 
 
 class _Models(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("head", "head_kv", "kv")),
+        *((name, c_void_p) for name in ("target", "head", "head_kv", "kv")),
         *((name, c_int64) for name in ("pages", "last_position")),
         *((name, c_int) for name in ("layers", "kv_heads", "head_dim")),
     ]
@@ -68,12 +69,24 @@ class _Drafts(Structure):
     ]
 
 
+class _Drafted(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("token_ids", "parents", "depths", "picked", "masks", "first")),
+        *((name, c_void_p) for name in ("row_start", "tokens", "positions", "speculates")),
+        *((name, c_int64) for name in ("nodes", "rows", "width")),
+    ]
+
+
+class _Accepted(Structure):
+    _fields_ = [("emitted", c_void_p), ("path", c_void_p), ("verify", c_double), ("accept", c_double)]
+
+
 class VerifyRows(NamedTuple):
     """The R rows of a verify."""
 
     row_start: Tensor  # [B + 1] int32
     first_row: Tensor  # [B] int64
-    picked: Tensor | None  # [R] int64, which of the B * N nodes they are; None: all
+    picked: Tensor  # [R] int64, which of the B * N nodes they are
     tokens: Tensor  # [R] int32
     positions: Tensor  # [R] int32
     masks: Tensor  # [R] int64
@@ -94,20 +107,30 @@ class NativeDraft(NamedTuple):
     seconds: float  # of the draft steps
 
 
+class Finished(NamedTuple):
+    """What was accepted of trees, by requests; see `Outcome`."""
+
+    emitted: Tensor  # [B, 1 + D + 1] int64
+    path: Tensor  # [B, D + 1] int64
+    verify: float  # seconds
+    accept: float
+
+
 class NativeRound:
     """The calls of one engine's rounds."""
 
     def __init__(
-        self, decoder: Decoder, kv: Tensor, head: NativeHeadRunner, head_kv: Tensor, last_position: int
+        self, decoder: NativeDecoder, kv: Tensor, head: NativeHeadRunner, head_kv: Tensor, last_position: int
     ) -> None:
         c = decoder.config
         self._held = decoder, kv, head, head_kv
         self._models = _Models(
-            head.pointer, head_kv.data_ptr(), kv.data_ptr(), kv.shape[1], last_position,
+            decoder.pointer, head.pointer, head_kv.data_ptr(), kv.data_ptr(), kv.shape[1], last_position,
             c.num_layers, c.num_kv_heads, c.head_dim,
         )  # fmt: skip
         self._carried: dict[tuple[int, int], _Carried] = {}
         self._draft: Callable[..., None] = library().fledge_draft
+        self._finish: Callable[..., None] = library().fledge_finish
         self._extend: Callable[..., None] = library().fledge_extend
         self._extend.argtypes = [c_void_p] * 8 + [c_int64] * 2
 
@@ -161,9 +184,36 @@ class NativeRound:
             Proposal(proposed.view(requests, copied), rates.view(requests, copied), matched)
             if copied
             else None,
-            VerifyRows(row_start, first, None if rows == all_nodes else picked, tokens, positions, masks),
+            VerifyRows(row_start, first, picked, tokens, positions, masks),
             out.seconds,
         )
+
+    def finish(
+        self,
+        now: Carried,
+        tree: DraftTree,
+        rows: VerifyRows,
+        speculates: Tensor | None,
+        drawing: Drawing | None,
+        width: int,
+        *,
+        chain: bool,
+    ) -> Finished:
+        """See `round._finish`: verify, accept and extend `width` - 1 nodes deep; what is carried is written to.
+
+        `chain`: all trees are chains, so that no masks are needed and no node has to move.
+        """
+        requests, nodes = tree.token_ids.shape
+        emitted = torch.empty(requests, 1 + width, dtype=torch.int64)
+        path = torch.empty(requests, width, dtype=torch.int64)
+        drafted = _Drafted(
+            tree.token_ids.data_ptr(), tree.parents.data_ptr(), tree.depths.data_ptr(), rows.picked.data_ptr(),
+            None if chain else rows.masks.data_ptr(), rows.first_row.data_ptr(), rows.row_start.data_ptr(),
+            rows.tokens.data_ptr(), rows.positions.data_ptr(), address(speculates), nodes, len(rows.picked), width,
+        )  # fmt: skip
+        drawn, out = _drawing(drawing), _Accepted(emitted.data_ptr(), path.data_ptr())
+        self._finish(byref(self._models), byref(self._view(now)), byref(drawn), byref(drafted), byref(out))
+        return Finished(emitted, path, out.verify, out.accept)
 
     def extend(
         self,
@@ -206,7 +256,7 @@ def native_round(
     decoder: Decoder, kv: Tensor, head: HeadRunner | None, head_kv: Tensor | None, last_position: int
 ) -> NativeRound | None:
     """The calls, where both models have CPU kernels; None elsewhere."""
-    if head_kv is None or decoder.backend != "native" or not isinstance(head, NativeHeadRunner):
+    if head_kv is None or not isinstance(decoder, NativeDecoder) or not isinstance(head, NativeHeadRunner):
         return None
     return NativeRound(decoder, kv, head, head_kv, last_position)
 

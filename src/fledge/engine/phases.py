@@ -49,6 +49,11 @@ class PhaseClock:
         self._seconds[phase] += now - self._mark
         self._mark = now
 
+    def add(self, phase: Phase, seconds: float) -> None:
+        """Of the time since the last lap, `seconds` were a phase's; the next lap gets the rest."""
+        self._seconds[phase] += seconds
+        self._mark += seconds
+
     def of(self, phase: Phase) -> float:
         """A phase's seconds so far."""
         return self._seconds[phase]

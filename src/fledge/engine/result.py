@@ -12,9 +12,10 @@ from fledge.engine.forwards import Models
 from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import PathLogprobs
 from fledge.engine.lookup import Proposal
+from fledge.engine.outcome import Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import RoundPlan
-from fledge.engine.round import Outcome, PlainOutcome, catch_up, lookup_round, plain_round, speculative_round
+from fledge.engine.round import catch_up, lookup_round, plain_round, speculative_round
 
 
 class Trees(NamedTuple):

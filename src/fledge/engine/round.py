@@ -32,9 +32,11 @@ from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
 from fledge.engine.native_round import VerifyRows
 from fledge.engine.native_tree import Passed, PathRows
+from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
 from fledge.engine.rows import Selection
+from fledge.errors import EngineError
 
 
 class Round(NamedTuple):
@@ -49,38 +51,12 @@ class Round(NamedTuple):
     picked: Tensor | None  # [R] int64, which of the B * N nodes they are; None: all
 
 
-class Accepted(NamedTuple):
-    """The accepted path of each request. Entries at and beyond `emits` mean nothing."""
-
-    emits: Tensor  # [B] int64, nodes on the path, the root included: 1 .. D + 1
-    path: Tensor  # [B, D + 1] int64, the node at each depth
-    emitted: Tensor  # [B, D + 1] int64, what each node of the path chose: the accepted drafts, then the bonus token
-
-
-class Outcome(NamedTuple):
-    """What a speculative round did."""
-
-    emitted: Tensor  # [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens
-    logprobs: PathLogprobs | None  # of those requests that want them
-    tree: DraftTree
-    shape: TreeShape  # as verified
-    levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
-    path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
-    proposal: Proposal | None  # from prompt lookup
-    rows: int  # of all requests that were verified
-    draft_seconds: float  # of the draft steps alone, as the host sees them
-
-
-class PlainOutcome(NamedTuple):
-    """What a plain round did."""
-
-    emitted: Tensor  # [B, 2] int64: 1, then the token
-    logprobs: PathLogprobs | None
-
-
 def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
     """Draft, verify, accept, extend."""
-    return _finish(models, batch, draft(models, batch, plan), clock, follow=True)
+    drafted = draft(models, batch, plan)
+    if drafted.ready is not None and not batch.selection.wants_logits:
+        return _finish_natively(models, batch, drafted, drafted.ready, clock)
+    return _finish(models, batch, drafted, clock, follow=True)
 
 
 def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome | None:
@@ -106,7 +82,7 @@ def _finish(
         batch.use_first()
     layout, now = models.layouts.verify(batch.size, shape.nodes, shape.reach), batch.view()
     rows, picked = layout.node_rows, None
-    if ready is not None and ready.picked is not None:
+    if ready is not None:
         rows, picked = _laid_out(rows, ready.row_start, ready.first_row), ready.picked
     elif counts is not None:
         rows, picked = some_rows(rows, counts + 1)
@@ -130,6 +106,23 @@ def _finish(
     return Outcome(emitted, logprobs, tree, shape, levels, accepted.path, proposal, count, seconds)
 
 
+def _finish_natively(
+    models: Models, batch: RunningBatch, drafted: Drafted, rows: VerifyRows, clock: PhaseClock
+) -> Outcome:
+    """`_finish` in one call, where no request wants logits and the head follows."""
+    tree, shape, levels, proposal, _, seconds, _ = drafted
+    native, speculates, drawing = models.native, batch.speculating()[1], batch.selection.drawing()
+    if native is None:
+        raise EngineError("trees were drafted by calls that aren't there; report this as a bug of the engine")
+    batch.use_first()
+    clock.lap("draft")
+    done = native.finish(batch.view(), tree, rows, speculates, drawing, shape.reach + 1, chain=shape.chain)
+    clock.add("verify", done.verify)
+    clock.add("accept", done.accept)
+    clock.lap("extend")
+    return Outcome(done.emitted, None, tree, shape, levels, done.path, proposal, len(rows.picked), seconds)
+
+
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
     """One token per request, from the target alone."""
     follow = models.head is not None and batch.speculating()[0]  # the head has to be able to catch up
@@ -147,19 +140,6 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
     batch.advance(layout.ones, chosen)
     clock.lap("extend")
     return PlainOutcome(torch.cat((layout.ones[:, None], chosen), 1), logprobs)
-
-
-class Drafted(NamedTuple):
-    """Trees ready for verify."""
-
-    tree: DraftTree
-    shape: TreeShape
-    levels: list[Tensor]  # as in Outcome
-    proposal: Proposal | None
-    # [B] int64, nodes of each request below the root; None: all have the shape's
-    counts: Tensor | None
-    seconds: float = 0.0  # of the draft steps
-    ready: VerifyRows | None = None  # what will be verified, if it is known already
 
 
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:

@@ -81,6 +81,12 @@ class SelectionRows:
             self._selections[nodes] = _selection(self._requests, nodes, self._counts, self._device)
         return self._selections[nodes]
 
+    @property
+    def wants_logits(self) -> bool:
+        """Whether something is done with logits that forwards don't do themselves."""
+        selection = self.selection(1)
+        return selection is not None and not selection.only_drawn
+
     def drawing(self) -> Drawing | None:
         """How the running requests draw; None if all are greedy."""
         selection = self.selection(1)

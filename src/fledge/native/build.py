@@ -25,7 +25,7 @@ SOURCES = (
     "softmax.h",
     "attention.h",
     "layer.h",
-    "head.h",
+    "models.h",
     "sampler.h",
     "screen.h",
     "repeats.h",

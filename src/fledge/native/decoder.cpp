@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "head.h"
+#include "models.h"
 #include "screen.h"
 
 using namespace fledge;
@@ -116,27 +116,6 @@ void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
     release_tiles();
   });
 }
-
-struct Decoder {
-  Shape shape;
-  int layers, vocabulary;
-  int feature_layers[3];
-  const LayerPointers* layer;
-  const bf16 *embedding, *norm;
-  const Packed* lm_head;
-  const Screen* screen;  // of the lm_head, for where no logits are wanted
-};
-
-struct DecoderOutputs {
-  const int* logit_rows;  // null: all
-  int64_t count;
-  float* logits;    // [count, V] or null
-  int64_t* chosen;  // [count], the tokens they choose; or null
-  bf16* features;   // [rows, 3 * hidden] or null
-  bf16* hidden;     // [rows, hidden] or null
-  const float* temperature;  // [count], of what is chosen; null: all greedily
-  const int64_t* coins;      // [count]
-};
 
 void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** tensors, const uint64_t* mask, bf16* kv,
                             int64_t pages, const DecoderOutputs* outputs) {

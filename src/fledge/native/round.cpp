@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "head.h"
+#include "models.h"
 #include "repeats.h"
 #include "tree.h"
 #include "tree_calls.h"
@@ -14,6 +14,7 @@ using namespace fledge;
 extern "C" {
 
 struct RoundModels {
+  const Decoder* target;
   const DraftHead* head;
   bf16 *head_kv, *kv;
   int64_t pages, last_position;
@@ -56,6 +57,20 @@ struct Drafts {  // M proposed tokens, C candidates, N nodes; room for the large
   double seconds;  // of the draft steps
 };
 
+struct Drafted {  // trees of N nodes for each of B requests, R of which are verified
+  const int64_t *token_ids, *parents, *depths;  // [B, N]
+  const int64_t *picked, *masks, *first;        // [R], which of all nodes; [R], null: chains; [B]
+  const int32_t *row_start, *tokens, *positions;
+  const bool* speculates;  // [B], null: all
+  int64_t nodes, rows, width;
+};
+
+struct Accepted {
+  int64_t* emitted;  // [B, 1 + width], how many each request emits before them
+  int64_t* path;     // [B, width]
+  double verify, accept;  // seconds
+};
+
 }  // extern "C"
 
 namespace {
@@ -63,11 +78,12 @@ namespace {
 constexpr int64_t kAhead = 2;  // a head's row at position p proposes x[p + 2]
 
 struct Scratch {  // of the thread that runs rounds
-  std::vector<int32_t> tokens, positions, row_start, prefix, offset, wanted;
+  std::vector<int32_t> tokens, positions, verify_positions, row_start, prefix, offset, wanted;
   std::vector<int64_t> coins, keys, source, from, to, last;
   std::vector<int64_t> ids, children, frontier, mask, next_mask, expanded, numbers, rows, agreed, number, slots, parents;
-  std::vector<float> filters, reached, level, raised, best, log_probs, slot_scores, shared, mass;
-  std::vector<bf16> hidden, out;
+  std::vector<int64_t> verify_keys, after, tossed, chosen, answers, emits, emitted;
+  std::vector<float> filters, temperature, reached, level, raised, best, log_probs, slot_scores, shared, mass;
+  std::vector<bf16> hidden, out, features;
 };
 thread_local Scratch s;
 
@@ -81,6 +97,40 @@ void run_head(const RoundModels& m, const CarriedState& c, int64_t rows, int64_t
   const int* tensors[6] = {s.tokens.data(), s.positions.data(), s.row_start.data(),
                            s.prefix.data(), s.offset.data(),    c.head_pages};
   fledge_head_forward(m.head, sizes, tensors, reinterpret_cast<const uint64_t*>(mask), m.head_kv, m.pages, &outputs);
+}
+
+// The target over the rows of all trees: s.answers [B, N], what nodes choose, -1 where none was verified; s.features.
+void run_target(const RoundModels& m, const CarriedState& c, const Drawing& d, const Drafted& t) {
+  int64_t rows = t.rows, all = c.requests * t.nodes;
+  s.chosen.resize(rows);
+  s.features.resize(rows * 3 * m.target->shape.hidden);
+  s.verify_positions.resize(rows);
+  for (int64_t r = 0; r < rows; ++r) s.verify_positions[r] = std::min<int32_t>(t.positions[r], m.last_position);
+  s.offset.assign(c.requests, 0);
+  DecoderOutputs out{};
+  out.count = rows;
+  out.chosen = s.chosen.data();
+  out.features = s.features.data();
+  if (d.filters) {
+    s.temperature.resize(rows);
+    s.verify_keys.resize(rows);
+    s.after.resize(rows);
+    s.tossed.resize(rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t b = t.picked[r] / t.nodes;
+      s.temperature[r] = d.filters[b * 4];
+      s.verify_keys[r] = d.keys[b];
+      s.after[r] = t.positions[r] + 1;
+    }
+    fledge_coins(s.verify_keys.data(), s.after.data(), s.tossed.data(), rows);
+    out.temperature = s.temperature.data();
+    out.coins = s.tossed.data();
+  }
+  int64_t sizes[3] = {rows, c.requests, c.pages};
+  const int* tensors[6] = {t.tokens, s.verify_positions.data(), t.row_start, c.length, s.offset.data(), c.page_table};
+  fledge_decoder_forward(m.target, sizes, tensors, reinterpret_cast<const uint64_t*>(t.masks), m.kv, m.pages, &out);
+  s.answers.assign(all, -1);
+  for (int64_t r = 0; r < rows; ++r) s.answers[t.picked[r]] = s.chosen[r];
 }
 
 // Puts every request's filters and key once for each of its `width` rows, and the rows' coins, at `positions`.
@@ -327,6 +377,29 @@ void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* d
   run_head(*m, *c, rows, 0, nullptr, out);
   for (int64_t b = 0; b < b_count; ++b) std::copy_n(&s.out[s.wanted[b] * hidden], hidden, c->hidden + b * hidden);
   fledge_advance(emits, emitted, c->length, c->bonus, c->history, b_count, width, c->known);
+}
+
+// Verify, accept and extend, where no request wants logits; see `_finish` in round.py.
+void fledge_finish(const RoundModels* m, const CarriedState* c, const Drawing* draws, const Drafted* t, Accepted* out) {
+  auto now = std::chrono::steady_clock::now;
+  auto begun = now();
+  run_target(*m, *c, *draws, *t);
+  auto verified = now();
+  int64_t b_count = c->requests, width = t->width;
+  s.emits.resize(b_count);
+  s.emitted.resize(b_count * width);
+  fledge_accept(t->token_ids, t->parents, t->depths, s.answers.data(), t->speculates, s.emits.data(), out->path,
+                s.emitted.data(), b_count, t->nodes, width);
+  for (int64_t b = 0; b < b_count; ++b) {
+    int64_t* to = out->emitted + b * (1 + width);
+    to[0] = s.emits[b];
+    std::copy_n(&s.emitted[b * width], width, to + 1);
+  }
+  auto accepted = now();
+  fledge_extend(m, c, draws, s.emits.data(), out->path, s.emitted.data(), t->first, s.features.data(), width,
+                t->masks != nullptr);
+  out->verify = std::chrono::duration<double>(verified - begun).count();
+  out->accept = std::chrono::duration<double>(accepted - verified).count();
 }
 
 }  // extern "C"

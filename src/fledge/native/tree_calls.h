@@ -5,6 +5,9 @@
 extern "C" {
 
 void fledge_coins(const int64_t* keys, const int64_t* positions, int64_t* coins, int64_t n);
+void fledge_accept(const int64_t* token_ids, const int64_t* parents, const int64_t* depths, const int64_t* chosen,
+                   const bool* speculates, int64_t* emits, int64_t* path, int64_t* emitted, int64_t requests,
+                   int64_t nodes, int64_t width);
 void fledge_select(const int64_t* candidate_ids, const float* scores, const int64_t* candidate_depths,
                    const int64_t* expanded, const int64_t* own, const int64_t* counts, int64_t* token_ids,
                    int64_t* parents, int64_t* depths, int64_t* mask, float* log_probs, int64_t requests,

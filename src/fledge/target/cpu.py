@@ -116,6 +116,11 @@ class NativeDecoder:
         """Bytes of weights a greedy decode step reads: all layers, and of the lm_head what screening does."""
         return sum(layer.bytes for layer in self._layers) + self._screen.bytes
 
+    @property
+    def pointer(self) -> int:
+        """Where the kernels find the target, as long as the decoder lives."""
+        return ctypes.addressof(self._struct)
+
     def allocate_kv(self, pages: int) -> Tensor:
         """[layers, pages, kv_heads, 2, 32 * head_dim] bf16: keys, then values, each in AMX tile order."""
         c = self.config

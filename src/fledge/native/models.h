@@ -1,10 +1,35 @@
-// A draft head as its kernels read it, and the calls a round makes with it.
+// Target and draft head as their kernels read them, and the calls a round makes with them.
 #pragma once
 #include "layer.h"
+
+namespace fledge {
+struct Screen;
+}
 
 struct LayerPointers {
   const fledge::bf16 *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
   const fledge::Packed *qkv, *o, *gate_up, *down;
+};
+
+struct Decoder {
+  fledge::Shape shape;
+  int layers, vocabulary;
+  int feature_layers[3];
+  const LayerPointers* layer;
+  const fledge::bf16 *embedding, *norm;
+  const fledge::Packed* lm_head;
+  const fledge::Screen* screen;  // of the lm_head, for where no logits are wanted
+};
+
+struct DecoderOutputs {
+  const int* logit_rows;  // null: all
+  int64_t count;
+  float* logits;             // [count, V] or null
+  int64_t* chosen;           // [count], the tokens they choose; or null
+  fledge::bf16* features;    // [rows, 3 * hidden] or null
+  fledge::bf16* hidden;      // [rows, hidden] or null
+  const float* temperature;  // [count], of what is chosen; null: all greedily
+  const int64_t* coins;      // [count]
 };
 
 struct DraftHead {
@@ -32,6 +57,8 @@ struct HeadOutputs {
 extern "C" {
 
 // `sizes`: rows, requests, pages of a table; `tensors` as in a `ForwardBatch`; `mask` null: causal.
+void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** tensors, const uint64_t* mask,
+                            fledge::bf16* kv, int64_t pages, const DecoderOutputs* outputs);
 void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** tensors, const uint64_t* mask,
                          fledge::bf16* kv, int64_t pages, const HeadOutputs* outputs);
 

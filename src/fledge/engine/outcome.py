@@ -1,0 +1,55 @@
+"""What the parts of a round hand on, and what it ends with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fledge.draft.tree import DraftTree
+from fledge.engine.layout import TreeShape
+from fledge.engine.logprobs import PathLogprobs
+from fledge.engine.lookup import Proposal
+from fledge.engine.native_round import VerifyRows
+
+
+class Drafted(NamedTuple):
+    """Trees ready for verify."""
+
+    tree: DraftTree
+    shape: TreeShape
+    levels: list[Tensor]  # as in Outcome
+    proposal: Proposal | None
+    # [B] int64, nodes of each request below the root; None: all have the shape's
+    counts: Tensor | None
+    seconds: float = 0.0  # of the draft steps
+    ready: VerifyRows | None = None  # what will be verified, if it is known already
+
+
+class Accepted(NamedTuple):
+    """The accepted path of each request. Entries at and beyond `emits` mean nothing."""
+
+    emits: Tensor  # [B] int64, nodes on the path, the root included: 1 .. D + 1
+    path: Tensor  # [B, D + 1] int64, the node at each depth
+    emitted: Tensor  # [B, D + 1] int64, what each node of the path chose: the accepted drafts, then the bonus token
+
+
+class Outcome(NamedTuple):
+    """What a speculative round did."""
+
+    emitted: Tensor  # [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens
+    logprobs: PathLogprobs | None  # of those requests that want them
+    tree: DraftTree
+    shape: TreeShape  # as verified
+    levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
+    path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
+    proposal: Proposal | None  # from prompt lookup
+    rows: int  # of all requests that were verified
+    draft_seconds: float  # of the draft steps alone, as the host sees them
+
+
+class PlainOutcome(NamedTuple):
+    """What a plain round did."""
+
+    emitted: Tensor  # [B, 2] int64: 1, then the token
+    logprobs: PathLogprobs | None
