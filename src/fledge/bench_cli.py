@@ -256,22 +256,26 @@ def bench_ratios(
         str, typer.Option(help="the head's folder, or released for the shipped one")
     ] = "released",
     only: Annotated[
-        str, typer.Option(help="parts of it: levels, ttft, sampled, context, neighbour, overlap")
+        str,
+        typer.Option(
+            help="parts of it: levels, ttft, sampled, context, neighbour, overlap, graphs (on GPUs) [default: all]"
+        ),
     ] = "",
     concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,2,4,8,16,32",
     prompts: Annotated[int, typer.Option(help="prompts of the own mixed set")] = 12,
     max_tokens: Annotated[int, typer.Option(help="new tokens per answer")] = 128,
     repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 6,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     output: Annotated[str, typer.Option(help="where the result goes")] = "ratios.json",
 ) -> None:
     """What speculation costs and brings beside plain decode: busy engine, first token, sampling, neighbours."""
-    from fledge.bench.ratios import COLUMNS, PARTS, Sizes, measure_ratios
+    from fledge.bench.ratios import COLUMNS, Sizes, measure_ratios
     from fledge.console import console, print_table
     from fledge.draft import Head
     from fledge.released import head_url
     from fledge.target import Target
 
-    loaded = Target.load(target)
+    loaded = Target.load(target, device=device)
     sizes = Sizes(
         levels=_numbers(concurrency, int, "--concurrency"),
         prompts=prompts,
@@ -282,7 +286,7 @@ def bench_ratios(
         loaded,
         Head.load(head_url(loaded, head)),
         sizes,
-        [part.strip() for part in only.split(",")] if only else list(PARTS),
+        [part.strip() for part in only.split(",")] if only else [],
         lambda line: console.print("  ".join(line.cells), markup=False, soft_wrap=True),
     )
     print_table("Other over base", COLUMNS, [line.cells for line in found.lines])

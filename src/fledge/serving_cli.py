@@ -57,6 +57,9 @@ def serve(
             help="work on a round's results while the next one runs; left out: on GPUs only",
         ),
     ] = None,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="record rounds and replay them; on a GPU with Triton")
+    ] = False,
     max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
     max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
     request_timeout: Annotated[
@@ -135,6 +138,7 @@ def serve(
         draft_weights=draft_weights,
         overlap=overlap,
         tuned=start,
+        cuda_graphs=cuda_graphs,
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from fledge.bench.ratios import COLUMNS, PARTS, Ratio, Ratios, Sizes, measure_ratios
+from fledge.bench.ratios import COLUMNS, PARTS, Bench, Ratio, Ratios, Sizes, measure_ratios
 from fledge.bench.statistics import Interval
 from fledge.draft import Head
 from fledge.errors import DataError
 from fledge.target import Target
+from tests.engine.op_recorder import act_like_a_gpu
 
 TINY = Sizes(levels=(1, 2), repeats=2, tokens=6, prompts=4, long_prompt=40, contexts=(16,), rows=(2, 4))
 
@@ -38,6 +40,20 @@ def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines
         assert len(line.cells) == len(COLUMNS)
         assert line.base >= 0
         assert line.ratio is None or (math.isfinite(line.ratio.value) and line.ratio.value > 0)
+
+
+def test_graphs_are_compared_on_gpus_only(
+    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match="graphs is measured on a GPU; name one with --device"):
+        measured(target, head, "graphs")
+    act_like_a_gpu(monkeypatch)
+    lines = list(Bench(target, head, replace(TINY, repeats=1)).graphs())
+    assert [line.what for line in lines] == [
+        f"throughput, {level} at once, {name}: CUDA graphs on over off"
+        for name in ("plain", "head")
+        for level in (1, 8)
+    ]
 
 
 def test_levels_compare_the_head_and_a_random_one_with_plain_decode(target: Target, head: Head) -> None:

@@ -203,7 +203,7 @@ def kinds(done: Outcome, plan: RoundPlan, batch: RunningBatch) -> list[str]:
         "deeper": len(done.levels) > 1,
         "cut": done.shape.nodes < bound.nodes,
         "uneven": len(set(sizes.tolist())) > 1,
-        "someone_plain": batch.speculating()[1] is not None,
+        "someone_plain": batch.speculating().mask is not None,
         "forgot": any(batch.restarted[: batch.size]),
     }
     return [name for name, true in happened.items() if true]

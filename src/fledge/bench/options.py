@@ -81,6 +81,9 @@ class BenchOptions(BaseModel):
         default=None,
         description="the host works on a round's results while the next one runs; null: on GPUs only",
     )
+    cuda_graphs: bool = Field(
+        default=False, description="record rounds and replay them; on a GPU with Triton"
+    )
     price_per_hour: float | None = Field(
         default=None, gt=0, description="of the machine, in any currency: shows the cost per million tokens"
     )

@@ -10,6 +10,7 @@
     context     a verify of many rows after short and long contexts
     neighbour   time per output token beside a process that keeps a core busy
     overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
+    graphs      rounds that are replayed as CUDA graphs over rounds that are launched; on a GPU only
 
 Configurations are measured in alternation (throughput on a CPU step by step: a slow moment of the machine meets all of
 them alike), ratios are taken within a block; intervals: `statistics.py`.
@@ -241,6 +242,27 @@ class Bench:
         what = "host time exposed, share of the rounds, 8 at once: overlap off, on"
         yield Ratio(what=what, base=median(shares["off"]), other=median(shares["on"]), unit="%")
 
+    def graphs(self) -> Iterator[Ratio]:
+        """Throughput with CUDA graphs over that without, plainly and with the head, at one and eight requests."""
+        longest = max(map(len, self.prompts)) + self.sizes.tokens + _ROOM
+        for name, head in ((PLAIN, None), (HEAD, self.head)):
+            engines = {
+                state: Engine(
+                    self.target, head, max_batch=8, max_context=longest, prefix_cache=False, cuda_graphs=on
+                )
+                for state, on in (("off", False), ("on", True))
+            }
+            for level in (1, 8):
+                requests = self._requests(max(2 * level, 4))
+                speeds: dict[str, list[float]] = {state: [] for state in engines}
+                for repeat, states in enumerate(alternation(list(engines), self.sizes.repeats + 1)):
+                    for state in states:
+                        row = run_level(engines[state], name, requests, level, self.sizes.tokens)
+                        if repeat:  # the first records
+                            speeds[state].append(row.output_throughput)
+                what = f"throughput, {level} at once, {name}: CUDA graphs on over off"
+                yield _paired(what, speeds["off"], speeds["on"], "tokens/s")
+
     def _requests(self, count: int) -> list[list[int]]:
         return [self.prompts[n % len(self.prompts)] for n in range(count)]
 
@@ -255,19 +277,25 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
     "context": Bench.context,
     "neighbour": Bench.neighbour,
     "overlap": Bench.overlap,
+    "graphs": Bench.graphs,
 }
+_ON_GPUS = ("graphs",)
 
 
 def measure_ratios(
     target: Target, head: Head, sizes: Sizes, parts: Sequence[str], show: Callable[[Ratio], None]
 ) -> Ratios:
-    """Measure these parts; `show` gets each line when it is found.
+    """Measure these parts, or all that this device has if none is named; `show` gets each line when it is found.
 
-    Raises DataError for a part that doesn't exist.
+    Raises DataError for a part that doesn't exist, or not on this device.
     """
+    gpu = target.decoder.device.type == "cuda"
+    parts = parts or [part for part in PARTS if gpu or part not in _ON_GPUS]
     for part in parts:
         if part not in PARTS:
             raise DataError(f"there is no part {part!r}; choose from {', '.join(PARTS)}")
+        if part in _ON_GPUS and not gpu:
+            raise DataError(f"{part} is measured on a GPU; name one with --device, or leave this part out")
     bench, lines = Bench(target, head, sizes), []
     for part in parts:
         for line in PARTS[part](bench):

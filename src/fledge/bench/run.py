@@ -68,7 +68,7 @@ def run_bench(
     )
     measured = _subjects(heads, tree, options)
     engines = _engines(
-        target, measured, workloads, max_batch=1, max_tokens=options.max_tokens, overlap=options.overlap
+        target, measured, workloads, max_batch=1, max_tokens=options.max_tokens, options=options
     )
     found = Measured([], [], [])
     if heads:
@@ -87,7 +87,7 @@ def run_bench(
             workloads[:1],
             max_batch=slots,
             max_tokens=options.sweep_tokens,
-            overlap=options.overlap,
+            options=options,
         )
         levels = sweep(
             engines,
@@ -208,7 +208,7 @@ def _engines(
     *,
     max_batch: int,
     max_tokens: int,
-    overlap: bool | None,
+    options: BenchOptions,
 ) -> dict[str, Engine]:
     """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
@@ -226,7 +226,8 @@ def _engines(
             lookup=lookup,
             prefix_cache=False,
             draft_weights=weights,
-            overlap=overlap,
+            overlap=options.overlap,
+            cuda_graphs=options.cuda_graphs,
         )
         for name, (head, tree, lookup, weights) in {PLAIN: plain, **measured}.items()
     }

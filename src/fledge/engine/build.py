@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fledge.draft.runner import HeadRunner
+from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
 from fledge.engine.cost import CostCurve, CostModel, measure_cost
 from fledge.engine.fixed import FixedPlanner
 from fledge.engine.forwards import Models
+from fledge.engine.graphs import CudaRecorder, RecordedRounds
 from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import memory_for_kv
@@ -25,6 +27,7 @@ from fledge.target.batch import Decoder
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
 _OVERLAPS = ("cuda",)  # devices where that is worth it without being asked for; see docs/engine.md
+make_recorder = CudaRecorder  # tests: another
 _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
 
 
@@ -56,6 +59,7 @@ def build_parts(
     prefix_cache: bool = True,
     overlap: bool | None = None,
     tuned: Mapping[int, TreeShape] | None = None,
+    cuda_graphs: bool = False,
 ) -> EngineParts:
     """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
     if max_batch < 1:
@@ -108,6 +112,7 @@ def build_parts(
         last_position=limit - 1,
         topk=topk,
         native=native_round(decoder, kv, head, head_kv, limit - 1),
+        rounds=RecordedRounds(make_recorder(decoder.device)) if cuda_graphs else None,
     )
     sizes = CarriedSizes(
         rows=max_batch,
@@ -121,13 +126,16 @@ def build_parts(
         history=context + reserve + 1 if lookup else 0,
     )
     batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device, overlap)
+    batch.selection.settles = cuda_graphs
     lane.own_kernels = decoder.backend == "native"
     planner: Planner
     if adaptive:
         nodes = max(shape.nodes for shape in bounds)
         with torch.inference_mode():
             cost = measure_cost(models, max_batch * nodes)
-        planner = Planner(cost, topk=topk, confident=decoder.device.type == "cpu", lookup=lookup, start=tuned)
+        planner = Planner(
+            cost, topk=topk, confident=native_tree.reads_are_free(kv), lookup=lookup, start=tuned
+        )
     else:
         planner = FixedPlanner(_NO_COST, tree or PLAIN)
     return EngineParts(

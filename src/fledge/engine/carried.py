@@ -77,6 +77,14 @@ class Behind(NamedTuple):
     features: Tensor  # [R, 3 * Ht]
 
 
+class Speculating(NamedTuple):
+    """Which of the B running requests speculate."""
+
+    some: bool
+    mask: Tensor | None  # [B] bool; None: all do, or there are none
+    rows: Tensor | None  # int64, their numbers, where there is a mask
+
+
 class RunningBatch:
     """Rows of carried state, and a record in the host's memory of what is needed to launch a round.
 
@@ -112,7 +120,8 @@ class RunningBatch:
         self._speculates = [False] * rows
         self.poison = False  # tests: see `use_first`
         self.selection = SelectionRows(rows, sizes.vocabulary, device)
-        self._speculating: tuple[bool, Tensor | None] | None = None
+        self._speculating: Speculating | None = None
+        self._mask = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def view(self) -> Carried:
         """The carried tensors of the running requests."""
@@ -194,6 +203,11 @@ class RunningBatch:
             for row in rows:
                 self.pending[row] = 0
 
+    def one_behind(self) -> None:
+        """A plain round has passed: one more position is pending for each."""
+        for number in range(self.size):
+            self.pending[number] += 1
+
     def use_first(self) -> None:
         """A round has drafted from what `set_first` carried: nobody may read it again before it is produced anew.
 
@@ -202,7 +216,7 @@ class RunningBatch:
         if not self.poison:
             return
         scores = self.view().first_log_probs
-        mask = self.speculating()[1]
+        mask = self.speculating().mask
         if torch.isnan(scores if mask is None else scores[mask]).any():
             raise EngineError(
                 "a draft began before its first level was there; report this as a bug of the engine"
@@ -219,9 +233,12 @@ class RunningBatch:
     def fall_behind(self, passed: Passed) -> None:
         """Keep what the head needs of the positions that a round passed without it."""
         now, size = self.view(), self.size
-        starts = None if passed.source is None else passed.row_start.tolist()  # several each: on a CPU
-        for number in range(size):
-            self.pending[number] += 1 if starts is None else starts[number + 1] - starts[number]
+        if passed.source is None:
+            self.one_behind()
+        else:  # several each: on a CPU
+            starts = passed.row_start.tolist()
+            for number in range(size):
+                self.pending[number] += starts[number + 1] - starts[number]
         if native_tree.runs_here(passed.tokens):
             native_tree.keep(passed, now.recent_tokens, now.recent_features)
             return
@@ -298,12 +315,16 @@ class RunningBatch:
         now.head_pages[row] = PADDING_PAGE
         now.head_pages[row, : self.sizes.pages - page] = now.page_table[row, page:]
 
-    def speculating(self) -> tuple[bool, Tensor | None]:
-        """Whether any running request speculates, and, if some don't, a mask [B] of those that do."""
+    def speculating(self) -> Speculating:
+        """Which running requests speculate. The mask of a batch size lies where that of the last one did."""
         if self._speculating is None:
             flags = self._speculates[: self.size]
-            mask = None if all(flags) else torch.tensor(flags, device=self.device)
-            self._speculating = any(flags), mask
+            mask = rows = None
+            if not all(flags):
+                mask = self._mask[: self.size].copy_(torch.tensor(flags))
+                numbers = [row for row, flag in enumerate(flags) if flag]
+                rows = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+            self._speculating = Speculating(any(flags), mask, rows)
         return self._speculating
 
     def _changed(self) -> None:

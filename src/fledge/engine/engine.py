@@ -54,6 +54,7 @@ class Engine:
     overlap: the host works on a round's results while the next round runs; left out, on GPUs only.
     tuned: by number of requests, the tree the planner begins with (`fledge tune`, `fledge.bench.tune.read_tuned`);
     it goes its own way once it has measured enough.
+    cuda_graphs: rounds are recorded and replayed (`graphs.py`); needs a GPU and Triton.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         draft_weights: DraftWeights | None = None,
         overlap: bool | None = None,
         tuned: Mapping[int, TreeShape] | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         self.target = target
         if draft_weights is not None and not isinstance(head, Head):
@@ -89,6 +91,7 @@ class Engine:
             prefix_cache=prefix_cache,
             overlap=overlap,
             tuned=tuned,
+            cuda_graphs=cuda_graphs,
         )
         self.max_batch = max_batch
         self.overlap = parts.overlap

@@ -19,6 +19,7 @@ from fledge.errors import EngineError
 from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput
 
 if TYPE_CHECKING:
+    from fledge.engine.graphs import RecordedRounds
     from fledge.engine.native_round import NativeRound
 
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
@@ -47,6 +48,7 @@ class Models:
     last_position: int  # the largest position with a rotary embedding
     topk: int  # first-level candidates carried from round to round
     native: NativeRound | None = None  # a round's calls, where both models have CPU kernels
+    rounds: RecordedRounds | None = None  # CUDA graphs, where they are wanted
 
 
 class TargetRows(NamedTuple):

@@ -166,7 +166,7 @@ class TreeGrowth:
         for _ in range(self._shape.reach.bit_length()):  # a mask covers 1, 2, 4, ... generations
             mask = mask | mask.gather(1, ancestor)
             ancestor = ancestor.gather(1, ancestor)
-        parents[:, 0] = -1
+        parents[:, 0].fill_(-1)
         tree = DraftTree(
             token_ids=tokens.gather(1, chosen),
             parents=parents,

@@ -63,6 +63,7 @@ class MatchRates:
         self._seen = [_PRIOR_SEEN] * LONGEST
         self.rates = list(_PRIOR)
         self._log: Tensor | None = None
+        self._changed = False
 
     def observe(self, proposal: Proposal, rows: Sequence[Sequence[int]]) -> None:
         """Compare with a round's result; each row holds how many tokens were emitted, then the tokens."""
@@ -79,17 +80,20 @@ class MatchRates:
                     break
 
     def log_rates(self, device: torch.device) -> Tensor:
-        """[LONGEST + 1] float32, natural logarithms by length; entry 0, no match, is -inf."""
-        log = self._log
-        if log is None:  # the host may be learning meanwhile: read once
-            log = self._log = torch.tensor([0.0, *self.rates], device=device).log_()
-        return log
+        """[LONGEST + 1] float32, natural logarithms by length; entry 0, no match, is -inf. Always the same tensor."""
+        if self._log is None:
+            self._log = torch.empty(LONGEST + 1, device=device)
+            self._changed = True
+        if self._changed:  # the host may be learning meanwhile
+            self._changed = False
+            self._log.copy_(torch.tensor([0.0, *self.rates]).log_())
+        return self._log
 
     def _count(self, index: int, hit: bool) -> None:
         self._seen[index] = min(self._seen[index] + 1, _MOST_SEEN)
         self.rates[index] += (hit - self.rates[index]) / self._seen[index]
         self.rates[index] = min(self.rates[index], 0.99)
-        self._log = None
+        self._changed = True
 
 
 def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Proposal:
@@ -104,7 +108,8 @@ def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Pro
 
 def find_plainly(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Proposal:
     """`find` in torch alone, for any device."""
-    if history.device.type == "cpu":
+    free = native_tree.reads_are_free(history)
+    if free:
         history = history[:, : int(length.max()) + 1]
     known, last = history.shape[1], length.to(torch.int64)[:, None]  # [B, 1]
     place = torch.arange(known, device=history.device)
@@ -114,7 +119,7 @@ def find_plainly(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor
         before = last - back
         same = history[:, :-back] == history.gather(1, before.clamp(min=0))
         run = torch.nn.functional.pad(run[:, back:] & same & (before >= 0), (back, 0))
-        if history.device.type == "cpu" and not run.any():
+        if free and not run.any():
             break
         matched += run
     best = (matched * known + place).argmax(1, keepdim=True)  # [B, 1], the latest of the longest

@@ -48,6 +48,11 @@ def runs_here(tensor: Tensor) -> bool:
     return tensor.is_cpu and _available()
 
 
+def reads_are_free(tensor: Tensor) -> bool:
+    """Whether the host may look at a value without waiting for a device, so that shapes may follow values."""
+    return tensor.is_cpu
+
+
 def accept(
     tree: DraftTree, chosen: Tensor, width: int, speculates: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from fledge.draft.tree import DraftTree
 from fledge.engine.carried import RunningBatch
 from fledge.engine.forwards import Models
+from fledge.engine.graphs import RoundKey
 from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import PathLogprobs
 from fledge.engine.lookup import Proposal
@@ -50,25 +52,65 @@ def run_round(
     """One round of the running requests; `plan` None: a plain one. `trace`: the trees are wanted."""
     clock.start()
     verify, extend = clock.of("verify"), clock.of("extend")
-    done = None
     if plan is not None and plan.drafts:
         catch_up(models, batch)
         clock.lap("extend")
     late = clock.of("extend") - extend
-    if plan is not None:
-        done = (speculative_round if plan.drafts else lookup_round)(models, batch, plan, clock)
-    made: Outcome | PlainOutcome = done or plain_round(models, batch, clock)
-    drafted = None if done is None else _drafted(done, batch.speculating()[1])
+    made = _launched(models, batch, plan, clock)
+    done = made if isinstance(made, Outcome) else None
+    drafted = None if done is None else _drafted(done, batch.speculating().rows)
     tree, path = (None, None) if done is None or not trace else (done.tree, done.path)
     steps, verify = 0.0 if done is None else done.draft_seconds, clock.of("verify") - verify
     return RoundResult(made.emitted, made.logprobs, drafted, tree, path, *_heads(batch), late, steps, verify)
 
 
-def _drafted(done: Outcome, speculates: Tensor | None) -> Trees:
+def _launched(
+    models: Models, batch: RunningBatch, plan: RoundPlan | None, clock: PhaseClock
+) -> Outcome | PlainOutcome:
+    """The round itself, recorded if it can be."""
+    key = None if models.rounds is None else _round_key(batch, plan)
+    if models.rounds is None or key is None:
+        return _round(models, batch, plan, clock)
+    batch.selection.settle()
+    if plan is not None:
+        plan.match_rates.log_rates(batch.device)
+    made = models.rounds.run(
+        key, partial(_round, models, batch, plan, clock), partial(_again, models, batch, plan)
+    )
+    clock.lap("verify")
+    return made
+
+
+def _again(models: Models, batch: RunningBatch, plan: RoundPlan | None) -> None:
+    """What a round does on the host; with drafts there is nothing, for the heads have caught up before it."""
+    if plan is None and models.head is not None and batch.speculating().some:
+        batch.one_behind()
+
+
+def _round(
+    models: Models, batch: RunningBatch, plan: RoundPlan | None, clock: PhaseClock
+) -> Outcome | PlainOutcome:
+    done = None
+    if plan is not None:
+        done = (speculative_round if plan.drafts else lookup_round)(models, batch, plan, clock)
+    return done or plain_round(models, batch, clock)
+
+
+def _round_key(batch: RunningBatch, plan: RoundPlan | None) -> RoundKey | None:
+    """What the round's kernels depend on; None: on more than can be recorded."""
+    choice, speculating = batch.selection.choice, batch.speculating()
+    if choice is None or batch.poison or (plan is not None and not plan.drafts):
+        return None
+    shape = None if plan is None else plan.bound
+    return RoundKey(batch.size, shape, speculating.some, speculating.mask is None, choice)
+
+
+def _drafted(done: Outcome, rows: Tensor | None) -> Trees:
+    """Of those requests that speculate; `rows` None: of all."""
     depths, log_probs, levels = done.tree.depths, done.tree.log_probs, done.levels
-    if speculates is not None:
-        depths, log_probs = depths[speculates], log_probs[speculates]
-        levels = [level[speculates] for level in levels]
+    if rows is not None:
+        depths, log_probs = depths.index_select(0, rows), log_probs.index_select(0, rows)
+        levels = [level.index_select(0, rows) for level in levels]
     return Trees(done.shape, depths, log_probs, levels, done.rows, done.proposal)
 
 

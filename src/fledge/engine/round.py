@@ -91,7 +91,7 @@ def _finish(
     inputs = ready.inputs if ready is not None else verify_rows(tree, now.length, picked)
     verified = verify(this, tree, inputs)
     clock.lap("verify")
-    accepted = accept(tree, verified.chosen, this.layout, batch.speculating()[1])
+    accepted = accept(tree, verified.chosen, this.layout, batch.speculating().mask)
     selection = batch.selection.selection(shape.nodes)
     logprobs = _logprobs(selection, verified, accepted.path, accepted.emitted, rows)
     batch.selection.count(accepted.emitted, accepted.emits)
@@ -111,7 +111,7 @@ def _finish_natively(
 ) -> Outcome:
     """`_finish` in one call, where no request wants logits and the head follows."""
     tree, shape, levels, proposal, _, seconds, _ = drafted
-    native, speculates, drawing = models.native, batch.speculating()[1], batch.selection.drawing()
+    native, speculates, drawing = models.native, batch.speculating().mask, batch.selection.drawing()
     if native is None:
         raise EngineError("trees were drafted by calls that aren't there; report this as a bug of the engine")
     batch.use_first()
@@ -125,7 +125,7 @@ def _finish_natively(
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
     """One token per request, from the target alone."""
-    follow = models.head is not None and batch.speculating()[0]  # the head has to be able to catch up
+    follow = models.head is not None and batch.speculating().some  # the head has to be able to catch up
     now, layout = batch.view(), models.layouts.rows(batch.size, 1)
     selection = batch.selection.selection(1)
     rows = run_target(
@@ -146,7 +146,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     """Grow a tree per request, from the carried first level and its own tokens' repetitions down."""
     now, bound, native = batch.view(), plan.bound, models.native
     if native is not None and plan.by_terms:
-        rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating()[1]
+        rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
         made = native.draft(now, bound, plan.terms(), rates, speculates, batch.selection.drawing())
         shape = bound.cut(len(made.levels), made.tree.token_ids.shape[1])
         return Drafted(made.tree, shape, made.levels, made.proposal, None, made.seconds, made.rows)
@@ -196,7 +196,7 @@ def _sizes(
     batch: RunningBatch, plan: RoundPlan, scores: Tensor, depths: Tensor | None
 ) -> tuple[int, Tensor | None]:
     """The plan's answer to these candidates; those of requests that don't speculate are worth nothing."""
-    speculates = batch.speculating()[1]
+    speculates = batch.speculating().mask
     if speculates is not None:
         scores = scores.masked_fill(~speculates[:, None], -torch.inf)
     return plan.nodes(scores, depths)
@@ -264,7 +264,7 @@ def accept_plainly(
     matched = tree.token_ids == chosen.gather(1, tree.parents.clamp(min=0))  # [B, N]
     if speculates is not None:
         matched &= speculates[:, None]
-    matched[:, 0] = True
+    matched[:, 0].fill_(True)
     # [B, 1], bits of the nodes that didn't match
     missing = (~matched * layout.node_bit[: matched.shape[1]]).sum(1, keepdim=True)
     rejected = (tree.window_mask & missing) != 0  # [B, N]
@@ -313,7 +313,7 @@ def path_rows_plainly(this: Round, accepted: Accepted) -> PathRows:
     move = (page * size + index % size).view(2, -1)
     positions, tokens = (now.length[:, None] + rows.steps).view(-1), accepted.emitted.reshape(-1)
     source = (path + this.rows.first_row_column).reshape(-1)
-    if path.is_cpu:  # where reading is free
+    if native_tree.reads_are_free(path):
         rows, some = some_rows(rows, accepted.emits)
         positions, tokens, source, move = positions[some], tokens[some], source[some], move[:, some]
     last = rows.first_row + (accepted.emits - 1)  # [B]

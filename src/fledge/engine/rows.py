@@ -45,6 +45,9 @@ class SelectionRows:
         self._penalized: Tensor | None = None  # [m] int64, requests with penalties, until the batch changes
         self._selections: dict[int, Selection | None] = {}  # by rows per request, until the batch changes
         self._drawing: Drawing | None = None  # likewise
+        self.settles = False  # for recorded rounds, see `graphs.py`
+        # By requests, rows to each, and whether some are filtered.
+        self._settled: dict[tuple[int, int, bool], RowSampling] = {}
 
     def append(self, request: Request, bonus: Tensor) -> None:
         """A row for a request; its answer up to and with `bonus` [] int64 is counted."""
@@ -78,8 +81,25 @@ class SelectionRows:
     def selection(self, nodes: int) -> Selection | None:
         """How B * nodes rows of logits choose; None if all of them just take the most likely token."""
         if nodes not in self._selections:
-            self._selections[nodes] = _selection(self._requests, nodes, self._counts, self._device)
+            made = _selection(self._requests, nodes, self._counts, self._device)
+            self._selections[nodes] = self._settle(made, nodes) if self.settles else made
         return self._selections[nodes]
+
+    @property
+    def choice(self) -> str | None:
+        """How tokens are chosen, as far as a round's kernels depend on it; None: by tensors that aren't settled."""
+        selection = self.selection(1)
+        if selection is None:
+            return "greedy"
+        if selection.sampling is None or selection.edits is not None or selection.logprobs is not None:
+            return None
+        return "filtered" if selection.sampling.truncates else "drawn"
+
+    def settle(self) -> None:
+        """Bring up to date what recorded rounds of as many requests read."""
+        for requests, nodes, _ in list(self._settled):
+            if requests == len(self._requests):
+                self.selection(nodes)
 
     @property
     def wants_logits(self) -> bool:
@@ -100,7 +120,7 @@ class SelectionRows:
 
     def count(self, tokens: Tensor, emits: Tensor | None) -> None:
         """Count what a round emitted: the first `emits` [B] (None: all) of `tokens` [B, W]."""
-        if self._counts is None:
+        if self._counts is None or not any(request.params.penalizes for request in self._requests):
             return
         if self._penalized is None:
             found = [row for row, request in enumerate(self._requests) if request.params.penalizes]
@@ -113,6 +133,19 @@ class SelectionRows:
         else:
             times = (step < emits.index_select(0, rows)[:, None]).to(torch.int32)
         self._counts.generated.index_put_((rows[:, None].expand_as(tokens), tokens), times, accumulate=True)
+
+    def _settle(self, made: Selection | None, nodes: int) -> Selection | None:
+        """The same numbers, where those of the last batch of this size lay."""
+        if made is None or made.sampling is None:
+            return made
+        key = len(self._requests), nodes, made.sampling.truncates
+        kept = self._settled.get(key)
+        if kept is None:
+            kept = self._settled[key] = made.sampling._replace(sampled=None, greedy_too=True)
+        else:
+            for old, new in zip(kept[:5], made.sampling[:5], strict=True):
+                old.copy_(new)
+        return made._replace(sampling=kept)
 
     def _changed(self) -> None:
         self._selections.clear()

@@ -35,6 +35,7 @@ class RowSampling(NamedTuple):
     seed_key: Tensor  # [M] int64, `seed_key(seed)`
     sampled: Tensor | None  # int64 indices of the rows that aren't greedy; None: all of them
     truncates: bool  # some row uses top-k or top-p
+    greedy_too: bool = False  # rows that are greedy are among the `sampled`, which then are all
 
     def of(self, rows: Tensor) -> RowSampling:
         """Of these rows [R] int64 alone."""
@@ -47,6 +48,7 @@ class RowSampling(NamedTuple):
             seed_key=self.seed_key.index_select(0, rows),
             sampled=None if self.sampled is None else temperature.nonzero()[:, 0],
             truncates=self.truncates,
+            greedy_too=self.greedy_too,
         )
 
 
@@ -98,6 +100,10 @@ def choose(
     tossed = coins(rows.seed_key, position)
     if sampler is not None:
         return sampler(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, tossed)
+    if rows.greedy_too:
+        warm = rows.temperature > 0
+        drawn = sample(logits, rows._replace(temperature=rows.temperature.where(warm, 1.0)), tossed)
+        return torch.where(warm, drawn, logits.argmax(-1))
     if rows.sampled is None:
         return sample(logits, rows, tossed)
     chosen = logits.argmax(-1)

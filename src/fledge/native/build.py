@@ -31,9 +31,11 @@ SOURCES = (
     "repeats.h",
     "tree.h",
     "tree_calls.h",
+    "round.h",
     "decoder.cpp",
     "tree.cpp",
-    "round.cpp",
+    "draft.cpp",
+    "finish.cpp",
 )
 FLAGS = (
     "-std=c++17",

@@ -45,10 +45,12 @@ def serve(
     draft_weights: DraftWeights | None = None,
     overlap: bool | None = None,
     tuned: Mapping[int, TreeShape] | None = None,
+    cuda_graphs: bool = False,
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
 
     `tree`: this one in every round instead of what the planner decides. `tuned`: what the planner begins with.
+    `cuda_graphs`: rounds are recorded and replayed.
     """
     with bind(options) as listener:  # before loading, which may take minutes
         engine = load_engine(
@@ -64,6 +66,7 @@ def serve(
             draft_weights=draft_weights,
             overlap=overlap,
             tuned=tuned,
+            cuda_graphs=cuda_graphs,
         )
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
         sys.setswitchinterval(SWITCH_S)
@@ -101,6 +104,7 @@ def load_engine(
     draft_weights: DraftWeights | None = None,
     overlap: bool | None = None,
     tuned: Mapping[int, TreeShape] | None = None,
+    cuda_graphs: bool = False,
 ) -> Engine:
     """The engine, after checks that tell what wouldn't work before it fails half-way."""
     loaded = Target.load(target, dtype=dtype, device=device)
@@ -121,6 +125,7 @@ def load_engine(
         lookup=lookup,
         overlap=overlap,
         tuned=tuned,
+        cuda_graphs=cuda_graphs,
     )
 
 

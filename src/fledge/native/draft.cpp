@@ -1,41 +1,15 @@
-// What a round does before and after its verify, one call each: drafting, and the head's step over what was accepted.
-// Both equal engine/round.py's torch code, bit for bit, with the same kernels for the head's forwards.
+// Drafting in one call. It equals engine/round.py's torch code, bit for bit, with the same kernels for the head.
+#include <algorithm>
 #include <chrono>
 #include <numeric>
-#include <vector>
 
-#include "models.h"
 #include "repeats.h"
+#include "round.h"
 #include "tree.h"
-#include "tree_calls.h"
 
 using namespace fledge;
 
 extern "C" {
-
-struct RoundModels {
-  const Decoder* target;
-  const DraftHead* head;
-  bf16 *head_kv, *kv;
-  int64_t pages, last_position;
-  int layers, kv_heads, head_dim;  // the target's
-};
-
-struct CarriedState {  // of B requests; see `Carried`
-  int64_t requests, pages, topk, known;
-  int32_t* length;
-  int64_t* bonus;
-  const int32_t *page_table, *head_start, *head_pages;
-  int64_t* first_token_ids;
-  float* first_log_probs;
-  bf16* hidden;
-  int32_t* history;
-};
-
-struct Drawing {  // how tokens are going to be drawn; null pointers: greedily
-  const float* filters;  // [B, 4]
-  const int64_t* keys;   // [B]
-};
 
 struct DraftTerms {
   int64_t depth, topk, nodes, lookup, longest;
@@ -57,96 +31,18 @@ struct Drafts {  // M proposed tokens, C candidates, N nodes; room for the large
   double seconds;  // of the draft steps
 };
 
-struct Drafted {  // trees of N nodes for each of B requests, R of which are verified
-  const int64_t *token_ids, *parents, *depths;  // [B, N]
-  const int64_t *picked, *masks, *first;        // [R], which of all nodes; [R], null: chains; [B]
-  const int32_t *row_start, *tokens, *positions;
-  const bool* speculates;  // [B], null: all
-  int64_t nodes, rows, width;
-};
-
-struct Accepted {
-  int64_t* emitted;  // [B, 1 + width], how many each request emits before them
-  int64_t* path;     // [B, width]
-  double verify, accept;  // seconds
-};
-
 }  // extern "C"
 
 namespace {
 
-constexpr int64_t kAhead = 2;  // a head's row at position p proposes x[p + 2]
-
 struct Scratch {  // of the thread that runs rounds
-  std::vector<int32_t> tokens, positions, verify_positions, row_start, prefix, offset, wanted;
-  std::vector<int64_t> coins, keys, source, from, to, last;
+  HeadRows head;
   std::vector<int64_t> ids, children, frontier, mask, next_mask, expanded, numbers, rows, agreed, number, slots, parents;
-  std::vector<int64_t> verify_keys, after, tossed, chosen, answers, emits, emitted;
-  std::vector<float> filters, temperature, reached, level, raised, best, log_probs, slot_scores, shared, mass;
-  std::vector<bf16> hidden, out, features;
+  std::vector<int64_t> last;
+  std::vector<float> reached, level, raised, best, log_probs, slot_scores, shared, mass;
+  std::vector<bf16> hidden, out;
 };
 thread_local Scratch s;
-
-// The head over `rows` rows of B requests, laid out by s.row_start, from window index `offset` on: s.tokens, s.positions.
-void run_head(const RoundModels& m, const CarriedState& c, int64_t rows, int64_t offset, const int64_t* mask,
-              const HeadOutputs& outputs) {
-  s.prefix.resize(c.requests);
-  for (int64_t b = 0; b < c.requests; ++b) s.prefix[b] = c.length[b] - c.head_start[b];
-  s.offset.assign(c.requests, static_cast<int32_t>(offset));
-  int64_t sizes[3] = {rows, c.requests, c.pages};
-  const int* tensors[6] = {s.tokens.data(), s.positions.data(), s.row_start.data(),
-                           s.prefix.data(), s.offset.data(),    c.head_pages};
-  fledge_head_forward(m.head, sizes, tensors, reinterpret_cast<const uint64_t*>(mask), m.head_kv, m.pages, &outputs);
-}
-
-// The target over the rows of all trees: s.answers [B, N], what nodes choose, -1 where none was verified; s.features.
-void run_target(const RoundModels& m, const CarriedState& c, const Drawing& d, const Drafted& t) {
-  int64_t rows = t.rows, all = c.requests * t.nodes;
-  s.chosen.resize(rows);
-  s.features.resize(rows * 3 * m.target->shape.hidden);
-  s.verify_positions.resize(rows);
-  for (int64_t r = 0; r < rows; ++r) s.verify_positions[r] = std::min<int32_t>(t.positions[r], m.last_position);
-  s.offset.assign(c.requests, 0);
-  DecoderOutputs out{};
-  out.count = rows;
-  out.chosen = s.chosen.data();
-  out.features = s.features.data();
-  if (d.filters) {
-    s.temperature.resize(rows);
-    s.verify_keys.resize(rows);
-    s.after.resize(rows);
-    s.tossed.resize(rows);
-    for (int64_t r = 0; r < rows; ++r) {
-      int64_t b = t.picked[r] / t.nodes;
-      s.temperature[r] = d.filters[b * 4];
-      s.verify_keys[r] = d.keys[b];
-      s.after[r] = t.positions[r] + 1;
-    }
-    fledge_coins(s.verify_keys.data(), s.after.data(), s.tossed.data(), rows);
-    out.temperature = s.temperature.data();
-    out.coins = s.tossed.data();
-  }
-  int64_t sizes[3] = {rows, c.requests, c.pages};
-  const int* tensors[6] = {t.tokens, s.verify_positions.data(), t.row_start, c.length, s.offset.data(), c.page_table};
-  fledge_decoder_forward(m.target, sizes, tensors, reinterpret_cast<const uint64_t*>(t.masks), m.kv, m.pages, &out);
-  s.answers.assign(all, -1);
-  for (int64_t r = 0; r < rows; ++r) s.answers[t.picked[r]] = s.chosen[r];
-}
-
-// Puts every request's filters and key once for each of its `width` rows, and the rows' coins, at `positions`.
-void toss(const Drawing& d, int64_t requests, int64_t width, const std::vector<int64_t>& positions, HeadOutputs* out) {
-  if (!d.filters) return;
-  s.filters.resize(requests * width * 4);
-  s.keys.resize(requests * width);
-  s.coins.resize(requests * width);
-  for (int64_t r = 0; r < requests * width; ++r) {
-    std::copy_n(d.filters + r / width * 4, 4, &s.filters[r * 4]);
-    s.keys[r] = d.keys[r / width];
-  }
-  fledge_coins(s.keys.data(), positions.data(), s.coins.data(), requests * width);
-  out->filters = s.filters.data();
-  out->coins = s.coins.data();
-}
 
 // All candidates of B growing trees; see growth.py.
 struct Growth {
@@ -227,14 +123,14 @@ struct Growth {
   // A draft step: the frontier's children are the next level.
   void step() {
     int64_t b_count = requests(), k = t.topk, rows = b_count * k, width = m.head->shape.hidden;
-    s.tokens.assign(s.frontier.begin(), s.frontier.end());
-    s.positions.resize(rows);
-    s.row_start.resize(b_count + 1);
+    s.head.tokens.assign(s.frontier.begin(), s.frontier.end());
+    s.head.positions.resize(rows);
+    s.head.row_start.resize(b_count + 1);
     s.last.resize(rows);
-    for (int64_t b = 0; b <= b_count; ++b) s.row_start[b] = static_cast<int32_t>(b * k);
+    for (int64_t b = 0; b <= b_count; ++b) s.head.row_start[b] = static_cast<int32_t>(b * k);
     for (int64_t r = 0; r < rows; ++r) {
-      s.positions[r] = static_cast<int32_t>(std::min(c.length[r / k] + levels - 1, m.last_position));
-      s.last[r] = s.positions[r] + kAhead;
+      s.head.positions[r] = static_cast<int32_t>(std::min(c.length[r / k] + levels - 1, m.last_position));
+      s.last[r] = s.head.positions[r] + kAhead;
     }
     s.hidden.resize(rows * width);
     for (int64_t r = 0; r < rows; ++r) {
@@ -251,8 +147,8 @@ struct Growth {
     out.token_ids = s.children.data();
     out.log_probs = s.log_probs.data();
     out.hidden = s.out.data();
-    toss(draws, b_count, k, s.last, &out);
-    run_head(m, c, rows, (levels - 1) * k, s.mask.data(), out);
+    s.head.toss(draws, b_count, k, s.last, &out);
+    s.head.run(m, c, rows, (levels - 1) * k, s.mask.data(), out);
     s.level.resize(rows * k);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t n = 0; n < k; ++n) s.level[r * k + n] = s.best[r] + s.log_probs[r * k + n];
@@ -341,65 +237,6 @@ void fledge_draft(const RoundModels* m, const CarriedState* c, const DraftTerms*
   fledge_some_rows(s.last.data(), row_start, first, picked, b_count, nodes);
   fledge_verify_rows(tree, tree + 2 * all, tree + 3 * all, c->length, picked, tokens, tokens + rows, masks, rows, nodes);
   out->rows = rows;
-}
-
-// See `extend` in round.py: paths [B, width] through the verify's rows, whose `features` are given. `move`: the nodes
-// may be elsewhere than they belong.
-void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* draws, const int64_t* emits,
-                   const int64_t* path, const int64_t* emitted, const int64_t* first_row, const bf16* features,
-                   int64_t width, int64_t move) {
-  int64_t b_count = c->requests, rows = std::accumulate(emits, emits + b_count, int64_t(0));
-  int64_t hidden = m->head->shape.hidden;
-  s.row_start.resize(b_count + 1);
-  s.last.resize(b_count);
-  s.positions.resize(rows);
-  s.tokens.resize(rows);
-  for (std::vector<int64_t>* of : {&s.source, &s.from, &s.to}) of->resize(rows);
-  fledge_path_rows(emits, path, emitted, c->length, first_row, c->page_table, s.row_start.data(), s.last.data(),
-                   s.positions.data(), s.tokens.data(), s.source.data(), s.from.data(), s.to.data(), b_count, width,
-                   c->pages, kPage);
-  if (move)
-    fledge_move_kv(m->kv, m->layers, m->pages, m->kv_heads, m->head_dim, s.from.data(), s.to.data(), rows);
-  s.out.resize(rows * hidden);
-  s.wanted.assign(s.last.begin(), s.last.end());
-  HeadOutputs out{};
-  out.logit_rows = s.wanted.data();
-  out.count = b_count;
-  out.k = c->topk;
-  out.features = features;
-  out.token_ids = c->first_token_ids;
-  out.log_probs = c->first_log_probs;
-  out.hidden = s.out.data();
-  out.feature_rows = s.source.data();
-  for (int64_t b = 0; b < b_count; ++b) s.last[b] = s.positions[s.last[b]] + kAhead;
-  toss(*draws, b_count, 1, s.last, &out);
-  for (int32_t& position : s.positions) position = std::min<int32_t>(position, m->last_position);
-  run_head(*m, *c, rows, 0, nullptr, out);
-  for (int64_t b = 0; b < b_count; ++b) std::copy_n(&s.out[s.wanted[b] * hidden], hidden, c->hidden + b * hidden);
-  fledge_advance(emits, emitted, c->length, c->bonus, c->history, b_count, width, c->known);
-}
-
-// Verify, accept and extend, where no request wants logits; see `_finish` in round.py.
-void fledge_finish(const RoundModels* m, const CarriedState* c, const Drawing* draws, const Drafted* t, Accepted* out) {
-  auto now = std::chrono::steady_clock::now;
-  auto begun = now();
-  run_target(*m, *c, *draws, *t);
-  auto verified = now();
-  int64_t b_count = c->requests, width = t->width;
-  s.emits.resize(b_count);
-  s.emitted.resize(b_count * width);
-  fledge_accept(t->token_ids, t->parents, t->depths, s.answers.data(), t->speculates, s.emits.data(), out->path,
-                s.emitted.data(), b_count, t->nodes, width);
-  for (int64_t b = 0; b < b_count; ++b) {
-    int64_t* to = out->emitted + b * (1 + width);
-    to[0] = s.emits[b];
-    std::copy_n(&s.emitted[b * width], width, to + 1);
-  }
-  auto accepted = now();
-  fledge_extend(m, c, draws, s.emits.data(), out->path, s.emitted.data(), t->first, s.features.data(), width,
-                t->masks != nullptr);
-  out->verify = std::chrono::duration<double>(verified - begun).count();
-  out->accept = std::chrono::duration<double>(accepted - verified).count();
 }
 
 }  // extern "C"

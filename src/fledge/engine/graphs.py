@@ -1,0 +1,128 @@
+"""Rounds as CUDA graphs: a round's kernels are recorded once, and launched again by one call.
+
+A round is hundreds of small kernels, and for a small target launching them takes longer than running them. On a GPU
+a round reads no value on the host and has fixed shapes, so that all of it can be recorded: draft, verify, accept,
+extend. Which kernels they are depends on a `RoundKey` alone, and what they read has to lie where it lay then:
+
+    carried state, KV pools, layouts        are never allocated anew
+    how tokens are chosen, who speculates,  are written to where they lay before ("settled"),
+    what lookup's matches are worth         when the batch has changed
+
+    round of a key   1, 2   launched one by one, which compiles and fills caches
+                     3      recorded, then replayed
+                     4 ..   replayed
+
+What a replay leaves are the tensors of the recording. A lane copies them to the host before the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from fledge.engine.layout import TreeShape
+from fledge.errors import EngineError
+
+T = TypeVar("T")
+
+_LAUNCHED = 2  # rounds of a key before it is recorded
+_MOST = 64  # recordings kept; the one not used for longest goes
+
+
+class RoundKey(NamedTuple):
+    """What a round's kernels depend on."""
+
+    requests: int
+    shape: TreeShape | None  # None: a plain round
+    some_speculate: bool
+    all_speculate: bool
+    choice: str  # `SelectionRows.choice`
+
+
+class Recording(NamedTuple, Generic[T]):
+    """Kernels that can be launched again."""
+
+    made: T  # tensors that every replay writes again
+    replay: Callable[[], None]
+
+
+class Recorder(Protocol):
+    """How kernels are recorded."""
+
+    def record(self, work: Callable[[], T]) -> Recording[T]:
+        """Note what `work` launches, without running it. Raises if it reads a value or writes one from the host."""
+
+
+class CudaRecorder:
+    """CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs) that share their memory.
+
+    Sharing is safe: replays follow each other on one stream, and what a recording returns is kept.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises EngineError where rounds can't be recorded."""
+        if device.type != "cuda":
+            raise EngineError(
+                f"cuda_graphs needs a target on a CUDA device, and this one is on {device}; leave it out"
+            )
+        if find_spec("triton") is None:
+            raise EngineError(
+                "cuda_graphs needs the Triton kernels, for attention in plain torch reads lengths on the host; run "
+                'pip install "fledge[gpu]", or leave cuda_graphs out'
+            )
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], T]) -> Recording[T]:
+        """See `Recorder.record`."""
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
+            made = work()
+        return Recording(made, graph.replay)
+
+
+class RecordedRounds:
+    """The recordings of one engine."""
+
+    def __init__(self, recorder: Recorder, most: int = _MOST) -> None:
+        self.recorded = self.replayed = 0  # how often
+        self._recorder, self._most = recorder, most
+        self._kept: OrderedDict[RoundKey, Recording[Any]] = OrderedDict()
+        self._launched: Counter[RoundKey] = Counter()
+
+    def run(self, key: RoundKey, work: Callable[[], T], again: Callable[[], None]) -> T:
+        """What `work` makes, a round of this key. `again`: what it does on the host, for rounds that are replayed."""
+        if self._launched[key] < _LAUNCHED:
+            self._launched[key] += 1
+            return work()
+        kept: Recording[T] | None = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = self._record(work)
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+            again()
+        kept.replay()
+        self.replayed += 1
+        return kept.made
+
+    def alone(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Work that was done before, as a call that replays it."""
+        return self._record(work).replay
+
+    def _record(self, work: Callable[[], T]) -> Recording[T]:
+        self.recorded += 1
+        try:
+            return self._recorder.record(work)
+        except RuntimeError as error:
+            raise EngineError(
+                f"a round's kernels can't be recorded ({error}); start the engine without cuda_graphs, and report this"
+            ) from error

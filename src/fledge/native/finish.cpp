@@ -1,0 +1,137 @@
+// Verify, accept and extend, and extend alone, one call each: they equal engine/round.py's torch code, bit for bit.
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "round.h"
+
+using namespace fledge;
+
+extern "C" {
+
+struct Drafted {  // trees of N nodes for each of B requests, R of which are verified
+  const int64_t *token_ids, *parents, *depths;  // [B, N]
+  const int64_t *picked, *masks, *first;        // [R], which of all nodes; [R], null: chains; [B]
+  const int32_t *row_start, *tokens, *positions;
+  const bool* speculates;  // [B], null: all
+  int64_t nodes, rows, width;
+};
+
+struct Accepted {
+  int64_t* emitted;  // [B, 1 + width], how many each request emits before them
+  int64_t* path;     // [B, width]
+  double verify, accept;  // seconds
+};
+
+}  // extern "C"
+
+namespace {
+
+struct Scratch {  // of the thread that runs rounds
+  HeadRows head;
+  std::vector<int32_t> verify_positions, offset, wanted;
+  std::vector<int64_t> source, from, to, last;
+  std::vector<int64_t> verify_keys, after, tossed, chosen, answers, emits, emitted;
+  std::vector<float> temperature;
+  std::vector<bf16> out, features;
+};
+thread_local Scratch s;
+
+// The target over the rows of all trees: s.answers [B, N], what nodes choose, -1 where none was verified; s.features.
+void run_target(const RoundModels& m, const CarriedState& c, const Drawing& d, const Drafted& t) {
+  int64_t rows = t.rows, all = c.requests * t.nodes;
+  s.chosen.resize(rows);
+  s.features.resize(rows * 3 * m.target->shape.hidden);
+  s.verify_positions.resize(rows);
+  for (int64_t r = 0; r < rows; ++r) s.verify_positions[r] = std::min<int32_t>(t.positions[r], m.last_position);
+  s.offset.assign(c.requests, 0);
+  DecoderOutputs out{};
+  out.count = rows;
+  out.chosen = s.chosen.data();
+  out.features = s.features.data();
+  if (d.filters) {
+    s.temperature.resize(rows);
+    s.verify_keys.resize(rows);
+    s.after.resize(rows);
+    s.tossed.resize(rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t b = t.picked[r] / t.nodes;
+      s.temperature[r] = d.filters[b * 4];
+      s.verify_keys[r] = d.keys[b];
+      s.after[r] = t.positions[r] + 1;
+    }
+    fledge_coins(s.verify_keys.data(), s.after.data(), s.tossed.data(), rows);
+    out.temperature = s.temperature.data();
+    out.coins = s.tossed.data();
+  }
+  int64_t sizes[3] = {rows, c.requests, c.pages};
+  const int* tensors[6] = {t.tokens, s.verify_positions.data(), t.row_start, c.length, s.offset.data(), c.page_table};
+  fledge_decoder_forward(m.target, sizes, tensors, reinterpret_cast<const uint64_t*>(t.masks), m.kv, m.pages, &out);
+  s.answers.assign(all, -1);
+  for (int64_t r = 0; r < rows; ++r) s.answers[t.picked[r]] = s.chosen[r];
+}
+
+}  // namespace
+
+extern "C" {
+
+// See `extend` in round.py: paths [B, width] through the verify's rows, whose `features` are given. `move`: the nodes
+// may be elsewhere than they belong.
+void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* draws, const int64_t* emits,
+                   const int64_t* path, const int64_t* emitted, const int64_t* first_row, const bf16* features,
+                   int64_t width, int64_t move) {
+  int64_t b_count = c->requests, rows = std::accumulate(emits, emits + b_count, int64_t(0));
+  int64_t hidden = m->head->shape.hidden;
+  s.head.row_start.resize(b_count + 1);
+  s.last.resize(b_count);
+  s.head.positions.resize(rows);
+  s.head.tokens.resize(rows);
+  for (std::vector<int64_t>* of : {&s.source, &s.from, &s.to}) of->resize(rows);
+  fledge_path_rows(emits, path, emitted, c->length, first_row, c->page_table, s.head.row_start.data(), s.last.data(),
+                   s.head.positions.data(), s.head.tokens.data(), s.source.data(), s.from.data(), s.to.data(), b_count, width,
+                   c->pages, kPage);
+  if (move)
+    fledge_move_kv(m->kv, m->layers, m->pages, m->kv_heads, m->head_dim, s.from.data(), s.to.data(), rows);
+  s.out.resize(rows * hidden);
+  s.wanted.assign(s.last.begin(), s.last.end());
+  HeadOutputs out{};
+  out.logit_rows = s.wanted.data();
+  out.count = b_count;
+  out.k = c->topk;
+  out.features = features;
+  out.token_ids = c->first_token_ids;
+  out.log_probs = c->first_log_probs;
+  out.hidden = s.out.data();
+  out.feature_rows = s.source.data();
+  for (int64_t b = 0; b < b_count; ++b) s.last[b] = s.head.positions[s.last[b]] + kAhead;
+  s.head.toss(*draws, b_count, 1, s.last, &out);
+  for (int32_t& position : s.head.positions) position = std::min<int32_t>(position, m->last_position);
+  s.head.run(*m, *c, rows, 0, nullptr, out);
+  for (int64_t b = 0; b < b_count; ++b) std::copy_n(&s.out[s.wanted[b] * hidden], hidden, c->hidden + b * hidden);
+  fledge_advance(emits, emitted, c->length, c->bonus, c->history, b_count, width, c->known);
+}
+
+// Verify, accept and extend, where no request wants logits; see `_finish` in round.py.
+void fledge_finish(const RoundModels* m, const CarriedState* c, const Drawing* draws, const Drafted* t, Accepted* out) {
+  auto now = std::chrono::steady_clock::now;
+  auto begun = now();
+  run_target(*m, *c, *draws, *t);
+  auto verified = now();
+  int64_t b_count = c->requests, width = t->width;
+  s.emits.resize(b_count);
+  s.emitted.resize(b_count * width);
+  fledge_accept(t->token_ids, t->parents, t->depths, s.answers.data(), t->speculates, s.emits.data(), out->path,
+                s.emitted.data(), b_count, t->nodes, width);
+  for (int64_t b = 0; b < b_count; ++b) {
+    int64_t* to = out->emitted + b * (1 + width);
+    to[0] = s.emits[b];
+    std::copy_n(&s.emitted[b * width], width, to + 1);
+  }
+  auto accepted = now();
+  fledge_extend(m, c, draws, s.emits.data(), out->path, s.emitted.data(), t->first, s.features.data(), width,
+                t->masks != nullptr);
+  out->verify = std::chrono::duration<double>(verified - begun).count();
+  out->accept = std::chrono::duration<double>(accepted - verified).count();
+}
+
+}  // extern "C"

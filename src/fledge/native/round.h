@@ -1,0 +1,74 @@
+// What the calls of a round share: the models, what requests carry, and forwards of the head.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "models.h"
+#include "tree_calls.h"
+
+extern "C" {
+
+struct RoundModels {
+  const Decoder* target;
+  const DraftHead* head;
+  fledge::bf16 *head_kv, *kv;
+  int64_t pages, last_position;
+  int layers, kv_heads, head_dim;  // the target's
+};
+
+struct CarriedState {  // of B requests; see `Carried`
+  int64_t requests, pages, topk, known;
+  int32_t* length;
+  int64_t* bonus;
+  const int32_t *page_table, *head_start, *head_pages;
+  int64_t* first_token_ids;
+  float* first_log_probs;
+  fledge::bf16* hidden;
+  int32_t* history;
+};
+
+struct Drawing {  // how tokens are going to be drawn; null pointers: greedily
+  const float* filters;  // [B, 4]
+  const int64_t* keys;   // [B]
+};
+
+}  // extern "C"
+
+namespace fledge {
+
+constexpr int64_t kAhead = 2;  // a head's row at position p proposes x[p + 2]
+
+struct HeadRows {  // of a forward of the head over rows of B requests
+  std::vector<int32_t> tokens, positions, row_start, prefix, offset;
+  std::vector<int64_t> keys, coins;
+  std::vector<float> filters;
+
+  // Rows laid out by row_start, from window index `at` on: their tokens, at their positions.
+  void run(const RoundModels& m, const CarriedState& c, int64_t rows, int64_t at, const int64_t* mask,
+           const HeadOutputs& outputs) {
+    prefix.resize(c.requests);
+    for (int64_t b = 0; b < c.requests; ++b) prefix[b] = c.length[b] - c.head_start[b];
+    offset.assign(c.requests, static_cast<int32_t>(at));
+    int64_t sizes[3] = {rows, c.requests, c.pages};
+    const int* tensors[6] = {tokens.data(), positions.data(), row_start.data(),
+                             prefix.data(), offset.data(),    c.head_pages};
+    fledge_head_forward(m.head, sizes, tensors, reinterpret_cast<const uint64_t*>(mask), m.head_kv, m.pages, &outputs);
+  }
+
+  // Every request's filters and key once for each of its `width` rows, and the rows' coins, for tokens `at` positions.
+  void toss(const Drawing& d, int64_t requests, int64_t width, const std::vector<int64_t>& at, HeadOutputs* out) {
+    if (!d.filters) return;
+    filters.resize(requests * width * 4);
+    keys.resize(requests * width);
+    coins.resize(requests * width);
+    for (int64_t r = 0; r < requests * width; ++r) {
+      std::copy_n(d.filters + r / width * 4, 4, &filters[r * 4]);
+      keys[r] = d.keys[r / width];
+    }
+    fledge_coins(keys.data(), at.data(), coins.data(), requests * width);
+    out->filters = filters.data();
+    out->coins = coins.data();
+  }
+};
+
+}  // namespace fledge
