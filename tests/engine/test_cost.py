@@ -13,7 +13,7 @@ import torch
 from fledge.engine import cost
 from fledge.engine.forwards import Models
 
-_MODELS = cast(Models, SimpleNamespace(decoder=SimpleNamespace(device=torch.device("cpu"))))
+_MODELS = cast(Models, SimpleNamespace(rounds=None, decoder=SimpleNamespace(device=torch.device("cpu"))))
 
 
 def test_a_slow_moment_at_the_start_does_not_stay_in_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,10 @@ import torch
 
 from fledge.engine.build import EngineParts
 from fledge.engine.lane import FutureMap, torch_alone
+from fledge.engine.lessons import Lesson, Lessons
 from fledge.engine.params import SamplingParams
-from fledge.engine.phases import HostSeconds, PhaseClock, PhaseSeconds
-from fledge.engine.planner import RoundPlan, depth_masses
+from fledge.engine.phases import PhaseClock, PhaseSeconds
+from fledge.engine.planner import RoundPlan
 from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, PrefillRun
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
 from fledge.engine.result import RoundResult, run_round
@@ -45,7 +46,8 @@ class EngineCore:
         self._ids = itertools.count()
         self._clock = PhaseClock()
         self._hidden = 0.0  # seconds of the host's work while the lane was busy
-        self._host = HostSeconds()
+        on_cpu = parts.models.decoder.device.type == "cpu"
+        self._lessons = Lessons(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
         self._broken = False  # a step failed
@@ -142,6 +144,7 @@ class EngineCore:
             self._hidden += max(busy - (lane.exposed - exposed), 0.0)
         if not self._scheduler.busy:
             flight.clear()  # at most a round of requests that are done
+            self._lessons.learn()
             self._scheduler.check()
         elif not flight:
             lane.settle()
@@ -291,42 +294,7 @@ class EngineCore:
         if any(request.speculate for request in running):
             accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
             asked = plan is not None and not plan.drafts
-            self._learn(result, rows, accepted, seconds, asked=asked)
-
-    def _learn(
-        self,
-        result: RoundResult,
-        rows: Sequence[Sequence[int]],
-        accepted: Sequence[int],
-        seconds: float,
-        *,
-        asked: bool,
-    ) -> None:
-        """Tell the planner what a round brought; before it the head may have had to catch up."""
-        drafted, planner, late, requests = result.drafted, self._planner, result.catch_up, len(rows)
-        seconds += self._host.of_round(self._lane.exposed, drafted=drafted is not None)
-        if drafted is None:
-            planner.observe(None, requests, seconds, [], asked=asked)
-        else:
-            shape, levels = drafted.shape, [level.cpu() for level in drafted.levels]
-            masses = depth_masses(drafted.depths, drafted.log_probs, shape.reach)
-            planner.observe(
-                shape,
-                requests,
-                seconds - late,
-                accepted,
-                masses,
-                levels,
-                catch_up=late,
-                rows=drafted.rows,
-                asked=asked,
-            )
-            if drafted.proposal is not None:
-                planner.observe_lookup(drafted.proposal, rows)
-        if self._models.decoder.device.type == "cpu":  # elsewhere the clock sees launches, not work
-            verified = drafted.rows if drafted else requests
-            what = (drafted.shape, len(drafted.levels)) if drafted else (None, 0)
-            planner.time(requests, what[0], what[1], verified, result.draft, result.verify)
+            self._lessons.take(Lesson(result, rows, accepted, seconds, asked), self._lane.exposed)
 
     def _deliver(self, request: Request, emitted: Emitted, tree: TreeTrace | None = None) -> None:
         completion = None

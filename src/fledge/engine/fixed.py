@@ -27,6 +27,10 @@ class FixedPlanner(Planner):
         """Whether the tree isn't PLAIN."""
         return self._fixed is not None
 
+    def is_settled(self, requests: int) -> bool:
+        """Always: nothing is learnt."""
+        return True
+
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
         """The same: nothing is known of costs."""
         return self.pays(requests)

@@ -58,6 +58,8 @@ class Entry(Generic[T]):
 class Lane:
     """Runs works in the order they are put. After a failure the ones behind it are refused, until `drain`."""
 
+    results_stay = True  # nobody writes to a result that the host has taken
+
     def __init__(self) -> None:
         self.own_kernels = False  # the works' kernels have threads of their own: see `torch_alone`
         self.exposed = 0.0  # seconds the lane had nothing to do because the host was busy

@@ -183,6 +183,11 @@ class Planner:
         """Whether speculation is expected to pay at this batch size."""
         return self._saved(requests) > 0
 
+    def is_settled(self, requests: int) -> bool:
+        """Whether speculation pays at this batch size and its first timings, which change most, are there."""
+        known = self._measured.get((_group(requests), Kind.DRAFTED), 0)
+        return self._size(requests).speculates and known >= _EARLY_ROUNDS[-1]
+
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
         """Whether `tokens` of a prompt are worth running again for the head, which hasn't seen them.
 

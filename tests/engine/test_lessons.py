@@ -1,0 +1,73 @@
+"""When the planner hears of rounds: at once while it finds out, of several together later, of all in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fledge.engine import Engine
+from fledge.engine.lessons import _TOGETHER
+from fledge.target.target import Target
+from tests.engine.conftest import scripted_head
+
+Heard = list[tuple[int, bool]]
+
+
+@pytest.fixture
+def engine(target: Target, plain: Engine, prompts: list[list[int]]) -> Engine:
+    """With a head that knows the answers, and a planner that believes in it from the start."""
+    head = scripted_head(target, plain.generate(prompts, max_tokens=80, ignore_eos=True), 0.9)
+    head.strict = False  # costs are measured on an empty pool
+    engine = Engine(target, head, max_batch=2, max_context=160)
+    engine._core._planner._best = lambda requests: (engine._core._planner._predicted(requests)[0], 1e9)  # type: ignore[method-assign]
+    return engine
+
+
+@pytest.fixture
+def heard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Heard:
+    """Of each lesson the planner hears: how many rounds there have been, and whether it was one with drafts."""
+    core, planner, found = engine._core, engine._core._planner, []
+    observe = planner.observe
+
+    def hear(shape: Any, *args: Any, **more: Any) -> None:
+        found.append((core._counts.rounds, shape is not None))
+        observe(shape, *args, **more)
+
+    monkeypatch.setattr(planner, "observe", hear)
+    return found
+
+
+def test_lessons_come_at_once_and_then_together(
+    engine: Engine, heard: Heard, prompts: list[list[int]]
+) -> None:
+    for prompt in prompts[:6]:
+        engine.generate([prompt], max_tokens=80, ignore_eos=True)
+    rounds = engine.stats().rounds
+    assert len(heard) == rounds
+    assert sum(record.rounds for record in engine.stats().shapes) == rounds
+    late = [when - number for number, (when, _) in enumerate(heard, start=1)]
+    assert set(late[:12]) == {0}
+    assert max(late) == _TOGETHER - 1
+    assert min(late) == 0
+
+
+def test_a_plain_round_is_learnt_from_at_once_with_all_before_it(
+    engine: Engine, heard: Heard, prompts: list[list[int]]
+) -> None:
+    for prompt in prompts[:4]:
+        engine.generate([prompt], max_tokens=80, ignore_eos=True)
+    assert engine._core._planner.is_settled(1)
+    drafted = [drafted for _, drafted in heard]
+    engine._core._planner.choose = lambda requests, behind: None  # type: ignore[method-assign]
+    engine.generate([prompts[5]], max_tokens=20, ignore_eos=True)
+    plain = heard[len(drafted) :]
+    assert [drafted for _, drafted in plain] == [False] * len(plain)
+    assert [when for when, _ in plain] == list(range(len(drafted) + 1, len(heard) + 1))
+
+
+def test_an_idle_engine_has_learnt_everything(engine: Engine, heard: Heard, prompts: list[list[int]]) -> None:
+    for number, prompt in enumerate(prompts[:8]):
+        engine.generate([prompt], max_tokens=3 + 5 * number, ignore_eos=True)
+        assert len(heard) == engine.stats().rounds
+        assert not engine._core._lessons._waiting
