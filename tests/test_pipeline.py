@@ -132,6 +132,15 @@ def test_the_estimate_covers_what_is_pending(finished_run: Path, recipe: Recipe)
     assert all(row.seconds > 0 for row in rows)
 
 
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_the_estimate_of_writing_needs_no_run(tmp_path: Path, recipe: Recipe, batch: int) -> None:
+    options = recipe.respond.model_copy(update={"max_batch": batch})
+    run = Run(recipe.model_copy(update={"respond": options}), str(tmp_path))
+    rows = estimate(run, ["prompts", "respond"])
+    assert [row.stage for row in rows] == ["prompts", "respond"]
+    assert all(row.seconds > 0 and row.tokens > recipe.prompts.count for row in rows)
+
+
 def test_training_goes_on_from_a_given_head(tmp_path: Path, finished_run: Path, recipe: Recipe) -> None:
     for part in ("prompts", "conversations", "features"):
         shutil.copytree(finished_run / part, tmp_path / "run" / part)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 import psutil
@@ -15,7 +17,7 @@ from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
 from fledge.console import clock, console, print_table
 from fledge.draft import DraftVocabulary, Head, HeadConfig
-from fledge.engine import Engine
+from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
 from fledge.run_folder import Run
 from fledge.storage import Manifest, local_path
@@ -35,6 +37,7 @@ _CHECKPOINT_BYTES = 18
 _TRAIN_OVER_MEASURE = 3.0  # measuring tau has no backward pass
 
 _DECODE_STEPS = 12
+_DECODED_PROMPT = 16  # tokens
 _SAMPLES, _SAMPLE_TOKENS = 8, 160  # of the prefill and of the training batch that are timed
 
 
@@ -68,7 +71,8 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     """What each pending stage takes. Sizes come from what is on disk already, else from typical lengths."""
     recipe, speeds = run.recipe, Calibration(run)
     count, heldout = recipe.prompts.count, recipe.respond.heldout
-    written = count * _ATTEMPT_TOKENS / _KEPT
+    attempts = count / _KEPT
+    written, asked = attempts * _ATTEMPT_TOKENS, count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
     answers = count * _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
     tokens = conversation_tokens(run, known="respond" not in pending)
     trained = tokens * (1 - heldout) * recipe.train.epochs
@@ -83,8 +87,14 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         "evaluate": (judged, 0.0),
     }
     seconds: dict[str, Callable[[], float]] = {
-        "prompts": lambda: written / speeds.decode if recipe.prompts.writes else 0.0,
-        "respond": lambda: answers / speeds.decode if recipe.respond.server is None else 0.0,
+        "prompts": lambda: (
+            (written / speeds.sampled + attempts * _TEMPLATE_TOKENS / speeds.prefill)
+            if recipe.prompts.writes
+            else 0.0
+        ),
+        "respond": lambda: (
+            (answers / speeds.greedy + asked / speeds.prefill) if recipe.respond.server is None else 0.0
+        ),
         "features": lambda: tokens / speeds.prefill,
         "train": lambda: min(
             (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train, 60 * (recipe.train.minutes or math.inf)
@@ -115,15 +125,22 @@ class Calibration:
         self._length = min(_SAMPLE_TOKENS, run.target.config.max_position_embeddings)
 
     @cached_property
-    def decode(self) -> float:
-        """Tokens per second of the batches that prompts and respond decode."""
+    def greedy(self) -> float:
+        """Tokens per second of the batches that respond decodes."""
         batch = self._recipe.respond.max_batch
-        return batch * _DECODE_STEPS / self._decode_seconds(batch)
+        return batch / self._step_seconds(batch, SamplingParams(temperature=0.0))
+
+    @cached_property
+    def sampled(self) -> float:
+        """The same of prompts, which are sampled."""
+        batch, wanted = self._recipe.respond.max_batch, self._recipe.prompts
+        params = SamplingParams(temperature=wanted.temperature, top_p=wanted.top_p)
+        return batch / self._step_seconds(batch, params)
 
     @cached_property
     def plain_ms(self) -> float:
         """Milliseconds per token at batch 1."""
-        return 1e3 * self._decode_seconds(1) / _DECODE_STEPS
+        return 1e3 * self._step_seconds(1, SamplingParams(temperature=0.0))
 
     @cached_property
     def prefill(self) -> float:
@@ -161,11 +178,20 @@ class Calibration:
     def _draft_vocab_size(self) -> int:
         return min(self._recipe.train.draft_vocab_size, self._target.config.vocab_size)
 
-    def _decode_seconds(self, batch: int) -> float:
+    def _step_seconds(self, batch: int, params: SamplingParams) -> float:
+        """A round of so many requests, once all of them are running."""
         engine = Engine(self._target, max_batch=batch, max_context=self._length, prefix_cache=False)
-        prompts = [self._token_ids(self._length - _DECODE_STEPS - 1)] * batch
-        first = _timed(lambda: engine.generate(prompts, max_tokens=1))
-        return _timed(lambda: engine.generate(prompts, max_tokens=1 + _DECODE_STEPS, ignore_eos=True)) - first
+        # Short, so that the first request doesn't end before the last has begun.
+        prompt = self._token_ids(min(_DECODED_PROMPT, self._length // 2))
+        wanted = replace(params, max_tokens=self._length - len(prompt), ignore_eos=True)
+        requests = [engine.submit(prompt, replace(wanted, seed=seed)) for seed in range(batch)]
+        begun: set[int] = set()
+        while len(begun) < batch:
+            begun.update(result.request_id for result in engine.step())
+        seconds = [_timed(engine.step) for _ in range(_DECODE_STEPS) if engine.busy]
+        for request in requests:
+            engine.cancel(request)
+        return median(seconds)
 
     def _token_ids(self, length: int) -> list[int]:
         start = self._target.chat.user_turn_start()
