@@ -88,8 +88,8 @@ void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* d
   s.head.tokens.resize(rows);
   for (std::vector<int64_t>* of : {&s.source, &s.from, &s.to}) of->resize(rows);
   fledge_path_rows(emits, path, emitted, c->length, first_row, c->page_table, s.head.row_start.data(), s.last.data(),
-                   s.head.positions.data(), s.head.tokens.data(), s.source.data(), s.from.data(), s.to.data(), b_count, width,
-                   c->pages, kPage);
+                   s.head.positions.data(), s.head.tokens.data(), s.source.data(), s.from.data(), s.to.data(), b_count,
+                   width, c->pages, kPage);
   if (move)
     fledge_move_kv(m->kv, m->layers, m->pages, m->kv_heads, m->head_dim, s.from.data(), s.to.data(), rows);
   s.out.resize(rows * hidden);
