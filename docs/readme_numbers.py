@@ -1,7 +1,7 @@
 """Keeps README's measured numbers equal to committed results.
 
 <!-- measured: results/demo.json -->
-(a table made from that summary.json; of a peers.jsonl: the table of peers; of a ratios*.json: its lines)
+(a table made from that summary.json; of a peers.jsonl: the table of peers; of a ratios.json: its lines)
 <!-- /measured -->
 
 <!-- measured in full: results/demo.json -->
@@ -142,7 +142,7 @@ def filled(text: str, root: Path = ROOT) -> str:
         if place.endswith(".jsonl"):
             peers = peers_table(read_peers(place))
             return match[1] + table(peers.columns, peers.rows) + "\n" + match[4]
-        if Path(place).name.startswith("ratios"):
+        if place.endswith("ratios.json"):
             ratios = Ratios.model_validate_json(Path(place).read_text("utf-8"))
             return match[1] + table(RATIO_COLUMNS, [line.cells for line in ratios.lines]) + "\n" + match[4]
         made = full_tables if match[2] else measured_table
