@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from fledge.engine import Engine, SamplingParams, StepResult, TreeShape, native_tree
+from fledge.engine import Engine, SamplingParams, StepResult, TreeShape, cost, native_tree
 from fledge.engine.graphs import CudaRecorder, RecordedRounds, Recording, RoundKey
 from fledge.engine.planner import RoundPlan
 from fledge.errors import EngineError
@@ -108,10 +108,13 @@ def test_replayed_rounds_are_those_that_would_be_launched(
 
 
 def test_costs_are_those_of_replays(target: Target, like_a_gpu: None) -> None:
+    """Also where the target's own were measured without."""
+    Engine(target, noisy_head(target), max_batch=2, max_context=64)
     engine = Engine(target, noisy_head(target), max_batch=2, max_context=64, cuda_graphs=True)
     rounds = engine._core._models.rounds
     assert rounds is not None
     assert rounds.recorded >= 4  # sizes of the target and of the head
+    assert {replayed for _, replayed in cost._measured_targets[target.decoder]} == {False, True}
 
 
 def test_a_round_is_recorded_once_it_was_launched_twice() -> None:

@@ -76,22 +76,23 @@ class CostModel:
         return self.target.at(requests)
 
 
-_measured_targets: WeakKeyDictionary[Decoder, dict[int, CostCurve]] = WeakKeyDictionary()
+# By most rows, and whether forwards are replayed.
+_measured_targets: WeakKeyDictionary[Decoder, dict[tuple[int, bool], CostCurve]] = WeakKeyDictionary()
 
 
 def measure_cost(models: Models, max_rows: int) -> CostModel:
     """Time both models on an idle pool. A decoder's own curve is remembered as long as the decoder lives."""
     sizes = [rows for rows in _ROWS if rows <= max_rows] or [1]
-    known = _measured_targets.setdefault(models.decoder, {})
-    if sizes[-1] not in known:
+    known, key = _measured_targets.setdefault(models.decoder, {}), (sizes[-1], models.rounds is not None)
+    if key not in known:
 
         def run_target(batch: ForwardBatch) -> object:
             return models.decoder.forward(batch, models.kv, logits="argmax", features=True)
 
-        known[sizes[-1]] = _measure(sizes, _TARGET_WIDTH, run_target, models)
+        known[key] = _measure(sizes, _TARGET_WIDTH, run_target, models)
     head, head_kv = models.head, models.head_kv
     if head is None or head_kv is None:
-        return CostModel(known[sizes[-1]], CostCurve((1,), (0.0,)))
+        return CostModel(known[key], CostCurve((1,), (0.0,)))
     hidden = torch.zeros(
         max_rows, head.config.hidden_size, dtype=models.decoder.dtype, device=models.decoder.device
     )
@@ -100,7 +101,7 @@ def measure_cost(models: Models, max_rows: int) -> CostModel:
         rows = len(batch.token_ids)
         return head.forward(batch, head_kv, features=None, hidden=hidden[:rows], k=models.topk)
 
-    return CostModel(known[sizes[-1]], _measure(sizes, _HEAD_WIDTH, run_head, models))
+    return CostModel(known[key], _measure(sizes, _HEAD_WIDTH, run_head, models))
 
 
 def _measure(
