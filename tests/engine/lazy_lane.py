@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class LazyLane(Lane):
         future = _Late(self)
         self._queue.append((future, run))
         self.most = max(self.most, len(self._queue))
-        return Entry(future, self._arrive)
+        return Entry(partial(self._arrive, future))
 
     def run(self, until: _Late | None = None) -> None:
         """Run what is queued, in order, up to a work."""
@@ -43,7 +44,8 @@ class LazyLane(Lane):
             except Exception as failure:
                 future.set_exception(failure)
 
-    def _arrive(self, ran: Any) -> Any:
+    def _arrive(self, future: _Late) -> Any:
+        ran = future.result()
         self._taken += _tensors(ran.value)
         return ran
 

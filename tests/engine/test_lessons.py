@@ -57,13 +57,39 @@ def test_a_plain_round_is_learnt_from_at_once_with_all_before_it(
 ) -> None:
     for prompt in prompts[:4]:
         engine.generate([prompt], max_tokens=80, ignore_eos=True)
-    assert engine._core._planner.is_settled(1)
+    assert engine._core._planner.is_settled(1, drafted=True)
     drafted = [drafted for _, drafted in heard]
     engine._core._planner.choose = lambda requests, behind: None  # type: ignore[method-assign]
     engine.generate([prompts[5]], max_tokens=20, ignore_eos=True)
     plain = heard[len(drafted) :]
     assert [drafted for _, drafted in plain] == [False] * len(plain)
     assert [when for when, _ in plain] == list(range(len(drafted) + 1, len(heard) + 1))
+
+
+def test_plain_rounds_are_learnt_from_together_where_they_are_the_rule(
+    engine: Engine, heard: Heard, prompts: list[list[int]]
+) -> None:
+    planner = engine._core._planner
+    planner._best = lambda requests: (planner._predicted(requests)[0], 0.0)  # type: ignore[method-assign]
+    planner._credit = -1e9  # no tries
+    for prompt in prompts[:4]:
+        engine.generate([prompt], max_tokens=60, ignore_eos=True)
+    assert planner.is_settled(1, drafted=False)
+    late = [when - number for number, (when, _) in enumerate(heard, start=1)]
+    assert set(late[:12]) == {0}
+    assert max(late) == _TOGETHER - 1
+
+
+def test_a_try_is_learnt_from_at_once(engine: Engine, heard: Heard, prompts: list[list[int]]) -> None:
+    planner = engine._core._planner
+    planner._best = lambda requests: (planner._predicted(requests)[0], 0.0)  # type: ignore[method-assign]
+    for prompt in prompts[:6]:
+        planner._credit = 1.0
+        engine.generate([prompt], max_tokens=80, ignore_eos=True)
+    assert planner.is_settled(1, drafted=False)
+    late = [when - number for number, (when, drafted) in enumerate(heard, start=1) if drafted]
+    assert late
+    assert set(late) == {0}
 
 
 def test_an_idle_engine_has_learnt_everything(engine: Engine, heard: Heard, prompts: list[list[int]]) -> None:

@@ -23,6 +23,7 @@ from fledge.engine.layout import Layouts, TreeShape
 from fledge.engine.lookup import Proposal
 from fledge.engine.native_tree import Passed
 from fledge.engine.plans import ConfidentPlan, Prices
+from fledge.engine.request import Request
 from fledge.engine.round import (
     Round,
     accept,
@@ -208,6 +209,30 @@ def test_a_round_keeps_the_same(seed: int, requests: int, plain: bool) -> None:
             tensor.copy_(old)
         batch.fall_behind(passed)
     same(after, batch.view())
+
+
+@settings(deadline=None)
+@given(seed=seeds, requests=st.integers(1, 6), start=st.integers(0, 5), behind=st.booleans())
+def test_rows_and_pages_are_kept_the_same(seed: int, requests: int, start: int, behind: bool) -> None:
+    def done() -> list[torch.Tensor]:
+        rng = random.Random(seed)
+        batch = running(rng, requests)
+        row = rng.randrange(requests)
+        for one in range(requests):
+            batch.view().head_start[one] = rng.randrange(start + 1) * _Decoder.page_size
+        batch.view().recent_features.copy_(torch.arange(requests)[:, None, None].expand(-1, 4, 4))
+        batch.set_pages(row, start, list(range(start + rng.randrange(5))))
+        batch.pending[requests - 1] = int(behind)
+        batch.selection._requests = [cast(Request, None)] * requests
+        batch.remove(row)
+        if row < batch.size:  # what is pending moves, too
+            assert (batch.view().recent_features[row] == (requests - 1 if behind else row)).all()
+        return [tensor.clone() for tensor in batch.view()]
+
+    ours = done()
+    with pytest.MonkeyPatch.context() as patch:
+        plainly(patch)
+        same(ours, done())
 
 
 @settings(deadline=None)

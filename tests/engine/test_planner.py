@@ -18,7 +18,8 @@ from fledge.engine import round as rounds
 from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.phases import HostSeconds
-from fledge.engine.planner import MAX_DEPTH, Planner, RoundPlan
+from fledge.engine.planner import Planner, RoundPlan
+from fledge.engine.shapes import MAX_DEPTH
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 

@@ -18,10 +18,11 @@ from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import memory_for_kv
 from fledge.engine.native_round import native_round
-from fledge.engine.planner import MAX_DEPTH, MAX_NODES, TOPKS, Planner, most_nodes
+from fledge.engine.planner import Planner
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler
+from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS, most_nodes
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine import native_tree
-from fledge.engine.native_tree import Passed
+from fledge.engine.native_tree import Passed, Rows
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.rows import SelectionRows
@@ -114,6 +114,8 @@ class RunningBatch:
             history=torch.zeros(rows, sizes.history, dtype=torch.int32, device=device),
         )
         self._views: dict[int, Carried] = {}
+        self._rows = Rows((*self._state[:-3], self._state.history))
+        self._recent = Rows((self._state.recent_tokens, self._state.recent_features))
         # Lists: after a forward numpy's code is out of the caches, and a sum of two numbers takes 60 us.
         self.pending = [0] * rows  # positions each row's head is behind, however many
         self.restarted = [False] * rows  # rows whose head's KV has a gap before its head_start
@@ -160,8 +162,9 @@ class RunningBatch:
         self.size -= 1
         last = self.size
         if row != last:
-            for tensor in self._state:
-                tensor[row] = tensor[last]
+            self._rows.copy(last, row)
+            if self.pending[last]:  # a megabyte that is rarely needed
+                self._recent.copy(last, row)
             self.pending[row] = self.pending[last]
             self.restarted[row] = self.restarted[last]
             self._speculates[row] = self._speculates[last]
@@ -179,11 +182,16 @@ class RunningBatch:
         """Enter the request's pages from number `start` on into its page table."""
         if not pages[start:]:
             return
+        state = self._state
+        if native_tree.runs_here(state.length):
+            tables = state.page_table, state.head_pages, state.head_start
+            native_tree.enter_pages(pages[start:], *tables, row, start, self._page_size)
+            return
         entries = torch.tensor(pages[start:], dtype=torch.int32, device=self.device)
-        self._state.page_table[row, start : len(pages)] = entries
+        state.page_table[row, start : len(pages)] = entries
         column = torch.arange(start, len(pages), device=self.device)
-        column -= self._state.head_start[row] // self._page_size
-        self._state.head_pages[row, column] = entries
+        column -= state.head_start[row] // self._page_size
+        state.head_pages[row, column] = entries
 
     def set_first(
         self, rows: Sequence[int] | None, token_ids: Tensor, log_probs: Tensor, hidden: Tensor

@@ -27,7 +27,7 @@ class FixedPlanner(Planner):
         """Whether the tree isn't PLAIN."""
         return self._fixed is not None
 
-    def is_settled(self, requests: int) -> bool:
+    def is_settled(self, requests: int, *, drafted: bool) -> bool:
         """Always: nothing is learnt."""
         return True
 

@@ -21,8 +21,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -43,16 +44,16 @@ class Ran(NamedTuple, Generic[T]):
 class Entry(Generic[T]):
     """A result on its way to the host: produced once, taken once."""
 
-    def __init__(self, future: Future[Ran[T]], arrive: Callable[[Ran[T]], Ran[T]] = lambda ran: ran) -> None:
-        self._future: Future[Ran[T]] | None = future
-        self._arrive = arrive
+    def __init__(self, wait: Callable[[], Ran[T]]) -> None:
+        """`wait` until the work is done; it returns what came of it, or raises its exception."""
+        self._wait: Callable[[], Ran[T]] | None = wait
 
     def take(self) -> Ran[T]:
         """Wait until the work is done; its value, or its exception."""
-        if self._future is None:
+        if self._wait is None:
             raise EngineError("a round's result was taken twice; report this as a bug of the engine")
-        future, self._future = self._future, None
-        return self._arrive(future.result())
+        wait, self._wait = self._wait, None
+        return wait()
 
 
 class Lane:
@@ -137,7 +138,7 @@ class ThreadLane(Lane):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fledge-lane")
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
-        return Entry(self._thread.submit(_inferring, run))
+        return Entry(self._thread.submit(_inferring, run).result)
 
     def _finish(self) -> None:
         self._thread.submit(bool).result()
@@ -170,17 +171,18 @@ class StreamLane(Lane):
         before, begin, end = self._last, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self._stream):
             begin.record()
-            future = _done(lambda: to_host(run()))
+            done = _done(lambda: to_host(run()))
             end.record()
         self._last = end
 
-        def arrive(ran: Ran[T]) -> Ran[T]:
+        def arrive() -> Ran[T]:
+            ran = done()
             end.synchronize()
             if before is not None:
                 self.exposed += before.elapsed_time(begin) / 1e3
             return Ran(ran.value, begin.elapsed_time(end) / 1e3)
 
-        return Entry(future, arrive)
+        return Entry(arrive)
 
     def _finish(self) -> None:
         self._stream.synchronize()
@@ -270,13 +272,17 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _done(run: Callable[[], Ran[T]]) -> Future[Ran[T]]:
-    future: Future[Ran[T]] = Future()
+def _done(run: Callable[[], Ran[T]]) -> Callable[[], Ran[T]]:
+    """Run now; what came of it is told when asked for."""
     try:
-        future.set_result(run())
+        ran = run()
     except Exception as failure:
-        future.set_exception(failure)
-    return future
+        return partial(_fail, failure)
+    return lambda: ran
+
+
+def _fail(failure: Exception) -> Ran[T]:
+    raise failure
 
 
 def _inferring(run: Callable[[], Ran[T]]) -> Ran[T]:

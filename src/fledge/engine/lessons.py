@@ -2,8 +2,8 @@
 
 On a CPU a forward pushes Python out of the caches, and learning from a round then takes 0.3 ms, of the 11 of one
 request's round; from several rounds in one go it takes a fraction of that. So while nothing is about to change, because
-speculation pays and its costs are known, lessons are put off until there are some. A planner that is still finding out
-hears at once.
+speculation pays, or doesn't, and what that costs is known, lessons are put off until there are some. Of a round that
+is an exception, to find out whether this still holds, the planner hears at once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from fledge.engine.phases import HostSeconds
-from fledge.engine.planner import Planner, depth_masses
+from fledge.engine.planner import Planner
 from fledge.engine.result import RoundResult
 
 _TOGETHER = 8  # rounds
@@ -42,7 +44,8 @@ class Lessons:
         drafted = lesson.result.drafted is not None
         seconds = lesson.seconds + self._host.of_round(exposed, drafted=drafted)
         self._waiting.append(lesson._replace(seconds=seconds))
-        patient = self._patient and drafted and self._planner.is_settled(len(lesson.rows))
+        head = drafted and not lesson.asked
+        patient = self._patient and self._planner.is_settled(len(lesson.rows), drafted=head)
         if not patient or len(self._waiting) >= _TOGETHER:
             self.learn()
 
@@ -60,7 +63,7 @@ class Lessons:
             planner.observe(None, requests, seconds, [], asked=asked)
         else:
             shape, levels = drafted.shape, [level.cpu() for level in drafted.levels]
-            masses = depth_masses(drafted.depths, drafted.log_probs, shape.reach)
+            masses = _depth_masses(drafted.depths, drafted.log_probs, shape.reach)
             planner.observe(
                 shape,
                 requests,
@@ -78,3 +81,11 @@ class Lessons:
             verified = drafted.rows if drafted else requests
             what = (drafted.shape, len(drafted.levels)) if drafted else (None, 0)
             planner.time(requests, what[0], what[1], verified, result.draft, result.verify)
+
+
+def _depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:
+    """Summed probabilities [deepest] of the nodes [B, N] by depth, depth 1 first."""
+    sums = [0.0] * (deepest + 1)
+    for depth, probability in zip(depths.flatten().tolist(), log_probs.exp().flatten().tolist(), strict=True):
+        sums[depth] += probability
+    return sums[1:]

@@ -129,6 +129,7 @@ class NativeRound:
             c.num_layers, c.num_kv_heads, c.head_dim,
         )  # fmt: skip
         self._carried: dict[tuple[int, int], _Carried] = {}
+        self._last: tuple[TreeShape | None, Terms | None, _Terms] = None, None, _Terms()
         self._draft: Callable[..., None] = library().fledge_draft
         self._finish: Callable[..., None] = library().fledge_finish
         self._extend: Callable[..., None] = library().fledge_extend
@@ -150,14 +151,8 @@ class NativeRound:
         floats = torch.empty(requests * (copied + bound.candidates) + most, dtype=torch.float32)
         smalls = torch.empty(requests + 1 + 2 * most, dtype=torch.int32)
         out = _Drafts(integers.data_ptr(), floats.data_ptr(), smalls.data_ptr())
-        sizes = bound.depth, bound.topk, bound.nodes, copied, LONGEST
-        wanted = _Terms(*sizes, log_rates.data_ptr(), address(speculates))
-        if terms is not None:
-            points = len(terms.rows)
-            wanted.calibration = (c_double * len(terms.calibration))(*terms.calibration)
-            wanted.next = (c_double * len(terms.next_levels))(*terms.next_levels)
-            wanted.known, wanted.costs = (c_int64 * points)(*terms.rows), (c_double * points)(*terms.costs)
-            wanted.step, wanted.points = terms.step, points
+        wanted = self._bounds(bound, terms)
+        wanted.log_rates, wanted.speculates = log_rates.data_ptr(), address(speculates)
         drawn = _drawing(drawing)
         self._draft(byref(self._models), byref(self._view(now)), byref(wanted), byref(drawn), byref(out))
 
@@ -233,6 +228,21 @@ class NativeRound:
             emits.data_ptr(), path.data_ptr(), emitted.data_ptr(), first_row.data_ptr(), features.data_ptr(),
             path.shape[1], move,
         )  # fmt: skip
+
+    def _bounds(self, bound: TreeShape, terms: Terms | None) -> _Terms:
+        """What bounds a draft, of which a plan that is used again has the same."""
+        last_bound, last_terms, wanted = self._last
+        if bound == last_bound and terms is last_terms:
+            return wanted
+        wanted = _Terms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
+        if terms is not None:
+            points = len(terms.rows)
+            wanted.calibration = (c_double * len(terms.calibration))(*terms.calibration)
+            wanted.next = (c_double * len(terms.next_levels))(*terms.next_levels)
+            wanted.known, wanted.costs = (c_int64 * points)(*terms.rows), (c_double * points)(*terms.costs)
+            wanted.step, wanted.points = terms.step, points
+        self._last = bound, terms, wanted
+        return wanted
 
     def _view(self, now: Carried) -> _Carried:
         key = now.length.data_ptr(), len(now.length)

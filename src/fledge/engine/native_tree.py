@@ -7,8 +7,8 @@ function here equals the torch code of the one that calls it, bit for bit; B req
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from ctypes import c_int64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import c_int32, c_int64, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -149,6 +149,42 @@ def keep(passed: Passed, recent_tokens: Tensor, recent_features: Tensor) -> None
     requests, kept = recent_tokens.shape
     row_bytes = passed.features.shape[1] * passed.features.element_size()
     _call("fledge_keep", (*passed, recent_tokens, recent_features), requests, kept, row_bytes)
+
+
+def enter_pages(
+    pages: Sequence[int],
+    page_table: Tensor,
+    head_pages: Tensor,
+    head_start: Tensor,
+    row: int,
+    start: int,
+    size: int,
+) -> None:
+    """See `RunningBatch.set_pages`: `pages` from number `start` on, of `size` tokens each."""
+    entries = (c_int32 * len(pages))(*pages)
+    pointers = page_table.data_ptr(), head_pages.data_ptr(), head_start.data_ptr()
+    sizes = row, page_table.shape[1], start, len(pages), size
+    _kernel("fledge_enter_pages", 4, len(sizes))(entries, *pointers, *sizes)
+
+
+class Rows:
+    """Tensors with a row per request; also on other devices."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """They are contiguous, and stay where they are."""
+        self._tensors = tensors
+        self._places: Tensor | None = None
+        if runs_here(tensors[0]):
+            places = [(t.data_ptr(), t[0].numel() * t.element_size()) for t in tensors]
+            self._places = torch.tensor(places, dtype=_INT64)
+
+    def copy(self, row: int, over: int) -> None:
+        """Copy one row of each over another."""
+        if self._places is not None:
+            _call("fledge_copy_row", (self._places,), len(self._tensors), row, over)
+            return
+        for tensor in self._tensors:
+            tensor[over] = tensor[row]
 
 
 def find_repeats(

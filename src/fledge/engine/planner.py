@@ -32,11 +32,8 @@ from fledge.engine.learnt import LearntCurve
 from fledge.engine.lookup import MatchRates, Proposal
 from fledge.engine.pace import Kind, Pace
 from fledge.engine.plans import ConfidentPlan, RoundPlan
+from fledge.engine.shapes import MAX_DEPTH, TOPKS, copies, deepest, trees
 
-MAX_DEPTH = 8
-MAX_NODES = 32
-TOPKS = (1, 2, 4, 8)
-NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPLAN_ROUNDS = 32
 _PLAIN_ROUNDS_AGE = 0.125  # of a round: without drafts hardly anything new is learnt
@@ -86,23 +83,6 @@ class _BatchSize:
     plain_wait: int = _PLAIN_TRY_ROUNDS[0]  # and until it is tried again
 
 
-def most_nodes(topk: int) -> int:
-    """Nodes of the largest tree of this width."""
-    return min(MAX_NODES, 1 + TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates)
-
-
-@functools.cache
-def _deepest(topk: int, lookup: int) -> TreeShape:
-    return TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup)
-
-
-@functools.cache
-def _shapes(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
-    """The trees to choose from, of no more candidates than the `known` that beliefs tell apart."""
-    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
-    return tuple(TreeShape(depth, topk, nodes) for nodes in NODES if depth < nodes <= limit)
-
-
 @functools.cache
 def _group(requests: int) -> int:
     """Batch sizes that share what was measured: up to 4 each its own, then half a power of two apart."""
@@ -141,6 +121,10 @@ class Planner:
         self._target, self._head = LearntCurve(cost.target), LearntCurve(cost.head)
         self._mood = 0.0  # the machine's, as a logarithm
         self._sizes: dict[int, _BatchSize] = {}
+        # What follows from all this, until something is learnt: by batch size the best shape and how much faster than
+        # without the head it is, and plans.
+        self._judged: dict[int, tuple[TreeShape, float]] = {}
+        self._plans: dict[tuple[TreeShape, int], ConfidentPlan] = {}
         self._try_left = 0
         self._credit = _FIRST_CREDIT  # seconds tries may take
 
@@ -154,13 +138,13 @@ class Planner:
         self._age += 1.0 if self._size(requests).speculates else _PLAIN_ROUNDS_AGE
         if self._age >= _REPLAN_ROUNDS:
             self._bounds.clear()
+            self._forget_conclusions()
             self._age = 0.0
         start = self._starting(requests)
         if start is not None:
             self._size(requests).speculates = start != PLAIN
             return self._plan(start, requests)
-        shape, speed = self._best(requests)
-        ratio = speed / self.headless_speed(requests)
+        shape, ratio = self._judge(requests)
         if self._try_left:
             self._try_left -= 1
             return self._plan(shape, requests)
@@ -183,10 +167,13 @@ class Planner:
         """Whether speculation is expected to pay at this batch size."""
         return self._saved(requests) > 0
 
-    def is_settled(self, requests: int) -> bool:
-        """Whether speculation pays at this batch size and its first timings, which change most, are there."""
-        known = self._measured.get((_group(requests), Kind.DRAFTED), 0)
-        return self._size(requests).speculates and known >= _EARLY_ROUNDS[-1]
+    def is_settled(self, requests: int, *, drafted: bool) -> bool:
+        """Whether rounds with the head, or without, are the rule at this batch size.
+
+        Their first timings, which change most, are known by then.
+        """
+        known = self._measured.get((_group(requests), Kind.DRAFTED if drafted else Kind.PLAIN), 0)
+        return self._size(requests).speculates == drafted and known >= _EARLY_ROUNDS[-1]
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
         """Whether `tokens` of a prompt are worth running again for the head, which hasn't seen them.
@@ -221,6 +208,7 @@ class Planner:
         log probabilities [B, C]. `catch_up` seconds came before the round. `rows` were verified; left out, the shape's.
         `asked`: lookup was, without the head, whether it had anything to propose or not.
         """
+        self._forget_conclusions()
         tokens = requests + sum(depths)
         record = self._count(shape, requests, tokens, seconds)
         drafted = shape is not None and bool(levels or shape.depth)
@@ -277,6 +265,7 @@ class Planner:
         self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
     ) -> None:
         """Take in how long a round's draft steps and its verify of `rows` took, in seconds; `shape` None: plain."""
+        self._forget_conclusions()
         self._mood = self._target.learn(rows, verify, self._mood)
         if shape is not None and shape.depth and levels > 1:
             self._head.learn(requests * shape.topk, draft / (levels - 1), self._mood)
@@ -305,8 +294,9 @@ class Planner:
 
     def _starting(self, requests: int) -> TreeShape | None:
         """What was tuned for the nearest batch size, while little is known of this one; None: the planner knows."""
-        rounds = sum(self._measured.get((_group(requests), kind), 0) for kind in Kind)
-        if not self._start or rounds >= _START_ROUNDS:
+        if not self._start:
+            return None
+        if sum(self._measured.get((_group(requests), kind), 0) for kind in Kind) >= _START_ROUNDS:
             return None
         return self._start[min(self._start, key=lambda size: (abs(size - requests), size))]
 
@@ -315,7 +305,25 @@ class Planner:
             return None
         if not self._confident:
             return RoundPlan(replace(shape, lookup=self._lookup), self.match_rates)
-        return ConfidentPlan(_deepest(shape.topk, self._lookup), self, requests)
+        return self._confident_plan(deepest(shape.topk, self._lookup), requests)
+
+    def _confident_plan(self, bound: TreeShape, requests: int) -> ConfidentPlan:
+        found = self._plans.get((bound, requests))
+        if found is None:
+            found = self._plans[bound, requests] = ConfidentPlan(bound, self, requests)
+        return found
+
+    def _judge(self, requests: int) -> tuple[TreeShape, float]:
+        """The best speculative shape, and its tokens per second over those without the head."""
+        found = self._judged.get(requests)
+        if found is None:
+            shape, speed = self._best(requests)
+            found = self._judged[requests] = shape, speed / self.headless_speed(requests)
+        return found
+
+    def _forget_conclusions(self) -> None:
+        self._judged.clear()
+        self._plans.clear()
 
     def _copying(self, requests: int) -> RoundPlan | None:
         """Without the head: lookup's drafts, while they pay; hope gives them another chance later."""
@@ -325,7 +333,7 @@ class Planner:
         size.copies = self._copied(requests) > (_ASK_ON if size.copies else _ASK)
         if not size.copies or size.since_plain >= _PLAIN_AMONG_COPIES:
             return None
-        return ConfidentPlan(TreeShape(0, 1, self._lookup + 1, self._lookup), self, requests)
+        return self._confident_plan(copies(self._lookup), requests)
 
     def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
         """Tries are paid from a share of all time; what a try costs is what plain decode would have taken less."""
@@ -376,17 +384,9 @@ class Planner:
         for topk in self._topks:
             for depth in range(1, MAX_DEPTH + 1):
                 worth = self.beliefs.best_nodes(depth, topk)
-                for shape in _shapes(depth, topk, len(worth)):
+                for shape in trees(depth, topk, len(worth)):
                     tau = 1.0 + float(worth[shape.nodes - 2])
                     speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
                     if speed > most:
                         best, most = shape, speed
         return best, most
-
-
-def depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:
-    """Summed probabilities [deepest] of the nodes [B, N] by depth, depth 1 first."""
-    sums = [0.0] * (deepest + 1)
-    for depth, probability in zip(depths.flatten().tolist(), log_probs.exp().flatten().tolist(), strict=True):
-        sums[depth] += probability
-    return sums[1:]

@@ -90,8 +90,14 @@ class ConfidentPlan(RoundPlan):
         self._scale = planner.scale(requests, drafts=self.drafts)
         if not self.drafts:
             self._scale *= _COPY_MARGIN
+        self._terms: Terms | None = None
 
     def terms(self) -> Terms:
+        if self._terms is None:
+            self._terms = self._make_terms()
+        return self._terms
+
+    def _make_terms(self) -> Terms:
         beliefs, curve, price = self._planner.beliefs, self._planner.hoped, self._rate * self._scale
         return Terms(
             beliefs.calibration,

@@ -107,6 +107,21 @@ void fledge_keep(const int64_t* tokens, const char* features, const int64_t* sou
     }
 }
 
+// See `RunningBatch.set_pages`: a request's pages from number `start` on, [count], into row `row` of both page tables.
+void fledge_enter_pages(const int32_t* pages, int32_t* page_table, int32_t* head_pages, const int32_t* head_start,
+                        int64_t row, int64_t width, int64_t start, int64_t count, int64_t page_size) {
+  std::copy_n(pages, count, page_table + row * width + start);
+  std::copy_n(pages, count, head_pages + row * width + start - head_start[row] / page_size);
+}
+
+// Row `from` of `count` tensors over their row `to`; `places` [count, 2]: where each begins, and the bytes of a row.
+void fledge_copy_row(const int64_t* places, int64_t count, int64_t from, int64_t to) {
+  for (int64_t n = 0; n < count; ++n) {
+    char* rows = reinterpret_cast<char*>(places[2 * n]);
+    std::memcpy(rows + to * places[2 * n + 1], rows + from * places[2 * n + 1], places[2 * n + 1]);
+  }
+}
+
 // Proposals of `count` tokens each, with `log_rates` [longest + 1] by the length reached.
 void fledge_find_repeats(const int32_t* history, const int32_t* last, const float* log_rates, int64_t* matched,
                          int64_t* proposed, float* log_probs, int64_t requests, int64_t known, int64_t longest,

@@ -1,0 +1,36 @@
+"""The tree shapes a planner chooses from."""
+
+from __future__ import annotations
+
+import functools
+
+from fledge.engine.layout import TreeShape
+
+MAX_DEPTH = 8
+MAX_NODES = 32
+TOPKS = (1, 2, 4, 8)
+_NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+
+
+def most_nodes(topk: int) -> int:
+    """Nodes of the largest tree of this width."""
+    return min(MAX_NODES, 1 + TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates)
+
+
+@functools.cache
+def deepest(topk: int, lookup: int) -> TreeShape:
+    """The largest tree of this width."""
+    return TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup)
+
+
+@functools.cache
+def copies(lookup: int) -> TreeShape:
+    """The largest tree of prompt lookup's drafts alone."""
+    return TreeShape(0, 1, lookup + 1, lookup)
+
+
+@functools.cache
+def trees(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
+    """The trees of this depth and width, of no more candidates than the `known` that beliefs tell apart."""
+    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
+    return tuple(TreeShape(depth, topk, nodes) for nodes in _NODES if depth < nodes <= limit)
