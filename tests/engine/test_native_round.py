@@ -19,6 +19,7 @@ from fledge.engine import Engine, SamplingParams, TreeShape, build, result
 from fledge.engine.carried import RunningBatch
 from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.forwards import Models
+from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import ConfidentPlan, Prices, RoundPlan
@@ -117,6 +118,7 @@ def rounds(
     def watched(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
         assert (models.native is not None) == native
         done = speculative(models, batch, plan, clock)
+        assert isinstance(done.drafted, NativeDraft) == (native and not batch.selection.wants_logits)
         found.append({**copied(done), **left(models, batch), "kinds": kinds(done, plan, batch)})
         return done
 
@@ -174,10 +176,12 @@ def copied(done: Outcome) -> dict[str, Any]:
     return {
         "emitted": [row[1 : 1 + size].clone() for row, size in zip(done.emitted, emits, strict=True)],
         "path": [row[:size].clone() for row, size in zip(done.path, emits, strict=True)],
-        "tree": [column.clone() for column in done.tree],
+        "tree": [column.clone() for column in done.drafted.tree],
         "shape": done.shape,
-        "levels": [level.clone() for level in done.levels],
-        "proposal": None if done.proposal is None else [column.clone() for column in done.proposal],
+        "levels": [level.clone() for level in done.drafted.levels],
+        "proposal": None
+        if done.drafted.proposal is None
+        else [column.clone() for column in done.drafted.proposal],
         "rows": done.rows,
     }
 
@@ -194,13 +198,13 @@ def left(models: Models, batch: RunningBatch) -> dict[str, Any]:
 
 def kinds(done: Outcome, plan: RoundPlan, batch: RunningBatch) -> list[str]:
     """What happened in a round, by name."""
-    bound, sizes = plan.bound, (done.tree.token_ids >= 0).sum(1)
+    bound, sizes = plan.bound, (done.drafted.tree.token_ids >= 0).sum(1)
     happened = {
         "confident" if plan.terms() else "fixed": True,
-        "copied": done.proposal is not None and bool((done.proposal.matched > 0).any()),
+        "copied": done.drafted.proposal is not None and bool((done.drafted.proposal.matched > 0).any()),
         "accepted": bool((done.emitted[:, 0] > 1).any()),
         "to_the_end": int(done.emitted[:, 0].max()) == done.path.shape[1],
-        "deeper": len(done.levels) > 1,
+        "deeper": len(done.drafted.levels) > 1,
         "cut": done.shape.nodes < bound.nodes,
         "uneven": len(set(sizes.tolist())) > 1,
         "someone_plain": batch.speculating().mask is not None,

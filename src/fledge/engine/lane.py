@@ -62,7 +62,8 @@ class Lane:
     results_stay = True  # nobody writes to a result that the host has taken
 
     def __init__(self) -> None:
-        self.own_kernels = False  # the works' kernels have threads of their own: see `torch_alone`
+        # The works' kernels have threads of their own: see `torch_alone`, under which the caller's thread is already.
+        self.own_kernels = False
         self.exposed = 0.0  # seconds the lane had nothing to do because the host was busy
         self._mark = time.perf_counter()  # when the lane last had something to do
         self._deferred: list[Callable[[], object]] = []
@@ -107,13 +108,12 @@ class Lane:
         self._mark = now
 
     def _timed(self, operations: list[Callable[[], object]], work: Callable[[], T]) -> Ran[T]:
-        with torch_alone(self.own_kernels):
-            for operation in operations:
-                operation()
-            begin = time.perf_counter()
-            self.exposed += max(begin - self._mark, 0.0)
-            value = work()
-            self._mark = time.perf_counter()
+        for operation in operations:
+            operation()
+        begin = time.perf_counter()
+        self.exposed += max(begin - self._mark, 0.0)
+        value = work()
+        self._mark = time.perf_counter()
         return Ran(value, self._mark - begin)
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
@@ -138,7 +138,11 @@ class ThreadLane(Lane):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fledge-lane")
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
-        return Entry(self._thread.submit(_inferring, run).result)
+        return Entry(self._thread.submit(self._in_thread, run).result)
+
+    def _in_thread(self, run: Callable[[], Ran[T]]) -> Ran[T]:
+        with torch.inference_mode(), torch_alone(self.own_kernels):  # both hold for one thread only
+            return run()
 
     def _finish(self) -> None:
         self._thread.submit(bool).result()
@@ -283,8 +287,3 @@ def _done(run: Callable[[], Ran[T]]) -> Callable[[], Ran[T]]:
 
 def _fail(failure: Exception) -> Ran[T]:
     raise failure
-
-
-def _inferring(run: Callable[[], Ran[T]]) -> Ran[T]:
-    with torch.inference_mode():  # holds for one thread only
-        return run()

@@ -5,6 +5,7 @@ Everything here depends only on (requests, shape), is built once and reused; rou
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,8 +57,7 @@ class TreeShape:
 
     def cut(self, levels: int, nodes: int) -> TreeShape:
         """The shape of a tree that stopped after `levels` levels and was cut to `nodes` nodes."""
-        most = nodes - 1
-        return TreeShape(min(levels, most), self.topk, nodes, min(self.lookup, most)) if most else PLAIN
+        return _cut(self, levels, nodes)
 
     @property
     def reach(self) -> int:
@@ -80,6 +80,12 @@ class TreeShape:
 
 
 PLAIN = TreeShape(0, 1, 1)
+
+
+@functools.cache
+def _cut(shape: TreeShape, levels: int, nodes: int) -> TreeShape:
+    most = nodes - 1
+    return TreeShape(min(levels, most), shape.topk, nodes, min(shape.lookup, most)) if most else PLAIN
 
 
 class RowLayout(NamedTuple):

@@ -1,13 +1,15 @@
-"""What a round does before and after its verify in one C++ call each, where target and head run on the CPU kernels.
+"""A round in one C++ call, or what it does before and after its verify, where target and head run on the CPU kernels.
 
 A verify reads all weights, after which nothing of Python is in the processor's caches: a torch operation that takes
-5 us takes 30 to 60 then. The calls do what `draft` and `extend` in round.py do, with the same results.
+5 us takes 30 to 60 then. The calls do what `speculative_round`, `draft` and `extend` in round.py do, with the same
+results. What only the planner reads of a round is left as it lies until then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import POINTER, Structure, addressof, byref, c_double, c_int, c_int64, c_void_p
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -69,16 +71,12 @@ class _Drafts(Structure):
     ]
 
 
-class _Drafted(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("token_ids", "parents", "depths", "picked", "masks", "first")),
-        *((name, c_void_p) for name in ("row_start", "tokens", "positions", "speculates")),
-        *((name, c_int64) for name in ("nodes", "rows", "width")),
-    ]
-
-
 class _Accepted(Structure):
-    _fields_ = [("emitted", c_void_p), ("path", c_void_p), ("verify", c_double), ("accept", c_double)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("emitted", "path")),
+        ("width", c_int64),
+        *((name, c_double) for name in ("draft", "verify", "accept")),
+    ]
 
 
 class VerifyRows(NamedTuple):
@@ -97,22 +95,98 @@ class VerifyRows(NamedTuple):
         return self.tokens, self.positions, self.masks
 
 
-class NativeDraft(NamedTuple):
-    """Trees, and all that is known of them."""
+class NativeDraft:
+    """Trees, and all that is known of them. A call left it end to end; it is taken apart when it is asked for."""
 
-    tree: DraftTree
-    levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
-    proposal: Proposal | None
-    rows: VerifyRows
-    seconds: float  # of the draft steps
+    def __init__(self, requests: int, bound: TreeShape) -> None:
+        """Room for trees within `bound`."""
+        self._requests, self._bound = requests, bound
+        copied, most = bound.lookup, requests * bound.nodes
+        integers = requests * (copied + 3) + 6 * most
+        floats = integers + -(-(requests * (copied + bound.candidates) + most) // 2)
+        smalls = floats + -(-(requests + 1 + 2 * most) // 2)
+        self._room = torch.empty(
+            smalls, dtype=torch.int64
+        )  # one for all: two numbers of four bytes in each of eight
+        self._begins = integers, floats
+        at = self._room.data_ptr()
+        self.raw = _Drafts(at, at + 8 * integers, at + 8 * floats)
+
+    @property
+    def rows(self) -> int:
+        """R, of all nodes, are verified."""
+        return int(self.raw.rows)
+
+    @property
+    def seconds(self) -> float:
+        """Of the draft steps."""
+        return float(self.raw.seconds)
+
+    @property
+    def shape(self) -> TreeShape:
+        """As verified."""
+        return self._bound.cut(self.raw.levels, self.raw.nodes)
+
+    @cached_property
+    def tree(self) -> DraftTree:
+        """N nodes per request."""
+        ids, parents, depths, ancestors = self._whole[3:7]
+        columns = ids, parents, depths, ancestors, self._probabilities[2]
+        return DraftTree(*(column.view(self._requests, self.raw.nodes) for column in columns))
+
+    @cached_property
+    def levels(self) -> list[Tensor]:
+        """Per drafted level: [B, C] cumulative log probabilities."""
+        scores = self._probabilities[1].view(self._requests, -1)
+        return list(scores.split_with_sizes([*self._grown, self._bound.lookup], 1)[:-1])
+
+    @cached_property
+    def proposal(self) -> Proposal | None:
+        """Prompt lookup's."""
+        if not self._bound.lookup:
+            return None
+        proposed, matched = self._whole[:2]
+        return Proposal(
+            proposed.view(self._requests, -1), self._probabilities[0].view(self._requests, -1), matched
+        )
+
+    @cached_property
+    def verified(self) -> VerifyRows:
+        """The rows of the verify."""
+        picked, masks, first = self._whole[7:]
+        row_start, tokens, positions = _sections(
+            self._room[self._begins[1] :].view(torch.int32), [self._requests + 1, self.rows, self.rows]
+        )
+        return VerifyRows(row_start, first, picked, tokens, positions, masks)
+
+    @property
+    def _grown(self) -> list[int]:
+        topk = self._bound.topk
+        return [topk] + [topk**2] * (self.raw.levels - 1)
+
+    @cached_property
+    def _whole(self) -> list[Tensor]:
+        requests, all_nodes = self._requests, self._requests * self.raw.nodes
+        copies = requests * self._bound.lookup
+        sizes = [copies, requests, requests, *[all_nodes] * 4, self.rows, self.rows, requests]
+        return _sections(self._room, sizes)
+
+    @cached_property
+    def _probabilities(self) -> list[Tensor]:
+        requests, copied = self._requests, self._bound.lookup
+        candidates = sum(self._grown) + copied
+        sizes = [requests * copied, requests * candidates, requests * self.raw.nodes]
+        return _sections(self._room[self._begins[0] :].view(torch.float32), sizes)
 
 
-class Finished(NamedTuple):
-    """What was accepted of trees, by requests; see `Outcome`."""
+class NativeOutcome(NamedTuple):
+    """What a round did."""
 
-    emitted: Tensor  # [B, 1 + D + 1] int64
-    path: Tensor  # [B, D + 1] int64
-    verify: float  # seconds
+    drafted: NativeDraft
+    emitted: Tensor  # as in `Outcome`,
+    path: Tensor  # too
+    draft: float  # seconds
+    verify: float
     accept: float
 
 
@@ -131,7 +205,7 @@ class NativeRound:
         self._carried: dict[tuple[int, int], _Carried] = {}
         self._last: tuple[TreeShape | None, Terms | None, _Terms] = None, None, _Terms()
         self._draft: Callable[..., None] = library().fledge_draft
-        self._finish: Callable[..., None] = library().fledge_finish
+        self._round: Callable[..., None] = library().fledge_round
         self._extend: Callable[..., None] = library().fledge_extend
         self._extend.argtypes = [c_void_p] * 8 + [c_int64] * 2
 
@@ -145,70 +219,44 @@ class NativeRound:
         drawing: Drawing | None,
     ) -> NativeDraft:
         """See `round.draft`; `terms` None: trees are grown to their bound, whatever they promise."""
-        requests, copied = len(now.length), bound.lookup
-        most = requests * bound.nodes
-        integers = torch.empty(requests * (copied + 3) + 6 * most, dtype=torch.int64)
-        floats = torch.empty(requests * (copied + bound.candidates) + most, dtype=torch.float32)
-        smalls = torch.empty(requests + 1 + 2 * most, dtype=torch.int32)
-        out = _Drafts(integers.data_ptr(), floats.data_ptr(), smalls.data_ptr())
-        wanted = self._bounds(bound, terms)
-        wanted.log_rates, wanted.speculates = log_rates.data_ptr(), address(speculates)
-        drawn = _drawing(drawing)
-        self._draft(byref(self._models), byref(self._view(now)), byref(wanted), byref(drawn), byref(out))
+        made = NativeDraft(len(now.length), bound)
+        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), _drawing(drawing)
+        self._draft(byref(self._models), byref(self._view(now)), byref(wanted), byref(drawn), byref(made.raw))
+        return made
 
-        nodes, rows, copies = out.nodes, out.rows, requests * copied
-        grown = [bound.topk] + [bound.topk**2] * (out.levels - 1)
-        count, all_nodes = sum(grown) + copied, requests * nodes
-        split = [copies, requests, requests, *[all_nodes] * 4, rows, rows, requests]
-        proposed, matched, _, ids, parents, depths, ancestors, picked, masks, first = _sections(
-            integers, split
-        )
-        rates, scores, log_probs = _sections(floats, [copies, requests * count, all_nodes])
-        row_start, tokens, positions = _sections(smalls, [requests + 1, rows, rows])
-        shape = requests, nodes
-        tree = DraftTree(
-            ids.view(shape),
-            parents.view(shape),
-            depths.view(shape),
-            ancestors.view(shape),
-            log_probs.view(shape),
-        )
-        return NativeDraft(
-            tree,
-            list(scores.view(requests, count).split_with_sizes([*grown, copied], 1)[:-1]),
-            Proposal(proposed.view(requests, copied), rates.view(requests, copied), matched)
-            if copied
-            else None,
-            VerifyRows(row_start, first, picked, tokens, positions, masks),
-            out.seconds,
-        )
-
-    def finish(
+    def round(
         self,
         now: Carried,
-        tree: DraftTree,
-        rows: VerifyRows,
+        bound: TreeShape,
+        terms: Terms | None,
+        log_rates: Tensor,
         speculates: Tensor | None,
         drawing: Drawing | None,
-        width: int,
-        *,
-        chain: bool,
-    ) -> Finished:
-        """See `round._finish`: verify, accept and extend `width` - 1 nodes deep; what is carried is written to.
-
-        `chain`: all trees are chains, so that no masks are needed and no node has to move.
-        """
-        requests, nodes = tree.token_ids.shape
-        emitted = torch.empty(requests, 1 + width, dtype=torch.int64)
-        path = torch.empty(requests, width, dtype=torch.int64)
-        drafted = _Drafted(
-            tree.token_ids.data_ptr(), tree.parents.data_ptr(), tree.depths.data_ptr(), rows.picked.data_ptr(),
-            None if chain else rows.masks.data_ptr(), rows.first_row.data_ptr(), rows.row_start.data_ptr(),
-            rows.tokens.data_ptr(), rows.positions.data_ptr(), address(speculates), nodes, len(rows.picked), width,
-        )  # fmt: skip
-        drawn, out = _drawing(drawing), _Accepted(emitted.data_ptr(), path.data_ptr())
-        self._finish(byref(self._models), byref(self._view(now)), byref(drawn), byref(drafted), byref(out))
-        return Finished(emitted, path, out.verify, out.accept)
+    ) -> NativeOutcome:
+        """See `round.speculative_round`: `draft`, then verify, accept and extend; what is carried is written to."""
+        requests, widest = len(now.length), bound.reach + 1
+        made = NativeDraft(requests, bound)
+        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), _drawing(drawing)
+        emitted = torch.empty(requests * (1 + widest), dtype=torch.int64)
+        path = torch.empty(requests * widest, dtype=torch.int64)
+        out = _Accepted(emitted.data_ptr(), path.data_ptr())
+        self._round(
+            byref(self._models),
+            byref(self._view(now)),
+            byref(wanted),
+            byref(drawn),
+            byref(made.raw),
+            byref(out),
+        )
+        width = out.width
+        return NativeOutcome(
+            made,
+            emitted[: requests * (1 + width)].view(requests, 1 + width),
+            path[: requests * width].view(requests, width),
+            out.draft,
+            out.verify,
+            out.accept,
+        )
 
     def extend(
         self,
@@ -229,19 +277,24 @@ class NativeRound:
             path.shape[1], move,
         )  # fmt: skip
 
-    def _bounds(self, bound: TreeShape, terms: Terms | None) -> _Terms:
-        """What bounds a draft, of which a plan that is used again has the same."""
+    def _bounds(
+        self, bound: TreeShape, terms: Terms | None, log_rates: Tensor, speculates: Tensor | None
+    ) -> _Terms:
+        """What bounds a draft. A plan that is used again has the same terms."""
         last_bound, last_terms, wanted = self._last
-        if bound == last_bound and terms is last_terms:
-            return wanted
-        wanted = _Terms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
-        if terms is not None:
-            points = len(terms.rows)
-            wanted.calibration = (c_double * len(terms.calibration))(*terms.calibration)
-            wanted.next = (c_double * len(terms.next_levels))(*terms.next_levels)
-            wanted.known, wanted.costs = (c_int64 * points)(*terms.rows), (c_double * points)(*terms.costs)
-            wanted.step, wanted.points = terms.step, points
-        self._last = bound, terms, wanted
+        if bound != last_bound or terms is not last_terms:
+            wanted = _Terms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
+            if terms is not None:
+                points = len(terms.rows)
+                wanted.calibration = (c_double * len(terms.calibration))(*terms.calibration)
+                wanted.next = (c_double * len(terms.next_levels))(*terms.next_levels)
+                wanted.known, wanted.costs = (
+                    (c_int64 * points)(*terms.rows),
+                    (c_double * points)(*terms.costs),
+                )
+                wanted.step, wanted.points = terms.step, points
+            self._last = bound, terms, wanted
+        wanted.log_rates, wanted.speculates = log_rates.data_ptr(), address(speculates)
         return wanted
 
     def _view(self, now: Carried) -> _Carried:

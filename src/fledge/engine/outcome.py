@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -13,12 +13,28 @@ from fledge.engine.lookup import Proposal
 from fledge.engine.native_round import VerifyRows
 
 
+class Grown(Protocol):
+    """Trees and what is known of them."""
+
+    @property
+    def tree(self) -> DraftTree:
+        """N nodes per request."""
+
+    @property
+    def levels(self) -> list[Tensor]:
+        """Per drafted level: [B, C] cumulative log probabilities."""
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """From prompt lookup."""
+
+
 class Drafted(NamedTuple):
     """Trees ready for verify."""
 
     tree: DraftTree
     shape: TreeShape
-    levels: list[Tensor]  # as in Outcome
+    levels: list[Tensor]  # as in Grown
     proposal: Proposal | None
     # [B] int64, nodes of each request below the root; None: all have the shape's
     counts: Tensor | None
@@ -39,11 +55,9 @@ class Outcome(NamedTuple):
 
     emitted: Tensor  # [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens
     logprobs: PathLogprobs | None  # of those requests that want them
-    tree: DraftTree
+    drafted: Grown
     shape: TreeShape  # as verified
-    levels: list[Tensor]  # per drafted level: [B, C] cumulative log probabilities
     path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
-    proposal: Proposal | None  # from prompt lookup
     rows: int  # of all requests that were verified
     draft_seconds: float  # of the draft steps alone, as the host sees them
 

@@ -14,6 +14,7 @@ from fledge.engine.graphs import RoundKey
 from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import PathLogprobs
 from fledge.engine.lookup import Proposal
+from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import RoundPlan
@@ -31,12 +32,43 @@ class Trees(NamedTuple):
     proposal: Proposal | None  # from prompt lookup, of all B requests
 
 
+class LateTrees:
+    """The same, put together when the planner looks at it: right after a forward that takes several times as long."""
+
+    def __init__(self, done: Outcome, speculating: Tensor | None) -> None:
+        self.shape, self.rows = done.shape, done.rows
+        self._drafted, self._speculating = done.drafted, speculating
+
+    @property
+    def depths(self) -> Tensor:
+        """As in `Trees`."""
+        return self._of(self._drafted.tree.depths)
+
+    @property
+    def log_probs(self) -> Tensor:
+        """As in `Trees`."""
+        return self._of(self._drafted.tree.log_probs)
+
+    @property
+    def levels(self) -> list[Tensor]:
+        """As in `Trees`."""
+        return [self._of(level) for level in self._drafted.levels]
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """As in `Trees`."""
+        return self._drafted.proposal
+
+    def _of(self, column: Tensor) -> Tensor:
+        return column if self._speculating is None else column.index_select(0, self._speculating)
+
+
 class RoundResult(NamedTuple):
     """What a round of B requests sends to the host."""
 
     emitted: Tensor  # [B, 1 + W] int64: how many tokens each request emits, then the tokens
     logprobs: PathLogprobs | None
-    drafted: Trees | None  # None: a plain round
+    drafted: Trees | LateTrees | None  # None: a plain round
     tree: DraftTree | None  # and
     path: Tensor | None  # [B, D + 1] int64, the accepted nodes, if somebody traces
     pending: list[int]  # [B], positions each head is behind after the round
@@ -59,7 +91,7 @@ def run_round(
     made = _launched(models, batch, plan, clock)
     done = made if isinstance(made, Outcome) else None
     drafted = None if done is None else _drafted(done, batch.speculating().rows)
-    tree, path = (None, None) if done is None or not trace else (done.tree, done.path)
+    tree, path = (None, None) if done is None or not trace else (done.drafted.tree, done.path)
     steps, verify = 0.0 if done is None else done.draft_seconds, clock.of("verify") - verify
     return RoundResult(made.emitted, made.logprobs, drafted, tree, path, *_heads(batch), late, steps, verify)
 
@@ -105,13 +137,12 @@ def _round_key(batch: RunningBatch, plan: RoundPlan | None) -> RoundKey | None:
     return RoundKey(batch.size, shape, speculating.some, speculating.mask is None, choice)
 
 
-def _drafted(done: Outcome, rows: Tensor | None) -> Trees:
+def _drafted(done: Outcome, rows: Tensor | None) -> Trees | LateTrees:
     """Of those requests that speculate; `rows` None: of all."""
-    depths, log_probs, levels = done.tree.depths, done.tree.log_probs, done.levels
-    if rows is not None:
-        depths, log_probs = depths.index_select(0, rows), log_probs.index_select(0, rows)
-        levels = [level.index_select(0, rows) for level in levels]
-    return Trees(done.shape, depths, log_probs, levels, done.rows, done.proposal)
+    late = LateTrees(done, rows)
+    if isinstance(done.drafted, NativeDraft):  # on a CPU, where looking is free
+        return late
+    return Trees(late.shape, late.depths, late.log_probs, late.levels, late.rows, late.proposal)
 
 
 def _heads(batch: RunningBatch) -> tuple[list[int], list[bool]]:

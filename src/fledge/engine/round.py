@@ -30,13 +30,12 @@ from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
-from fledge.engine.native_round import VerifyRows
+from fledge.engine.native_round import NativeRound
 from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
 from fledge.engine.rows import Selection
-from fledge.errors import EngineError
 
 
 class Round(NamedTuple):
@@ -53,10 +52,10 @@ class Round(NamedTuple):
 
 def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
     """Draft, verify, accept, extend."""
-    drafted = draft(models, batch, plan)
-    if drafted.ready is not None and not batch.selection.wants_logits:
-        return _finish_natively(models, batch, drafted, drafted.ready, clock)
-    return _finish(models, batch, drafted, clock, follow=True)
+    native = models.native
+    if native is not None and plan.by_terms and not batch.selection.wants_logits and not batch.poison:
+        return _native_round(native, batch, plan, clock)
+    return _finish(models, batch, draft(models, batch, plan), clock, follow=True)
 
 
 def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome | None:
@@ -77,7 +76,7 @@ def _finish(
     models: Models, batch: RunningBatch, drafted: Drafted, clock: PhaseClock, *, follow: bool
 ) -> Outcome:
     """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
-    tree, shape, levels, proposal, counts, seconds, ready = drafted
+    tree, shape, _, _, counts, seconds, ready = drafted
     if follow:
         batch.use_first()
     layout, now = models.layouts.verify(batch.size, shape.nodes, shape.reach), batch.view()
@@ -103,24 +102,20 @@ def _finish(
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
     count = batch.size * shape.nodes if picked is None else len(picked)
-    return Outcome(emitted, logprobs, tree, shape, levels, accepted.path, proposal, count, seconds)
+    return Outcome(emitted, logprobs, drafted, shape, accepted.path, count, seconds)
 
 
-def _finish_natively(
-    models: Models, batch: RunningBatch, drafted: Drafted, rows: VerifyRows, clock: PhaseClock
-) -> Outcome:
-    """`_finish` in one call, where no request wants logits and the head follows."""
-    tree, shape, levels, proposal, _, seconds, _ = drafted
-    native, speculates, drawing = models.native, batch.speculating().mask, batch.selection.drawing()
-    if native is None:
-        raise EngineError("trees were drafted by calls that aren't there; report this as a bug of the engine")
-    batch.use_first()
-    clock.lap("draft")
-    done = native.finish(batch.view(), tree, rows, speculates, drawing, shape.reach + 1, chain=shape.chain)
+def _native_round(native: NativeRound, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
+    """A speculative round in one call, where no request wants logits."""
+    now = batch.view()
+    rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
+    done = native.round(now, plan.bound, plan.terms(), rates, speculates, batch.selection.drawing())
+    clock.add("draft", done.draft)
     clock.add("verify", done.verify)
     clock.add("accept", done.accept)
     clock.lap("extend")
-    return Outcome(done.emitted, None, tree, shape, levels, done.path, proposal, len(rows.picked), seconds)
+    drafted = done.drafted
+    return Outcome(done.emitted, None, drafted, drafted.shape, done.path, drafted.rows, drafted.seconds)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
@@ -148,8 +143,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     if native is not None and plan.by_terms:
         rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
         made = native.draft(now, bound, plan.terms(), rates, speculates, batch.selection.drawing())
-        shape = bound.cut(len(made.levels), made.tree.token_ids.shape[1])
-        return Drafted(made.tree, shape, made.levels, made.proposal, None, made.seconds, made.rows)
+        return Drafted(made.tree, made.shape, made.levels, made.proposal, None, made.seconds, made.verified)
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
     proposal = _look_up(batch, plan) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]

@@ -36,6 +36,7 @@ SOURCES = (
     "tree.cpp",
     "draft.cpp",
     "finish.cpp",
+    "round.cpp",
 )
 FLAGS = (
     "-std=c++17",

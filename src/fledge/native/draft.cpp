@@ -9,30 +9,6 @@
 
 using namespace fledge;
 
-extern "C" {
-
-struct DraftTerms {
-  int64_t depth, topk, nodes, lookup, longest;
-  const float* log_rates;       // [longest + 1]
-  const bool* speculates;       // [B], null: all
-  const double* calibration;    // by depth; null: the tree is grown to its bounds, whatever it promises
-  const double* next;           // by depth: of a level's probability, what the next one keeps
-  const int64_t* known;         // [points] rows
-  const double* costs;          // [points] tokens that their verify is worth,
-  double step;                  // and a draft step
-  int64_t points;
-};
-
-struct Drafts {  // M proposed tokens, C candidates, N nodes; room for the largest, filled end to end
-  int64_t* integers;  // proposed [B, M], matched [B], counts [B], the tree [4, B, N], picked [R], masks [R], first [B]
-  float* floats;      // proposals' rates [B, M], scores [B, C], the tree's [B, N]
-  int32_t* smalls;    // row_start [B + 1], tokens [R], positions [R]
-  int64_t levels, nodes, rows;
-  double seconds;  // of the draft steps
-};
-
-}  // extern "C"
-
 namespace {
 
 struct Scratch {  // of the thread that runs rounds

@@ -7,24 +7,6 @@
 
 using namespace fledge;
 
-extern "C" {
-
-struct Drafted {  // trees of N nodes for each of B requests, R of which are verified
-  const int64_t *token_ids, *parents, *depths;  // [B, N]
-  const int64_t *picked, *masks, *first;        // [R], which of all nodes; [R], null: chains; [B]
-  const int32_t *row_start, *tokens, *positions;
-  const bool* speculates;  // [B], null: all
-  int64_t nodes, rows, width;
-};
-
-struct Accepted {
-  int64_t* emitted;  // [B, 1 + width], how many each request emits before them
-  int64_t* path;     // [B, width]
-  double verify, accept;  // seconds
-};
-
-}  // extern "C"
-
 namespace {
 
 struct Scratch {  // of the thread that runs rounds
@@ -111,27 +93,32 @@ void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* d
   fledge_advance(emits, emitted, c->length, c->bonus, c->history, b_count, width, c->known);
 }
 
+}  // extern "C"
+
+namespace fledge {
+
 // Verify, accept and extend, where no request wants logits; see `_finish` in round.py.
-void fledge_finish(const RoundModels* m, const CarriedState* c, const Drawing* draws, const Drafted* t, Accepted* out) {
+void finish(const RoundModels& m, const CarriedState& c, const Drawing& draws, const Drafted& t, Accepted* out) {
   auto now = std::chrono::steady_clock::now;
   auto begun = now();
-  run_target(*m, *c, *draws, *t);
+  run_target(m, c, draws, t);
   auto verified = now();
-  int64_t b_count = c->requests, width = t->width;
+  int64_t b_count = c.requests, width = t.width;
   s.emits.resize(b_count);
   s.emitted.resize(b_count * width);
-  fledge_accept(t->token_ids, t->parents, t->depths, s.answers.data(), t->speculates, s.emits.data(), out->path,
-                s.emitted.data(), b_count, t->nodes, width);
+  fledge_accept(t.token_ids, t.parents, t.depths, s.answers.data(), t.speculates, s.emits.data(), out->path,
+                s.emitted.data(), b_count, t.nodes, width);
   for (int64_t b = 0; b < b_count; ++b) {
     int64_t* to = out->emitted + b * (1 + width);
     to[0] = s.emits[b];
     std::copy_n(&s.emitted[b * width], width, to + 1);
   }
   auto accepted = now();
-  fledge_extend(m, c, draws, s.emits.data(), out->path, s.emitted.data(), t->first, s.features.data(), width,
-                t->masks != nullptr);
+  fledge_extend(&m, &c, &draws, s.emits.data(), out->path, s.emitted.data(), t.first, s.features.data(), width,
+                t.masks != nullptr);
+  out->width = width;
   out->verify = std::chrono::duration<double>(verified - begun).count();
   out->accept = std::chrono::duration<double>(accepted - verified).count();
 }
 
-}  // extern "C"
+}  // namespace fledge

@@ -32,11 +32,50 @@ struct Drawing {  // how tokens are going to be drawn; null pointers: greedily
   const int64_t* keys;   // [B]
 };
 
+struct DraftTerms {
+  int64_t depth, topk, nodes, lookup, longest;
+  const float* log_rates;       // [longest + 1]
+  const bool* speculates;       // [B], null: all
+  const double* calibration;    // by depth; null: the tree is grown to its bounds, whatever it promises
+  const double* next;           // by depth: of a level's probability, what the next one keeps
+  const int64_t* known;         // [points] rows
+  const double* costs;          // [points] tokens that their verify is worth,
+  double step;                  // and a draft step
+  int64_t points;
+};
+
+struct Drafts {  // M proposed tokens, C candidates, N nodes; room for the largest, filled end to end
+  int64_t* integers;  // proposed [B, M], matched [B], counts [B], the tree [4, B, N], picked [R], masks [R], first [B]
+  float* floats;      // proposals' rates [B, M], scores [B, C], the tree's [B, N]
+  int32_t* smalls;    // row_start [B + 1], tokens [R], positions [R]
+  int64_t levels, nodes, rows;
+  double seconds;  // of the draft steps
+};
+
+struct Accepted {  // room for the deepest tree, filled end to end
+  int64_t* emitted;  // [B, 1 + width], how many each request emits before them
+  int64_t* path;     // [B, width]
+  int64_t width;
+  double draft, verify, accept;  // seconds
+};
+
+void fledge_draft(const RoundModels*, const CarriedState*, const DraftTerms*, const Drawing*, Drafts*);
+
 }  // extern "C"
 
 namespace fledge {
 
 constexpr int64_t kAhead = 2;  // a head's row at position p proposes x[p + 2]
+
+struct Drafted {  // trees of N nodes for each of B requests, R of which are verified
+  const int64_t *token_ids, *parents, *depths;  // [B, N]
+  const int64_t *picked, *masks, *first;        // [R], which of all nodes; [R], null: chains; [B]
+  const int32_t *row_start, *tokens, *positions;
+  const bool* speculates;  // [B], null: all
+  int64_t nodes, rows, width;
+};
+
+void finish(const RoundModels&, const CarriedState&, const Drawing&, const Drafted&, Accepted*);
 
 struct HeadRows {  // of a forward of the head over rows of B requests
   std::vector<int32_t> tokens, positions, row_start, prefix, offset;

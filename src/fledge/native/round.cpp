@@ -1,0 +1,27 @@
+// A whole round in one call.
+#include "round.h"
+
+#include <algorithm>
+#include <chrono>
+
+using namespace fledge;
+
+extern "C" {
+
+// Draft, verify, accept and extend, where no request wants logits; see `speculative_round` in round.py.
+void fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms* t, const Drawing* draws, Drafts* made,
+                  Accepted* out) {
+  auto begun = std::chrono::steady_clock::now();
+  fledge_draft(m, c, t, draws, made);
+  int64_t b_count = c->requests, all = b_count * made->nodes, rows = made->rows;
+  int64_t depth = std::min(made->levels, made->nodes - 1), copied = std::min(t->lookup, made->nodes - 1);
+  bool chain = !depth || (t->topk == 1 && !copied);
+  const int64_t *tree = made->integers + b_count * (t->lookup + 2), *picked = tree + 4 * all;
+  const int32_t *row_start = made->smalls, *tokens = row_start + b_count + 1;
+  Drafted trees{tree, tree + all, tree + 2 * all, picked, chain ? nullptr : picked + rows, picked + 2 * rows,
+                row_start, tokens, tokens + rows, t->speculates, made->nodes, rows, std::max(depth, copied) + 1};
+  out->draft = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  finish(*m, *c, *draws, trees, out);
+}
+
+}  // extern "C"
