@@ -159,7 +159,7 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
     depths = torch.randint(1, 6, (candidates,), generator=torch.Generator().manual_seed(seed))
     curve = CostCurve(
         tuple(accumulate([1] + [rng.randrange(1, 30) for _ in range(points - 1)])),
-        tuple(accumulate(rng.uniform(0.001, 0.1) for _ in range(points))),
+        tuple(accumulate((rng.uniform(-0.03, 0.1) for _ in range(points - 1)), initial=0.1)),
     )
     beliefs = SimpleNamespace(calibration=[0.5, 0.9, 1.1, 0.7, 1.2, 0.8])
     planner = SimpleNamespace(
@@ -178,6 +178,7 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
     assert (found[1] is None) == (counts is None) == (requests == 1)
     if counts is not None and found[1] is not None:
         same([found[1]], [counts])
+        assert (counts <= scores.isfinite().sum(1)).all()
 
 
 @settings(deadline=None)

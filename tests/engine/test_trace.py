@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor
 
 from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
+from fledge.engine.plans import RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 
@@ -40,6 +43,37 @@ def test_a_trace_shows_the_tree_and_the_accepted_path(
     assert stats.draft_tokens == stats.drafts * (shape.nodes - 1)
     assert stats.accepted_by_depth == sorted(stats.accepted_by_depth, reverse=True)
     assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
+
+
+def test_a_trace_leaves_out_the_nodes_that_only_neighbours_have(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    """Trees of one round have room for the largest."""
+    answers = plain.generate(prompts[:2], max_tokens=40, ignore_eos=True)
+    head = scripted_head(target, answers, 0.9)
+    head.strict = False  # costs are measured on an empty pool
+    engine = Engine(target, head, max_context=160)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for prompt in prompts[:2]:
+        engine.submit(prompt, params, trace=True)
+    core, sizes = engine._core, list[tuple[int, ...]]()
+    core._planner.choose = lambda requests, behind: Uneven(TreeShape(3, 3, 8))  # type: ignore[method-assign]
+    while engine.busy:
+        trees = [result.tree for result in engine.step() if result.tree is not None]
+        assert all(min(tree.token_ids) >= 0 for tree in trees)
+        assert all(len(tree.token_ids) == len(tree.parents) == len(tree.log_probs) for tree in trees)
+        sizes.append(tuple(len(tree.token_ids) for tree in trees))
+    assert (3, 8) in sizes
+
+
+class Uneven(RoundPlan):
+    """The first request gets 2 drafts, others 7."""
+
+    by_terms = False
+
+    def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
+        counts = torch.tensor([2] + [7] * (len(scores) - 1))
+        return 8, counts if len(counts) > 1 else None
 
 
 def test_reset_drops_everything_and_the_engine_serves_on(

@@ -134,7 +134,9 @@ class ConfidentPlan(RoundPlan):
             worth *= calibration[depths].numpy()
         best = np.sort(worth, 1)[:, ::-1][:, :most]
         requests, width = best.shape
-        order = (-best).argsort(axis=None, kind="stable")
+        order = (-best).argsort(axis=None, kind="stable")[
+            : np.count_nonzero(best)
+        ]  # never what is worth nothing
         gains = np.concatenate(([0.0], best.ravel()[order].cumsum()))
         count = (gains - price * curve.over(requests + np.arange(len(gains)))).argmax()
         return torch.from_numpy(np.bincount(order[:count] // width, minlength=requests))

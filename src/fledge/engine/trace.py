@@ -15,10 +15,13 @@ def tree_traces(result: RoundResult, running: Sequence[Request]) -> dict[int, Tr
         return {}
     for row, request in enumerate(running):
         if request.trace and request.speculate:
+            nodes = int(
+                (tree.token_ids[row] >= 0).sum()
+            )  # its neighbours may have more: the last ones are empty then
             found[request.id] = TreeTrace(
-                token_ids=tree.token_ids[row].tolist(),
-                parents=tree.parents.expand_as(tree.token_ids)[row].tolist(),
-                log_probs=tree.log_probs[row].tolist(),
+                token_ids=tree.token_ids[row, :nodes].tolist(),
+                parents=tree.parents.expand_as(tree.token_ids)[row, :nodes].tolist(),
+                log_probs=tree.log_probs[row, :nodes].tolist(),
                 path=path[row, : int(result.emitted[row, 0])].tolist(),
             )
     return found

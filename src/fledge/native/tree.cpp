@@ -221,7 +221,7 @@ void fledge_share_out(const float* scores, const float* calibration, const int64
   std::stable_sort(best.begin(), best.end(), [](const Node& a, const Node& b) { return a.worth > b.worth; });
   double gain = 0, largest = -cost_of(known, costs, points, requests);
   int64_t count = 0;
-  for (int64_t n = 0; n < int64_t(best.size()); ++n) {
+  for (int64_t n = 0; n < int64_t(best.size()) && best[n].worth > 0; ++n) {
     gain += best[n].worth;
     double left = gain - cost_of(known, costs, points, requests + n + 1);
     if (left > largest) largest = left, count = n + 1;
