@@ -87,6 +87,7 @@ def test_engines_on_the_kernels_use_them(target: Target, head: Head) -> None:
     """Else all of the above would compare Python with itself."""
     assert Engine(target, head)._core._models.native is not None
     assert Engine(target)._core._models.native is None
+    assert Engine(target)._core._models.native_plain is not None
 
 
 def same(one: object, other: object) -> bool:
@@ -107,7 +108,7 @@ def rounds(
         engine = Engine(target, head, max_batch=5, kv_tokens=2048)
     core, rng = engine._core, random.Random(1)
     if not native:
-        core._models = replace(core._models, native=None)
+        core._models = replace(core._models, native=None, native_plain=None)
     core._planner.pays = lambda requests: True  # type: ignore[method-assign]
     core._scheduler._rereads = lambda *_: True
     calls = count()

@@ -17,6 +17,7 @@ from fledge.engine.graphs import CudaRecorder, RecordedRounds
 from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import memory_for_kv
+from fledge.engine.native_plain import native_plain
 from fledge.engine.native_round import native_round
 from fledge.engine.planner import Planner
 from fledge.engine.pool import PagePool
@@ -113,6 +114,7 @@ def build_parts(
         last_position=limit - 1,
         topk=topk,
         native=native_round(decoder, kv, head, head_kv, limit - 1),
+        native_plain=native_plain(decoder, kv, limit - 1),
         rounds=RecordedRounds(make_recorder(decoder.device)) if cuda_graphs else None,
     )
     sizes = CarriedSizes(

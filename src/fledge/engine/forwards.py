@@ -20,6 +20,7 @@ from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput
 
 if TYPE_CHECKING:
     from fledge.engine.graphs import RecordedRounds
+    from fledge.engine.native_plain import NativePlain
     from fledge.engine.native_round import NativeRound
 
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
@@ -47,7 +48,8 @@ class Models:
     layouts: Layouts
     last_position: int  # the largest position with a rotary embedding
     topk: int  # first-level candidates carried from round to round
-    native: NativeRound | None = None  # a round's calls, where both models have CPU kernels
+    native: NativeRound | None = None  # a round's calls, where both models have CPU kernels,
+    native_plain: NativePlain | None = None  # and a plain round's, where the target has
     rounds: RecordedRounds | None = None  # CUDA graphs, where they are wanted
 
 

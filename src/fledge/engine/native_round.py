@@ -8,7 +8,7 @@ results. What only the planner reads of a round is left as it lies until then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import POINTER, Structure, addressof, byref, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, addressof, byref, c_double, c_int64, c_void_p
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,32 +21,13 @@ from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried
 from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import LONGEST, Proposal
+from fledge.engine.native_plain import NativePlain, drawing_of
 from fledge.engine.plans import Terms
 from fledge.engine.rows import Drawing
 from fledge.native.build import library
 from fledge.native.ops import address
 from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder
-
-
-class _Models(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("target", "head", "head_kv", "kv")),
-        *((name, c_int64) for name in ("pages", "last_position")),
-        *((name, c_int) for name in ("layers", "kv_heads", "head_dim")),
-    ]
-
-
-class _Carried(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("requests", "pages", "topk", "known")),
-        *((name, c_void_p) for name in ("length", "bonus", "page_table", "head_start", "head_pages")),
-        *((name, c_void_p) for name in ("first_token_ids", "first_log_probs", "hidden", "history")),
-    ]
-
-
-class _Drawing(Structure):
-    _fields_ = [("filters", c_void_p), ("keys", c_void_p)]
 
 
 class _Terms(Structure):
@@ -190,19 +171,13 @@ class NativeOutcome(NamedTuple):
     accept: float
 
 
-class NativeRound:
+class NativeRound(NativePlain):
     """The calls of one engine's rounds."""
 
     def __init__(
         self, decoder: NativeDecoder, kv: Tensor, head: NativeHeadRunner, head_kv: Tensor, last_position: int
     ) -> None:
-        c = decoder.config
-        self._held = decoder, kv, head, head_kv
-        self._models = _Models(
-            decoder.pointer, head.pointer, head_kv.data_ptr(), kv.data_ptr(), kv.shape[1], last_position,
-            c.num_layers, c.num_kv_heads, c.head_dim,
-        )  # fmt: skip
-        self._carried: dict[tuple[int, int], _Carried] = {}
+        super().__init__(decoder, kv, last_position, head, head_kv)
         self._last: tuple[TreeShape | None, Terms | None, _Terms] = None, None, _Terms()
         self._draft: Callable[..., None] = library().fledge_draft
         self._round: Callable[..., None] = library().fledge_round
@@ -220,7 +195,7 @@ class NativeRound:
     ) -> NativeDraft:
         """See `round.draft`; `terms` None: trees are grown to their bound, whatever they promise."""
         made = NativeDraft(len(now.length), bound)
-        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), _drawing(drawing)
+        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
         self._draft(byref(self._models), byref(self._view(now)), byref(wanted), byref(drawn), byref(made.raw))
         return made
 
@@ -236,7 +211,7 @@ class NativeRound:
         """See `round.speculative_round`: `draft`, then verify, accept and extend; what is carried is written to."""
         requests, widest = len(now.length), bound.reach + 1
         made = NativeDraft(requests, bound)
-        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), _drawing(drawing)
+        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
         emitted = torch.empty(requests * (1 + widest), dtype=torch.int64)
         path = torch.empty(requests * widest, dtype=torch.int64)
         out = _Accepted(emitted.data_ptr(), path.data_ptr())
@@ -270,7 +245,7 @@ class NativeRound:
     ) -> None:
         """See `round.extend`: `accepted` as `accept` returns it; what is carried is written to."""
         emits, path, emitted = accepted
-        drawn, carried = _drawing(drawing), self._view(now)
+        drawn, carried = drawing_of(drawing), self._view(now)
         self._extend(
             addressof(self._models), addressof(carried), addressof(drawn),
             emits.data_ptr(), path.data_ptr(), emitted.data_ptr(), first_row.data_ptr(), features.data_ptr(),
@@ -297,23 +272,6 @@ class NativeRound:
         wanted.log_rates, wanted.speculates = log_rates.data_ptr(), address(speculates)
         return wanted
 
-    def _view(self, now: Carried) -> _Carried:
-        key = now.length.data_ptr(), len(now.length)
-        found = self._carried.get(key)
-        if found is None:
-            sizes = (
-                len(now.length),
-                now.page_table.shape[1],
-                now.first_token_ids.shape[1],
-                now.history.shape[1],
-            )
-            tensors = (
-                now.length, now.bonus, now.page_table, now.head_start, now.head_pages,
-                now.first_token_ids, now.first_log_probs, now.hidden, now.history,
-            )  # fmt: skip
-            found = self._carried[key] = _Carried(*sizes, *(tensor.data_ptr() for tensor in tensors))
-        return found
-
 
 def native_round(
     decoder: Decoder, kv: Tensor, head: HeadRunner | None, head_kv: Tensor | None, last_position: int
@@ -322,10 +280,6 @@ def native_round(
     if head_kv is None or not isinstance(decoder, NativeDecoder) or not isinstance(head, NativeHeadRunner):
         return None
     return NativeRound(decoder, kv, head, head_kv, last_position)
-
-
-def _drawing(drawing: Drawing | None) -> _Drawing:
-    return _Drawing() if drawing is None else _Drawing(drawing.filters.data_ptr(), drawing.keys.data_ptr())
 
 
 def _sections(buffer: Tensor, sizes: list[int]) -> list[Tensor]:

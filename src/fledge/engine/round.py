@@ -121,6 +121,13 @@ def _native_round(native: NativeRound, batch: RunningBatch, plan: RoundPlan, clo
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
     """One token per request, from the target alone."""
     follow = models.head is not None and batch.speculating().some  # the head has to be able to catch up
+    if models.native_plain is not None and not batch.selection.wants_logits:
+        emitted, seconds = models.native_plain.plain(batch.view(), batch.selection.drawing(), keep=follow)
+        clock.add("verify", seconds)
+        if follow:
+            batch.one_behind()
+        clock.lap("extend")
+        return PlainOutcome(emitted, None)
     now, layout = batch.view(), models.layouts.rows(batch.size, 1)
     selection = batch.selection.selection(1)
     rows = run_target(

@@ -1,4 +1,4 @@
-// Verify, accept and extend, and extend alone, one call each: they equal engine/round.py's torch code, bit for bit.
+// Verify, accept and extend, extend alone, and a plain round: they equal engine/round.py's torch code, bit for bit.
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -11,7 +11,7 @@ namespace {
 
 struct Scratch {  // of the thread that runs rounds
   HeadRows head;
-  std::vector<int32_t> verify_positions, offset, wanted;
+  std::vector<int32_t> verify_positions, offset, wanted, tokens;
   std::vector<int64_t> source, from, to, last;
   std::vector<int64_t> verify_keys, after, tossed, chosen, answers, emits, emitted;
   std::vector<float> temperature;
@@ -20,17 +20,17 @@ struct Scratch {  // of the thread that runs rounds
 thread_local Scratch s;
 
 // The target over the rows of all trees: s.answers [B, N], what nodes choose, -1 where none was verified; s.features.
-void run_target(const RoundModels& m, const CarriedState& c, const Drawing& d, const Drafted& t) {
+void run_target(const RoundModels& m, const CarriedState& c, const Drawing& d, const Drafted& t, bool features = true) {
   int64_t rows = t.rows, all = c.requests * t.nodes;
   s.chosen.resize(rows);
-  s.features.resize(rows * 3 * m.target->shape.hidden);
+  s.features.resize(features ? rows * 3 * m.target->shape.hidden : 0);
   s.verify_positions.resize(rows);
   for (int64_t r = 0; r < rows; ++r) s.verify_positions[r] = std::min<int32_t>(t.positions[r], m.last_position);
   s.offset.assign(c.requests, 0);
   DecoderOutputs out{};
   out.count = rows;
   out.chosen = s.chosen.data();
-  out.features = s.features.data();
+  out.features = features ? s.features.data() : nullptr;
   if (d.filters) {
     s.temperature.resize(rows);
     s.verify_keys.resize(rows);
@@ -56,6 +56,37 @@ void run_target(const RoundModels& m, const CarriedState& c, const Drawing& d, c
 }  // namespace
 
 extern "C" {
+
+// One token per request from the target alone, where none wants logits; see `plain_round` in round.py. `emitted` [B, 2]
+// are ones and tokens. Null `recent_tokens` [B, kept]: nothing is kept for the head. Returns the target's seconds.
+double fledge_plain_round(const RoundModels* m, const CarriedState* c, const Drawing* draws, int64_t* recent_tokens,
+                          char* recent_features, int64_t kept, int64_t* emitted) {
+  auto begun = std::chrono::steady_clock::now();
+  int64_t b_count = c->requests, row_bytes = 3 * m->target->shape.hidden * sizeof(bf16);
+  s.wanted.resize(b_count + 1);
+  std::iota(s.wanted.begin(), s.wanted.end(), 0);
+  s.source.assign(s.wanted.begin(), s.wanted.end());
+  s.tokens.assign(c->bonus, c->bonus + b_count);
+  Drafted roots{};
+  roots.picked = s.source.data();
+  roots.row_start = s.wanted.data();
+  roots.tokens = s.tokens.data();
+  roots.positions = c->length;
+  roots.nodes = 1;
+  roots.rows = b_count;
+  run_target(*m, *c, *draws, roots, recent_tokens != nullptr);
+  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun;
+  if (recent_tokens)
+    fledge_keep(s.answers.data(), reinterpret_cast<const char*>(s.features.data()), nullptr, c->length, s.wanted.data(),
+                recent_tokens, recent_features, b_count, kept, row_bytes);
+  for (int64_t b = 0; b < b_count; ++b) {
+    emitted[2 * b] = 1;
+    emitted[2 * b + 1] = s.answers[b];
+  }
+  s.emits.assign(b_count, 1);
+  fledge_advance(s.emits.data(), s.answers.data(), c->length, c->bonus, c->history, b_count, 1, c->known);
+  return seconds.count();
+}
 
 // See `extend` in round.py: paths [B, width] through the verify's rows, whose `features` are given. `move`: the nodes
 // may be elsewhere than they belong.

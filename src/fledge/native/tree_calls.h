@@ -21,6 +21,9 @@ void fledge_path_rows(const int64_t* emits, const int64_t* path, const int64_t* 
                       int64_t requests, int64_t width, int64_t pages, int64_t page_size);
 void fledge_advance(const int64_t* emits, const int64_t* tokens, int32_t* length, int64_t* bonus, int32_t* history,
                     int64_t requests, int64_t width, int64_t known);
+void fledge_keep(const int64_t* tokens, const char* features, const int64_t* source, const int32_t* positions,
+                 const int32_t* row_start, int64_t* recent_tokens, char* recent_features, int64_t requests,
+                 int64_t kept, int64_t row_bytes);
 void fledge_some_rows(const int64_t* counts, int32_t* row_start, int64_t* first, int64_t* index, int64_t requests,
                       int64_t width);
 void fledge_find_repeats(const int32_t* history, const int32_t* last, const float* log_rates, int64_t* matched,

@@ -1,0 +1,109 @@
+"""A plain round in one C++ call, where the target runs on the CPU kernels; the same result as `plain_round`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import Structure, byref, c_double, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from fledge.draft.cpu import NativeHeadRunner
+from fledge.engine.carried import Carried
+from fledge.engine.rows import Drawing
+from fledge.native.build import library
+from fledge.target.batch import Decoder
+from fledge.target.cpu import NativeDecoder
+
+
+class ModelsStruct(Structure):
+    """The models and their KV; null: no head."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("target", "head", "head_kv", "kv")),
+        *((name, c_int64) for name in ("pages", "last_position")),
+        *((name, c_int) for name in ("layers", "kv_heads", "head_dim")),
+    ]
+
+
+class CarriedStruct(Structure):
+    """What B requests carry; see `Carried`."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("requests", "pages", "topk", "known")),
+        *((name, c_void_p) for name in ("length", "bonus", "page_table", "head_start", "head_pages")),
+        *((name, c_void_p) for name in ("first_token_ids", "first_log_probs", "hidden", "history")),
+    ]
+
+
+class DrawingStruct(Structure):
+    """How they draw; see `Drawing`."""
+
+    _fields_ = [("filters", c_void_p), ("keys", c_void_p)]
+
+
+class NativePlain:
+    """The calls of one engine's rounds that need no head."""
+
+    def __init__(
+        self,
+        decoder: NativeDecoder,
+        kv: Tensor,
+        last_position: int,
+        head: NativeHeadRunner | None = None,
+        head_kv: Tensor | None = None,
+    ) -> None:
+        c = decoder.config
+        self._held = decoder, kv, head, head_kv
+        self._models = ModelsStruct(
+            decoder.pointer,
+            None if head is None else head.pointer,
+            None if head_kv is None else head_kv.data_ptr(),
+            kv.data_ptr(), kv.shape[1], last_position, c.num_layers, c.num_kv_heads, c.head_dim,
+        )  # fmt: skip
+        self._carried: dict[tuple[int, int], CarriedStruct] = {}
+        self._plain: Callable[..., float] = library().fledge_plain_round
+        self._plain.argtypes = [*[c_void_p] * 5, c_int64, c_void_p]
+        self._plain.restype = c_double
+
+    def plain(self, now: Carried, drawing: Drawing | None, *, keep: bool) -> tuple[Tensor, float]:
+        """See `round.plain_round`: [B, 2] int64, ones and tokens, and the target's seconds.
+
+        What is carried is written to; `keep`: also what a head that falls behind needs.
+        """
+        emitted = torch.empty(len(now.length), 2, dtype=torch.int64)
+        tokens, features = now.recent_tokens, now.recent_features
+        recent = (tokens.data_ptr(), features.data_ptr(), tokens.shape[1]) if keep else (None, None, 0)
+        models, carried, drawn = byref(self._models), byref(self._view(now)), byref(drawing_of(drawing))
+        return emitted, self._plain(models, carried, drawn, *recent, emitted.data_ptr())
+
+    def _view(self, now: Carried) -> CarriedStruct:
+        key = now.length.data_ptr(), len(now.length)
+        found = self._carried.get(key)
+        if found is None:
+            sizes = (
+                len(now.length),
+                now.page_table.shape[1],
+                now.first_token_ids.shape[1],
+                now.history.shape[1],
+            )
+            tensors = (
+                now.length, now.bonus, now.page_table, now.head_start, now.head_pages,
+                now.first_token_ids, now.first_log_probs, now.hidden, now.history,
+            )  # fmt: skip
+            found = self._carried[key] = CarriedStruct(*sizes, *(tensor.data_ptr() for tensor in tensors))
+        return found
+
+
+def native_plain(decoder: Decoder, kv: Tensor, last_position: int) -> NativePlain | None:
+    """The call, where the target has CPU kernels; None elsewhere."""
+    return NativePlain(decoder, kv, last_position) if isinstance(decoder, NativeDecoder) else None
+
+
+def drawing_of(drawing: Drawing | None) -> DrawingStruct:
+    """It points into `drawing`; None: null pointers."""
+    return (
+        DrawingStruct()
+        if drawing is None
+        else DrawingStruct(drawing.filters.data_ptr(), drawing.keys.data_ptr())
+    )
