@@ -26,12 +26,12 @@ def engine(target: Target, plain: Engine, prompts: list[list[int]]) -> Engine:
 
 @pytest.fixture
 def heard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """Of each lesson the planner hears: how many rounds there have been, and whether it was one with drafts."""
+    """Of each lesson heard: how many rounds there have been, and whether it was one with the head's drafts."""
     core, planner, found = engine._core, engine._core._planner, []
     observe = planner.observe
 
     def hear(shape: Any, *args: Any, **more: Any) -> None:
-        found.append((core._counts.rounds, shape is not None))
+        found.append((core._counts.rounds, shape is not None and not more["asked"]))
         observe(shape, *args, **more)
 
     monkeypatch.setattr(planner, "observe", hear)

@@ -102,6 +102,7 @@ def build_parts(
         )
     topk = max(shape.topk for shape in bounds) if head else 0
     kv, head_kv = decoder.allocate_kv(pages), head.allocate_kv(pages) if head else None
+    native = native_round(decoder, kv, head, head_kv, limit - 1)
     models = Models(
         decoder=decoder,
         kv=kv,
@@ -113,8 +114,8 @@ def build_parts(
         layouts=Layouts(decoder.device),
         last_position=limit - 1,
         topk=topk,
-        native=native_round(decoder, kv, head, head_kv, limit - 1),
-        native_plain=native_plain(decoder, kv, limit - 1),
+        native=native,
+        native_plain=native or native_plain(decoder, kv, limit - 1),
         rounds=RecordedRounds(make_recorder(decoder.device)) if cuda_graphs else None,
     )
     sizes = CarriedSizes(

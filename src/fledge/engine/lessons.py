@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fledge.engine.layout import TreeShape
 from fledge.engine.phases import HostSeconds
 from fledge.engine.planner import Planner
 from fledge.engine.result import RoundResult
@@ -59,6 +60,8 @@ class Lessons:
         """Before a round the head may have had to catch up."""
         result, rows, accepted, seconds, asked = lesson
         drafted, planner, late, requests = result.drafted, self._planner, result.catch_up, len(rows)
+        shape: TreeShape | None = None
+        levels: list[Tensor] = []
         if drafted is None:
             planner.observe(None, requests, seconds, [], asked=asked)
         else:
@@ -79,8 +82,7 @@ class Lessons:
                 planner.observe_lookup(drafted.proposal, rows)
         if self._on_cpu:  # elsewhere the clock sees launches, not work
             verified = drafted.rows if drafted else requests
-            what = (drafted.shape, len(drafted.levels)) if drafted else (None, 0)
-            planner.time(requests, what[0], what[1], verified, result.draft, result.verify)
+            planner.time(requests, shape, len(levels), verified, result.draft, result.verify)
 
 
 def _depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:

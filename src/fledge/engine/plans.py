@@ -134,9 +134,8 @@ class ConfidentPlan(RoundPlan):
             worth *= calibration[depths].numpy()
         best = np.sort(worth, 1)[:, ::-1][:, :most]
         requests, width = best.shape
-        order = (-best).argsort(axis=None, kind="stable")[
-            : np.count_nonzero(best)
-        ]  # never what is worth nothing
+        # Never what is worth nothing.
+        order = (-best).argsort(axis=None, kind="stable")[: np.count_nonzero(best)]
         gains = np.concatenate(([0.0], best.ravel()[order].cumsum()))
         count = (gains - price * curve.over(requests + np.arange(len(gains)))).argmax()
         return torch.from_numpy(np.bincount(order[:count] // width, minlength=requests))

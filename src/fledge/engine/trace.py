@@ -15,9 +15,8 @@ def tree_traces(result: RoundResult, running: Sequence[Request]) -> dict[int, Tr
         return {}
     for row, request in enumerate(running):
         if request.trace and request.speculate:
-            nodes = int(
-                (tree.token_ids[row] >= 0).sum()
-            )  # its neighbours may have more: the last ones are empty then
+            # Its neighbours may have more nodes: the last ones are empty then.
+            nodes = int((tree.token_ids[row] >= 0).sum())
             found[request.id] = TreeTrace(
                 token_ids=tree.token_ids[row, :nodes].tolist(),
                 parents=tree.parents.expand_as(tree.token_ids)[row, :nodes].tolist(),
