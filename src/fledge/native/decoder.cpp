@@ -108,7 +108,7 @@ void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
   if (w->int8) int8_rows().ensure(rows < kRowBlock ? rows : kRowBlock, w->inputs);
   t.run([&](int id) {
     configure_tiles();
-    expect_weights(t, id, {w});
+    expect_weights(t, id, rows, {w});
     gemm(t, id, a, w->inputs, rows, *w, [&](int row, int p, const float* c) {
       int count = w->outputs - p * kPanel < kPanel ? w->outputs - p * kPanel : kPanel;
       std::memcpy(out + static_cast<size_t>(row) * w->outputs + p * kPanel, c, count * sizeof(float));
@@ -138,7 +138,7 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   if (out.chosen) weights.push_back(&d->screen->weights);
   t.run([&](int id) {
     configure_tiles();
-    expect_weights(t, id, weights);
+    expect_weights(t, id, b.rows, weights);
     t.for_each(id, b.rows, [&](int r) {
       const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
       float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
@@ -207,7 +207,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   weights.push_back(h->lm_head);
   t.run([&](int id) {
     configure_tiles();
-    expect_weights(t, id, weights);
+    expect_weights(t, id, b.rows, weights);
     if (out.features) {
       t.for_each(id, b.rows, [&](int r) {
         const bf16* f = out.features + static_cast<size_t>(out.feature_rows ? out.feature_rows[r] : r) * fused;

@@ -12,11 +12,7 @@
 
 #include "int8.h"
 #include "threads.h"
-#ifdef __AMX_BF16__
-#include "tiles_amx.h"
-#else
-#include "tiles_avx512.h"
-#endif
+#include "tiles.h"
 
 namespace fledge {
 
@@ -58,16 +54,16 @@ inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved
   w.inputs = inputs;
   w.data = static_cast<bf16*>(allocate_weights(w.elements() * sizeof(bf16)));
   if (!w.data) return w;
-  bf16* out = w.data;
   for (int p = 0; p < w.panels(); ++p)
     for (int k0 = 0; k0 < inputs; k0 += 32)
       for (int tile = 0; tile < 2; ++tile)
         for (int pair = 0; pair < 16; ++pair)
           for (int n = 0; n < 16; ++n) {
             int row = source_row(outputs, interleaved, p, tile, n);
+            bf16* out = w.data + (static_cast<size_t>(p) * inputs + k0) * kPanel + block_offset(pair, tile) + n * 2;
             const bf16* source = weight + static_cast<size_t>(row) * inputs + k0 + pair * 2;
-            *out++ = row < outputs ? source[0] : 0;
-            *out++ = row < outputs ? source[1] : 0;
+            out[0] = row < outputs ? source[0] : 0;
+            out[1] = row < outputs ? source[1] : 0;
           }
   return w;
 }
@@ -116,10 +112,10 @@ inline WeightStream& weight_stream(int id) {
   static WeightStream streams[Team::kMaxThreads];
   return streams[id];
 }
-// Inside Team::run, before the first product: the forward's weights in the order of its products.
-inline void expect_weights(const Team& t, int id, const std::vector<const Packed*>& weights) {
+// Inside Team::run, before the first product: the weights of a forward over `rows`, in the order of its products.
+inline void expect_weights(const Team& t, int id, int rows, const std::vector<const Packed*>& weights) {
   WeightStream& stream = weight_stream(id);
-  stream.clear();
+  stream.clear(bytes_ahead(rows));
   for (const Packed* w : weights) {
     int first = t.share_begin(id, w->panels()), stop = t.share_begin(id + 1, w->panels());
     stream.add(w->at(first), (stop - first) * w->panel_bytes());
@@ -140,7 +136,7 @@ class Asking {
   Ahead panel(int p, int row) const {
     if (row % kRowBlock) return {};
     if (row == 0 && expected_) return stream_.take(w_.at(p), w_.panel_bytes());
-    return {w_.at(p) + WeightStream::kAhead, nullptr, nullptr, w_.panel_bytes() / kLine, 16};
+    return {w_.at(p) + stream_.ahead(), nullptr, nullptr, w_.panel_bytes() / kUnit};
   }
 
  private:

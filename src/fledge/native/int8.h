@@ -64,7 +64,7 @@ inline float quantise_weights(const bf16* w, int inputs, uint8_t* out) {
 // kRows rows by a panel's 32 outputs.
 template <int kRows>
 inline void int8_block(const int8_t* a, const float* scale, const int32_t* base, int inputs, const uint8_t* w,
-                       const float* output_scale, float* c, Ahead& ahead) {
+                       const float* output_scale, float* c, Ahead& ahead, Turn turn) {
   int groups = groups_of(inputs);
   __m512 sum[kRows][2];
 #pragma GCC unroll 6
@@ -74,10 +74,11 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r)
       part[r][0] = part[r][1] = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
-    for (int k = g * kGroup; k < inputs && k < (g + 1) * kGroup; k += kHalf, a += kHalf)
+    for (int k = g * kGroup; k < inputs && k < (g + 1) * kGroup; k += kHalf, a += kHalf) {
+      const char* unit = turn.asks(k / kHalf) ? ahead.unit(w) : reinterpret_cast<const char*>(w);
 #pragma GCC unroll 8
       for (int quad = 0; quad < kHalf / 4; ++quad, w += 128) {
-        ahead.ask(2);
+        ask(unit, quad * 2, kRows <= 3 ? 1 : 2);  // see kFewRows in tiles_avx512.h
         __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
 #pragma GCC unroll 6
         for (int r = 0; r < kRows; ++r) {
@@ -88,6 +89,7 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
           part[r][1] = _mm512_dpbusd_epi32(part[r][1], right, v);
         }
       }
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       __m512 s = _mm512_set1_ps(scale[static_cast<size_t>(r) * groups + g]);
@@ -106,16 +108,15 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
 inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t* w, const float* output_scale,
                            int inputs, float* c, Ahead ahead) {
   constexpr int kMost = 6;  // rows whose sums fit the 32 registers beside the weights
-  int groups = (rows + kMost - 1) / kMost;
-  ahead.rate = (ahead.rate + groups - 1) / groups;  // every group of rows asks for its part
-  for (int at = 0, left = groups; at < rows; --left) {
-    int here = (rows - at + left - 1) / left;
+  Turn turn{0, (rows + kMost - 1) / kMost};
+  for (int at = 0; at < rows; ++turn.group) {
+    int left = turn.groups - turn.group, here = (rows - at + left - 1) / left;
     const int8_t* a = x.values.data + static_cast<size_t>(first + at) * inputs;
     const float* scale = x.scale.data + static_cast<size_t>(first + at) * groups_of(inputs);
     const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups_of(inputs);
     switch (here) {
 #define FLEDGE_ROWS(n) \
-  case n: int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * 32, ahead); break;
+  case n: int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * 32, ahead, turn); break;
       FLEDGE_ROWS(1) FLEDGE_ROWS(2) FLEDGE_ROWS(3) FLEDGE_ROWS(4) FLEDGE_ROWS(5) FLEDGE_ROWS(6)
 #undef FLEDGE_ROWS
     }

@@ -1,7 +1,7 @@
 // The pool of keys and values: [layers, pages, KV heads], each a page of 32 entries of one head in the layout AMX
 // multiplies: keys as [d-pair][key] tiles, then values as [key-pair][d] tiles.
 #pragma once
-#include "vector_math.h"
+#include "tiles.h"
 
 namespace fledge {
 
@@ -16,11 +16,10 @@ struct KvShape {
 };
 
 inline size_t key_offset(int entry, int d) {
-  int tile = (d / 32) * 2 + entry / 16;
-  return static_cast<size_t>(tile) * 512 + (d % 32) / 2 * 32 + (entry % 16) * 2 + d % 2;
+  return static_cast<size_t>(d / 32) * 1024 + block_offset(d % 32 / 2, entry / 16) + (entry % 16) * 2 + d % 2;
 }
 inline size_t value_offset(int entry, int d) {
-  return static_cast<size_t>(d / 16) * 512 + (entry / 2) * 32 + (d % 16) * 2 + entry % 2;
+  return static_cast<size_t>(d / 32) * 1024 + block_offset(entry / 2, d % 32 / 16) + (d % 16) * 2 + entry % 2;
 }
 inline void write_key(bf16* page, int entry, const bf16* key, int head_dim) {
   for (int d = 0; d < head_dim; d += 2)

@@ -12,29 +12,41 @@ namespace fledge {
 
 constexpr int kLine = 64;  // bytes
 
+constexpr long kUnit = 1024;  // bytes that are asked for together, each of their lines with a multiplication
+
 // What to ask for while one panel is multiplied, a little with every multiplication: a burst would fill the queue of
-// misses and hold up the loads behind it. Into L2.
+// misses and hold up the loads behind it. Into L2. Asking takes next to no instructions: each of them is one that a
+// multiplication further on has to wait behind.
 struct Ahead {
   const char *next = nullptr, *end = nullptr, *then = nullptr;  // up to `end`, and then from `then` on
-  long left = 0;                                                // lines
-  int rate = 0, owed = 0;                                       // lines for every 16 that are read, and left over
+  long left = 0;                                                // units
 
-  void ask(int lines_read) {
-    for (owed += rate * lines_read; owed >= 16 && left > 0; owed -= 16, --left) {
-      if (next == end) next = then;
-      _mm_prefetch(next, _MM_HINT_T1);
-      next += kLine;
-    }
+  // The unit to ask for; where there is none, what is being read anyway.
+  const char* unit(const void* read) {
+    if (left == 0) return static_cast<const char*>(read);
+    if (next == end) next = then;
+    --left;
+    next += kUnit;
+    return next - kUnit;
   }
+};
+
+// Asks for `lines` of a unit from line `first` on.
+inline void ask(const char* unit, int first, int lines) {
+  for (int i = first; i < first + lines; ++i) _mm_prefetch(unit + i * kLine, _MM_HINT_T1);
+}
+
+// A group of rows that pass over a panel in turn, each asking for its part of what comes.
+struct Turn {
+  int group, groups;
+  bool asks(int step) const { return groups == 1 || step % groups == group; }
 };
 
 class WeightStream {
  public:
-  // So far ahead, in bytes: time enough for memory to answer, near enough to be in step with the processor's prefetcher.
-  static constexpr long kAhead = 16384;
-
-  // A forward's shares, in the order of its products; then the first of them is asked for.
-  void clear() {
+  // A forward's shares, in the order of its products, to be asked for so many bytes ahead, a multiple of kUnit.
+  void clear(long ahead) {
+    ahead_ = ahead;
     shares_.clear();
     total_ = asked_ = 0;
     current_ = asking_ = 0;
@@ -43,12 +55,14 @@ class WeightStream {
     shares_.push_back({begin, bytes, total_});
     total_ += bytes;
   }
+  // Asks for the first of them.
   void start() {
-    for (long at = 0; at < kAhead && at < total_; at += kLine) {
-      _mm_prefetch(position(), _MM_HINT_T1);
-      advance(kLine);
+    for (long at = 0; at < ahead_ && at < total_; at += kUnit) {
+      ask(position(), 0, kUnit / kLine);
+      advance(kUnit);
     }
   }
+  long ahead() const { return ahead_; }
 
   // The product starts whose share begins there; false: that isn't the one that comes next.
   bool begin(const char* share) { return current_ < shares_.size() && shares_[current_].begin == share; }
@@ -59,14 +73,12 @@ class WeightStream {
     const Share& share = shares_[current_];
     long at = panel - share.begin;
     if (at < 0 || at >= share.bytes) at = share.bytes;  // another thread's: this one has read all of its own
-    if (asked_ <= share.from + at) seek(current_, at);
-    long lead = asked_ - share.from - at, wanted = bytes + kAhead - lead, rest = total_ - asked_;
-    if (wanted > 2 * bytes) wanted = 2 * bytes;
-    long lines = (wanted < rest ? wanted : rest) / kLine;
-    if (lines <= 0) return {};
-    int rate = static_cast<int>((16 * lines * kLine + bytes - 1) / bytes);
-    Ahead ahead{position(), shares_[asking_].begin + shares_[asking_].bytes, nullptr, lines, rate};
-    advance(lines * kLine);
+    if (asked_ < share.from + at + ahead_) seek(current_, at + ahead_);  // it is late: what lies between comes unasked
+    long lead = asked_ - share.from - at, wanted = bytes + ahead_ - lead, rest = total_ - asked_;
+    if (wanted > rest) wanted = rest;
+    if (wanted < kUnit) return {};
+    Ahead ahead{position(), shares_[asking_].begin + shares_[asking_].bytes, nullptr, wanted / kUnit};
+    advance(wanted);
     if (asking_ < shares_.size()) ahead.then = shares_[asking_].begin;
     return ahead;
   }
@@ -88,6 +100,7 @@ class WeightStream {
   }
 
   std::vector<Share> shares_;
+  long ahead_ = 0;
   long total_ = 0, asked_ = 0;       // bytes of the stream
   size_t current_ = 0, asking_ = 0;  // shares
 };

@@ -10,6 +10,14 @@
 
 namespace fledge {
 
+// Where a block of 16 pairs by 32 columns has a pair's line of 64 bytes, for the left (0) or right (1) half of the columns, in
+// elements: half by half, each a tile.
+inline int block_offset(int pair, int half) { return half * 512 + pair * 32; }
+
+// How far ahead weights are asked for: time enough for memory to answer, near enough to be in step with the processor's own
+// prefetcher.
+inline long bytes_ahead(int) { return 16384; }
+
 constexpr int kQueriesAtOnce = 32;  // that attention takes through a split
 constexpr bool kPagesInTurn = true;  // how attention asks for pages: see `Upcoming`
 inline int rows_per_unit(int) { return 32; }  // that attention hands out together
@@ -38,14 +46,15 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   _tile_zero(1);
   if (rows <= 16) {
     for (int k = 0; k < inputs; k += 32, b += 1024) {
+      const char *one = ahead.unit(b), *two = ahead.unit(b);
       _tile_loadd(4, a + k, stride * 2);
-      ahead.ask(8);
+      ask(one, 0, 8);
       _tile_loadd(6, b, 64);
-      ahead.ask(8);
+      ask(one, 8, 8);
       _tile_loadd(7, b + 512, 64);
-      ahead.ask(8);
+      ask(two, 0, 8);
       _tile_dpbf16ps(0, 4, 6);
-      ahead.ask(8);
+      ask(two, 8, 8);
       _tile_dpbf16ps(1, 4, 7);
     }
   } else {
@@ -53,17 +62,18 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
     _tile_zero(3);
     const bf16* a2 = a + static_cast<size_t>(16) * stride;
     for (int k = 0; k < inputs; k += 32, b += 1024) {
+      const char *one = ahead.unit(b), *two = ahead.unit(b);
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a + k, stride * 2);
-      ahead.ask(8);
+      ask(one, 0, 8);
       _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(7, b + 512, 64);
-      ahead.ask(8);
+      ask(one, 8, 8);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, a2 + k, stride * 2);
-      ahead.ask(8);
+      ask(two, 0, 8);
       _tile_dpbf16ps(2, 5, 6);
-      ahead.ask(8);
+      ask(two, 8, 8);
       _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(2, c + static_cast<size_t>(16) * c_stride, c_stride * 4);
@@ -89,15 +99,16 @@ inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const ui
   for (int g = 0; g < groups; ++g, a += kGroup, w += kGroup * kPanel) {
     _tile_zero(0);
     _tile_zero(1);
+    const char *one = ahead.unit(w), *two = ahead.unit(w);
     _tile_loadd(4, a, inputs);
-    ahead.ask(8);
+    ask(one, 0, 8);
     _tile_loadd(6, w, 128);
-    ahead.ask(8);
+    ask(one, 8, 8);
     _tile_dpbsud(0, 4, 6);
     _tile_loadd(7, w + 64, 128);
-    ahead.ask(8);
+    ask(two, 0, 8);
     _tile_dpbsud(1, 4, 7);
-    ahead.ask(8);
+    ask(two, 8, 8);
     if (more) {
       _tile_zero(2);
       _tile_zero(3);

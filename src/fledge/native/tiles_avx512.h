@@ -5,6 +5,10 @@
 
 namespace fledge {
 
+// Where a block of 16 pairs by 32 columns has a pair's line of 64 bytes, for the left (0) or right (1) half of the columns, in
+// elements: pair by pair. So weights are read line after line, which a Zen 4's own prefetcher follows, and half by half it doesn't.
+inline int block_offset(int pair, int half) { return pair * 64 + half * 32; }
+
 constexpr int kQueriesAtOnce = 24;  // that attention takes through a split: their scores fit an L1 cache of 32 KB
 constexpr bool kPagesInTurn = false;  // how attention asks for pages: see `Upcoming`
 
@@ -25,10 +29,15 @@ inline __m512bh broadcast_pair(const bf16* p) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-// kRows rows by 32 columns held in registers over `steps` steps of 32 k. Step s's weights lie at b(s), those of the right
-// half of the columns 512 further.
+// How far ahead weights are asked for: time enough for memory to answer. Few rows are faster than memory: there the
+// processor's own prefetcher gets furthest when every other line is asked for, and not as far ahead.
+constexpr int kFewRows = 5;
+inline long bytes_ahead(int rows) { return rows <= kFewRows ? 8192 : 16384; }
+
+// kRows rows by 32 columns held in registers over `steps` steps of 32 k. Step s's weights lie at b(s).
 template <int kRows, class Step>
-inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int c_stride, bool add, Ahead& ahead) {
+inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int c_stride, bool add, Ahead& ahead,
+                  Turn turn) {
   __m512 sum[kRows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r)
@@ -37,14 +46,18 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
   for (int s = 0; s < steps; ++s) {
     const bf16* w = b(s);
     const bf16* x = a + s * 32;
-    for (int pair = 0; pair < 16; ++pair) {
-      ahead.ask(2);
-      __m512bh left = load_pairs(w + pair * 32), right = load_pairs(w + 512 + pair * 32);
+    for (int half = 0; half < 2; ++half, w += block_offset(8, 0), x += 16) {
+      const char* unit = turn.asks(s) ? ahead.unit(w) : reinterpret_cast<const char*>(w);
+#pragma GCC unroll 1  // few loads in the code, each with a short stride, for the prefetcher to follow
+      for (int pair = 0; pair < 8; ++pair) {
+        ask(unit, pair * 2, kRows <= kFewRows ? 1 : 2);
+        __m512bh left = load_pairs(w + block_offset(pair, 0)), right = load_pairs(w + block_offset(pair, 1));
 #pragma GCC unroll 12
-      for (int r = 0; r < kRows; ++r) {
-        __m512bh v = broadcast_pair(x + static_cast<size_t>(r) * stride + pair * 2);
-        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], v, left);
-        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], v, right);
+        for (int r = 0; r < kRows; ++r) {
+          __m512bh v = broadcast_pair(x + static_cast<size_t>(r) * stride + pair * 2);
+          sum[r][0] = _mm512_dpbf16_ps(sum[r][0], v, left);
+          sum[r][1] = _mm512_dpbf16_ps(sum[r][1], v, right);
+        }
       }
     }
   }
@@ -59,11 +72,12 @@ constexpr int kRowGroup = 12;  // rows whose sums fit the 32 registers beside th
 template <class Step>
 inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, float* c, int c_stride, bool add,
                    Ahead& ahead) {
-  while (rows > 0) {
-    int groups = (rows + kRowGroup - 1) / kRowGroup, here = (rows + groups - 1) / groups;
+  Turn turn{0, (rows + kRowGroup - 1) / kRowGroup};
+  for (; rows > 0; ++turn.group) {
+    int left = turn.groups - turn.group, here = (rows + left - 1) / left;
     switch (here) {
 #define FLEDGE_ROWS(n) \
-  case n: block<n>(a, stride, steps, b, c, c_stride, add, ahead); break;
+  case n: block<n>(a, stride, steps, b, c, c_stride, add, ahead, turn); break;
       FLEDGE_ROWS(1) FLEDGE_ROWS(2) FLEDGE_ROWS(3) FLEDGE_ROWS(4) FLEDGE_ROWS(5) FLEDGE_ROWS(6)
       FLEDGE_ROWS(7) FLEDGE_ROWS(8) FLEDGE_ROWS(9) FLEDGE_ROWS(10) FLEDGE_ROWS(11) FLEDGE_ROWS(12)
 #undef FLEDGE_ROWS
@@ -81,7 +95,6 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
 inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs, float* c, int c_stride,
                            Ahead ahead) {
   int steps = inputs / 32, groups = (rows + kRowGroup - 1) / kRowGroup;
-  ahead.rate = (ahead.rate + groups - 1) / groups;  // every group of rows asks for its part
   constexpr int kChunk = 6;  // 12 KB of weights
   int chunk = groups > 1 ? kChunk : steps;
   for (int first = 0; first < steps; first += chunk) {
@@ -98,7 +111,7 @@ void multiply_values(const bf16* weights, int stride, int rows, int count, Value
                      bool add) {
   Ahead nothing;
   for (int column = 0; column < width; column += 32)
-    blocks(weights, stride, rows, count, [&](int k) { return values(k) + column / 16 * 512; }, out + column, width, add,
+    blocks(weights, stride, rows, count, [&](int k) { return values(k) + column * 32; }, out + column, width, add,
            nothing);
 }
 
