@@ -100,7 +100,7 @@ inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const Batch
 // The residual's rows, normed, for the product that follows. Inside Team::run. A few rows are normed by each thread for
 // itself: that takes less time than waiting for each other.
 inline const bf16* norm_rows(Team& t, int id, const Shape& s, Workspace& ws, const bf16* weight, int rows) {
-  constexpr int kFew = 4;
+  constexpr int kFew = 12;
   auto norm = [&](int row, bf16* out) {
     rms_norm(ws.residual.data + static_cast<size_t>(row) * s.hidden, weight, out + static_cast<size_t>(row) * s.hidden,
              s.hidden, s.eps);
