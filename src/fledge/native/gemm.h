@@ -1,9 +1,10 @@
 // Matrix products over prepacked weights: bf16, or 8 bits (int8.h).
 //
-// A weight [N, K] is cut into panels of 32 outputs; a panel is a stream of K/32 steps, each two 1 KB tiles in the
-// layout bf16 dot products want, AMX tiles and AVX-512 registers alike (16 rows of k-pairs, 16 outputs across):
+// A weight [N, K] is cut into panels of 32 outputs; a panel is a stream of K/32 blocks of 2 KB, 16 pairs of k by 32 outputs in
+// lines of 16 outputs' pairs. In what order a block's lines lie is up to who multiplies (`block_offset`):
 //
-//     panel p:  | k 0..31: outputs 0-15 | k 0..31: outputs 16-31 | k 32..63: outputs 0-15 | ...
+//     AVX-512    | k 0,1: outputs 0-15 | k 0,1: outputs 16-31 | k 2,3: outputs 0-15 | ...      line after line, as they are read
+//     AMX        | k 0,1 .. 30,31: outputs 0-15 | k 0,1 .. 30,31: outputs 16-31 |              two tiles of 16 lines
 //
 // so that a decode step reads every weight once, front to back. Each output is one accumulation over k in one order,
 // whatever the number of rows: a row's result never depends on the rows beside it.

@@ -1,5 +1,5 @@
-// The pool of keys and values: [layers, pages, KV heads], each a page of 32 entries of one head in the layout AMX
-// multiplies: keys as [d-pair][key] tiles, then values as [key-pair][d] tiles.
+// The pool of keys and values: [layers, pages, KV heads], each a page of 32 entries of one head in the blocks that products
+// take (gemm.h): of keys, pairs of dimensions by entries, and then of values, pairs of entries by dimensions.
 #pragma once
 #include "tiles.h"
 

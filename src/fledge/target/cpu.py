@@ -122,7 +122,7 @@ class NativeDecoder:
         return ctypes.addressof(self._struct)
 
     def allocate_kv(self, pages: int) -> Tensor:
-        """[layers, pages, kv_heads, 2, 32 * head_dim] bf16: keys, then values, each in AMX tile order."""
+        """[layers, pages, kv_heads, 2, 32 * head_dim] bf16: keys, then values, as products take them (`kv_pages.h`)."""
         c = self.config
         return ops.pages_of_zeros(c.num_layers, pages, c.num_kv_heads, 2, self.page_size * c.head_dim)
 
