@@ -138,7 +138,7 @@ struct Upcoming {
     left = 2 * half / kLine * (kPagesInTurn ? 1 : count);
     rate = static_cast<float>(left) / time;
   }
-  void ask(int time) {
+  [[gnu::always_inline]] void ask(int time) {
     for (owed += rate * time; owed >= 1 && left > 0; owed -= 1, --left) {
       if (kPagesInTurn) {
         for (int i = 0; i < count; ++i) _mm_prefetch(pages[i] + offset, _MM_HINT_T1);

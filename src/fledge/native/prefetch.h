@@ -15,15 +15,15 @@ constexpr int kLine = 64;  // bytes
 constexpr long kUnit = 1024;  // bytes that are asked for together, each of their lines with a multiplication
 
 // What to ask for while one panel is multiplied, a little with every multiplication: a burst would fill the queue of
-// misses and hold up the loads behind it. Into L2. Asking takes next to no instructions: each of them is one that a
-// multiplication further on has to wait behind.
+// misses and hold up the loads behind it. Into L2. Asking takes next to no instructions, as each of them holds up a
+// multiplication, and is never a call: around one a product's sums go to memory and back.
 struct Ahead {
   const char *next = nullptr, *end = nullptr, *then = nullptr;  // up to `end`, and then from `then` on
   long left = 0;                                                // units
 
-  // The unit to ask for; where there is none, what is being read anyway.
-  const char* unit(const void* read) {
-    if (left == 0) return static_cast<const char*>(read);
+  // The unit to ask for; null: none.
+  [[gnu::always_inline]] const char* unit() {
+    if (left == 0) return nullptr;
     if (next == end) next = then;
     --left;
     next += kUnit;
@@ -31,15 +31,16 @@ struct Ahead {
   }
 };
 
-// Asks for `lines` of a unit from line `first` on.
-inline void ask(const char* unit, int first, int lines) {
+// Asks for `lines` of a unit, if there is one, from line `first` on.
+[[gnu::always_inline]] inline void ask(const char* unit, int first, int lines) {
+  if (unit == nullptr) return;
   for (int i = first; i < first + lines; ++i) _mm_prefetch(unit + i * kLine, _MM_HINT_T1);
 }
 
 // A group of rows that pass over a panel in turn, each asking for its part of what comes.
 struct Turn {
   int group, groups;
-  bool asks(int step) const { return groups == 1 || step % groups == group; }
+  [[gnu::always_inline]] bool asks(int step) const { return groups == 1 || step % groups == group; }
 };
 
 class WeightStream {

@@ -46,7 +46,7 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   _tile_zero(1);
   if (rows <= 16) {
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      const char *one = ahead.unit(b), *two = ahead.unit(b);
+      const char *one = ahead.unit(), *two = ahead.unit();
       _tile_loadd(4, a + k, stride * 2);
       ask(one, 0, 8);
       _tile_loadd(6, b, 64);
@@ -62,7 +62,7 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
     _tile_zero(3);
     const bf16* a2 = a + static_cast<size_t>(16) * stride;
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      const char *one = ahead.unit(b), *two = ahead.unit(b);
+      const char *one = ahead.unit(), *two = ahead.unit();
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a + k, stride * 2);
       ask(one, 0, 8);
@@ -99,7 +99,7 @@ inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const ui
   for (int g = 0; g < groups; ++g, a += kGroup, w += kGroup * kPanel) {
     _tile_zero(0);
     _tile_zero(1);
-    const char *one = ahead.unit(w), *two = ahead.unit(w);
+    const char *one = ahead.unit(), *two = ahead.unit();
     _tile_loadd(4, a, inputs);
     ask(one, 0, 8);
     _tile_loadd(6, w, 128);

@@ -47,7 +47,7 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
     const bf16* w = b(s);
     const bf16* x = a + s * 32;
     for (int half = 0; half < 2; ++half, w += block_offset(8, 0), x += 16) {
-      const char* unit = turn.asks(s) ? ahead.unit(w) : reinterpret_cast<const char*>(w);
+      const char* unit = turn.asks(s) ? ahead.unit() : nullptr;
 #pragma GCC unroll 1  // few loads in the code, each with a short stride, for the prefetcher to follow
       for (int pair = 0; pair < 8; ++pair) {
         ask(unit, pair * 2, kRows <= kFewRows ? 1 : 2);
