@@ -1,5 +1,5 @@
-// Block products with AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake): the same functions, on the
-// same layouts, as tiles_amx.h has with AMX.
+// Block products with AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake): the same functions as tiles_amx.h
+// has with AMX, on blocks whose lines lie in another order.
 #pragma once
 #include "int8.h"
 
