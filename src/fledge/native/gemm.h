@@ -58,14 +58,15 @@ inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved
   for (int p = 0; p < w.panels(); ++p)
     for (int k0 = 0; k0 < inputs; k0 += 32)
       for (int tile = 0; tile < 2; ++tile)
-        for (int pair = 0; pair < 16; ++pair)
+        for (int pair = 0; pair < 16; ++pair) {
+          bf16* out = w.data + (static_cast<size_t>(p) * inputs + k0) * kPanel + block_offset(pair, tile);
           for (int n = 0; n < 16; ++n) {
             int row = source_row(outputs, interleaved, p, tile, n);
-            bf16* out = w.data + (static_cast<size_t>(p) * inputs + k0) * kPanel + block_offset(pair, tile) + n * 2;
             const bf16* source = weight + static_cast<size_t>(row) * inputs + k0 + pair * 2;
-            out[0] = row < outputs ? source[0] : 0;
-            out[1] = row < outputs ? source[1] : 0;
+            *out++ = row < outputs ? source[0] : 0;
+            *out++ = row < outputs ? source[1] : 0;
           }
+        }
   return w;
 }
 

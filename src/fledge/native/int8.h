@@ -110,7 +110,7 @@ inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t
   constexpr int kMost = 6;  // rows whose sums fit the 32 registers beside the weights
   Turn turn{0, (rows + kMost - 1) / kMost};
   for (int at = 0; at < rows; ++turn.group) {
-    int left = turn.groups - turn.group, here = (rows - at + left - 1) / left;
+    int here = turn.rows(rows - at);
     const int8_t* a = x.values.data + static_cast<size_t>(first + at) * inputs;
     const float* scale = x.scale.data + static_cast<size_t>(first + at) * groups_of(inputs);
     const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups_of(inputs);

@@ -37,9 +37,10 @@ struct Ahead {
   for (int i = first; i < first + lines; ++i) _mm_prefetch(unit + i * kLine, _MM_HINT_T1);
 }
 
-// A group of rows that pass over a panel in turn, each asking for its part of what comes.
+// Which of the groups of rows it is that pass over a panel in turn, each asking for its part of what comes.
 struct Turn {
   int group, groups;
+  int rows(int left) const { return (left + groups - group - 1) / (groups - group); }  // its own, of those that are left
   [[gnu::always_inline]] bool asks(int step) const { return groups == 1 || step % groups == group; }
 };
 
@@ -74,10 +75,10 @@ class WeightStream {
     const Share& share = shares_[current_];
     long at = panel - share.begin;
     if (at < 0 || at >= share.bytes) at = share.bytes;  // another thread's: this one has read all of its own
-    if (asked_ < share.from + at + ahead_) seek(current_, at + ahead_);  // it is late: what lies between comes unasked
-    long lead = asked_ - share.from - at, wanted = bytes + ahead_ - lead, rest = total_ - asked_;
-    if (wanted > rest) wanted = rest;
-    if (wanted < kUnit) return {};
+    long due = share.from + at + ahead_, until = due + bytes < total_ ? due + bytes : total_;
+    if (asked_ < due) seek(current_, at + ahead_);  // it is late: what lies between comes unasked
+    long wanted = until - asked_;
+    if (wanted <= 0) return {};
     Ahead ahead{position(), shares_[asking_].begin + shares_[asking_].bytes, nullptr, wanted / kUnit};
     advance(wanted);
     if (asking_ < shares_.size()) ahead.then = shares_[asking_].begin;

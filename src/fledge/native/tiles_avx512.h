@@ -74,7 +74,7 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
                    Ahead& ahead) {
   Turn turn{0, (rows + kRowGroup - 1) / kRowGroup};
   for (; rows > 0; ++turn.group) {
-    int left = turn.groups - turn.group, here = (rows + left - 1) / left;
+    int here = turn.rows(rows);
     switch (here) {
 #define FLEDGE_ROWS(n) \
   case n: block<n>(a, stride, steps, b, c, c_stride, add, ahead, turn); break;
