@@ -79,7 +79,7 @@ class ContextHead:
         return DraftOutput(
             token_ids=torch.tensor([tokens for tokens, _ in proposals]).view(-1, k),
             log_probs=torch.tensor([scores for _, scores in proposals]).view(-1, k),
-            hidden=out_hidden,
+            hidden=out_hidden[list(wanted)],
         )
 
     def _contexts(self, batch: ForwardBatch, kv: Tensor) -> list[Context | None]:

@@ -59,5 +59,5 @@ class TableHead:
         return DraftOutput(
             token_ids=self.tokens[asked, :k],
             log_probs=self.log_probs[asked, :k],
-            hidden=torch.zeros(len(tokens), 1),
+            hidden=torch.zeros(len(asked), 1),
         )

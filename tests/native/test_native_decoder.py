@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fledge.engine.sampling import RowSampling, coins, sample, seed_key
 from fledge.native import ops, unavailable_reason
-from fledge.target.batch import ForwardBatch
+from fledge.target.batch import ForwardBatch, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.cpu import NativeDecoder, native_available
 from fledge.target.decoder import TorchDecoder
@@ -203,16 +203,27 @@ def test_window_offset_continues_a_window_written_earlier() -> None:
     assert torch.equal(native.forward(rest, kv, logits="logits").logits, whole.logits[1:])
 
 
-def test_only_the_wanted_rows_are_projected() -> None:
-    config = make_config()
+@pytest.mark.parametrize("wanted", [[3, 49], [49], [49, 3], list(range(50))])
+@pytest.mark.parametrize("mode", ["logits", "argmax", "none"])
+@pytest.mark.parametrize("layers", [3, 7])  # the last one's output is a feature; is none
+def test_the_last_layer_is_finished_for_the_wanted_rows_alone_and_nothing_else_changes(
+    wanted: list[int], mode: LogitsMode, layers: int
+) -> None:
+    config = make_config(num_layers=layers)
     native = NativeDecoder(config, make_weights(config))
-    batch = one_request(tokens_of(20, config.vocab_size, seed=1), 0)
-    whole = native.forward(batch, native.allocate_kv(PAGES), logits="logits")
-    some = native.forward(
-        batch._replace(logit_rows=int32([3, 19])), native.allocate_kv(PAGES), logits="argmax"
-    )
-    assert some.logits is None
-    assert some.argmax.tolist() == whole.logits.argmax(-1)[[3, 19]].tolist()
+    batch = one_request(tokens_of(50, config.vocab_size, seed=1), 0)
+    kv, whole_kv = native.allocate_kv(PAGES), native.allocate_kv(PAGES)
+    whole = native.forward(batch, whole_kv, logits="logits", features=True)
+    some = native.forward(batch._replace(logit_rows=int32(wanted)), kv, logits=mode, features=True)
+    assert torch.equal(kv, whole_kv)
+    assert torch.equal(some.features, whole.features)
+    if mode == "logits":
+        assert torch.equal(some.logits, whole.logits[wanted])
+    if mode == "argmax":
+        assert some.argmax.tolist() == whole.logits.argmax(-1)[wanted].tolist()
+    normed = native.forward(batch._replace(logit_rows=int32(wanted)), kv, logits="logits", hidden=True)
+    assert torch.equal(normed.logits, whole.logits[wanted])
+    assert normed.hidden.shape == (50, config.hidden_size)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,23 @@ def test_extend_and_draft_steps_agree_with_torch(flags: tuple[bool, bool], int8:
         assert (native.token_ids[:, 0] == torch_.token_ids[:, 0]).all()
 
 
+@pytest.mark.parametrize("norm_output", [False, True])
+@pytest.mark.parametrize("wanted", [[39], [0, 17, 39], [39, 17]])
+def test_the_wanted_rows_of_an_extend_are_those_of_all(norm_output: bool, wanted: list[int]) -> None:
+    config, weights, embedding = make_head(norm_output, False)
+    runner = NativeHeadRunner(config, weights, embedding)
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(40, 3 * config.hidden_size, generator=generator).bfloat16()
+    batch = one_request(tokens_of(40, VOCAB, seed=4), 0)
+    kv, whole_kv = runner.allocate_kv(PAGES), runner.allocate_kv(PAGES)
+    whole = runner.forward(batch, whole_kv, features=features, hidden=None, k=4)
+    some = batch._replace(logit_rows=int32(wanted))
+    got = runner.forward(some, kv, features=features, hidden=None, k=4)
+    assert torch.equal(kv, whole_kv)
+    for mine, its in zip(got, whole, strict=True):
+        assert torch.equal(mine, its[wanted])
+
+
 def test_races_agree_with_torch() -> None:
     config, weights, embedding = make_head(False, False)
     runners = (

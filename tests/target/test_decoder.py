@@ -176,6 +176,24 @@ def test_only_what_was_asked_for_is_returned(decoder: TorchDecoder) -> None:
     assert argmax.tolist() == logits.argmax(dim=-1).tolist()
 
 
+@pytest.mark.parametrize("features", [False, True])
+def test_the_last_layer_is_finished_for_the_wanted_rows_alone_and_nothing_else_changes(
+    decoder: TorchDecoder, features: bool
+) -> None:
+    batch = make_batch([random_ids(8), random_ids(3)], scattered_pages(2, 1))
+    kv, whole_kv = decoder.allocate_kv(2), decoder.allocate_kv(2)
+    whole = decoder.forward(batch, whole_kv, logits="logits", features=features)
+    assert whole.logits is not None
+    wanted = torch.tensor([7, 10], dtype=torch.int32)
+    for mode in ("logits", "none"):
+        some = decoder.forward(batch._replace(logit_rows=wanted), kv, logits=mode, features=features)
+        torch.testing.assert_close(kv, whole_kv)
+        if some.logits is not None:
+            torch.testing.assert_close(some.logits, whole.logits[wanted])
+        if features:
+            torch.testing.assert_close(some.features, whole.features)
+
+
 def test_argmax_of_equal_logits_is_the_lowest_id(tiny_target_folder: Path) -> None:
     decoder = load_decoder(tiny_target_folder)
     decoder._weights.lm_head[300:] = decoder._weights.lm_head[100]

@@ -149,7 +149,7 @@ class NativeHeadRunner:
         out = DraftOutput(
             token_ids=torch.empty(count, k, dtype=torch.int64),
             log_probs=torch.empty(count, k, dtype=torch.float32),
-            hidden=torch.empty(rows, self.config.hidden_size, dtype=torch.bfloat16),
+            hidden=torch.empty(count, self.config.hidden_size, dtype=torch.bfloat16),
         )
         drawn: tuple[Tensor | None, Tensor | None] = (None, None)
         if draws is not None:

@@ -28,11 +28,11 @@ _POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the la
 
 
 class DraftOutput(NamedTuple):
-    """What a head forward returns. M rows asked for, R rows run."""
+    """What a head forward returns of the M rows asked for."""
 
     token_ids: Tensor  # [M, k] int64, target ids, most probable first
     log_probs: Tensor  # [M, k] float32, within the draft vocabulary; of sampled rows, knowing their coins
-    hidden: Tensor  # [R, H], what the next draft step takes
+    hidden: Tensor  # [M, H], what the next draft step takes
 
 
 class HeadRunner(Protocol):
@@ -121,8 +121,7 @@ class TorchHeadRunner:
                 f"{k} proposals a node are too many: use at most {self.config.draft_vocab_size}"
             )
         out, normed = self._layer(batch, kv, self._entry(features, hidden))
-        wanted = normed if batch.logit_rows is None else normed[batch.logit_rows.long()]  # [M, H]
-        log_probs = F.linear(wanted, self._weights.lm_head).float().log_softmax(dim=-1)  # [M, Vd]
+        log_probs = F.linear(normed, self._weights.lm_head).float().log_softmax(dim=-1)  # [M, Vd]
         if draws is not None:
             log_probs = foreseen(log_probs, self._target_ids, draws)
         best = log_probs.topk(k, dim=-1)
@@ -149,7 +148,7 @@ class TorchHeadRunner:
         return F.linear(features, self._weights.fc)
 
     def _layer(self, batch: ForwardBatch, kv: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer over h [R, H]: its output, before and after the final norm."""
+        """The layer over h [R, H]: its output for the M rows asked for, before and after the final norm."""
         c, w, eps = self.config, self._weights, self.config.rms_norm_eps
         shape, heads, kv_heads = (c.hidden_size,), c.num_heads, c.num_kv_heads
         attention = paged_attention(batch, self.page_size)
@@ -161,6 +160,8 @@ class TorchHeadRunner:
         kv[0].index_copy_(0, attention.write_slots, turned[:, heads:])
         kv[1].index_copy_(0, attention.write_slots, qkv[:, heads + kv_heads :])
         mixed = attention.attend(turned[:, :heads], kv[0], kv[1]).reshape(h.shape[0], -1)
+        if batch.logit_rows is not None:  # the others are done
+            h, mixed = h.index_select(0, batch.logit_rows), mixed.index_select(0, batch.logit_rows)
         h = h + F.linear(mixed, w.o)
         gate, up = F.linear(F.rms_norm(h, shape, w.post_norm, eps), w.gate_up).chunk(2, dim=-1)
         out = h + F.linear(F.silu(gate) * up, w.down)

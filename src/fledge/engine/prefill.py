@@ -72,10 +72,7 @@ def prefill_target(models: Models, chunks: Sequence[PrefillChunk], *, features: 
 
 
 def prefill_head(models: Models, chunks: Sequence[PrefillChunk], done: Prefilled) -> DraftOutput:
-    """The head over the same positions, each with the token that follows it; one proposal row per chunk.
-
-    `hidden` [chunks, H] of the result holds those rows only.
-    """
+    """The head over the same positions, each with the token that follows it; one proposal row per chunk."""
     if models.head is None or models.head_kv is None or done.features is None:
         raise EngineError(
             "prefilling a draft head needs a head and the target's features; give the engine a head"
@@ -84,8 +81,7 @@ def prefill_head(models: Models, chunks: Sequence[PrefillChunk], done: Prefilled
     following = following_tokens(chunks, done).to(torch.int32)
     rows = _of_the_head(done.rows, [chunk.request.head_start for chunk in chunks], models.head.page_size)
     rows = rows._replace(token_ids=following, logit_rows=last)
-    out = models.head.forward(rows, models.head_kv, features=done.features, hidden=None, k=models.topk)
-    return out._replace(hidden=out.hidden.index_select(0, last))
+    return models.head.forward(rows, models.head_kv, features=done.features, hidden=None, k=models.topk)
 
 
 def _of_the_head(rows: ForwardBatch, starts: Sequence[int], page_size: int) -> ForwardBatch:

@@ -136,6 +136,9 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   for (int l = 0; l < d->layers; ++l) add_products(weights, d->layer[l]);
   if (out.logits) weights.push_back(d->lm_head);
   if (out.chosen) weights.push_back(&d->screen->weights);
+  if (!out.logits && !out.chosen) wanted = 0;
+  bool narrows = !out.hidden && (wanted == 0 || are_some(out.logit_rows, wanted, b.rows));
+  for (int layer : d->feature_layers) narrows = narrows && !(out.features && layer == d->layers - 1);
   t.run([&](int id) {
     configure_tiles();
     expect_weights(t, id, b.rows, weights);
@@ -144,11 +147,14 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
       float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
       for (int i = 0; i < s.hidden; i += 16) _mm512_storeu_ps(x + i, load_bf16(e + i));
     });
+    int rows = b.rows;
     for (int l = 0; l < d->layers; ++l) {
       Layer w = to_layer(d->layer[l]);
       const bf16* normed = norm_rows(t, id, s, ws, d->layer[l].input_norm, b.rows);
       attention_block(t, id, s, w, ws, b, kv_shape, kv, l, normed, s.hidden);
-      mlp_block(t, id, s, w, ws, b.rows);
+      if (narrows && l == d->layers - 1) rows = keep_rows(t, id, s, ws, out.logit_rows, wanted);
+      output_block(t, id, s, w, ws, rows);
+      mlp_block(t, id, s, w, ws, rows);
       for (int f = 0; f < 3; ++f)
         if (out.features && d->feature_layers[f] == l)
           t.for_each(id, b.rows, [&](int r) {
@@ -163,7 +169,7 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
       });
     if (out.logits || out.chosen)
       t.for_each(id, wanted, [&](int m) {
-        int r = out.logit_rows ? out.logit_rows[m] : m;
+        int r = out.logit_rows && !narrows ? out.logit_rows[m] : m;
         rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, d->norm,
                  gathered.data + static_cast<size_t>(m) * s.hidden, s.hidden, s.eps);
       });
@@ -205,6 +211,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   if (out.features) weights.push_back(h->fc);
   add_products(weights, h->layer);
   weights.push_back(h->lm_head);
+  bool narrows = are_some(out.logit_rows, wanted, b.rows);
   t.run([&](int id) {
     configure_tiles();
     expect_weights(t, id, b.rows, weights);
@@ -244,17 +251,16 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
       rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, h->hidden_norm, x + s.hidden, s.hidden, s.eps);
     });
     attention_block(t, id, s, w, ws, b, kv_shape, kv, 0, ws.normed.data, 2 * s.hidden);
-    mlp_block(t, id, s, w, ws, b.rows);
-    t.for_each(id, b.rows, [&](int r) {
-      const float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
-      bf16* carried = out.hidden + static_cast<size_t>(r) * s.hidden;
-      if (h->norm_output) rms_norm(x, h->norm, carried, s.hidden, s.eps);
-      else copy_bf16(carried, x, s.hidden);
-    });
+    int rows = narrows ? keep_rows(t, id, s, ws, out.logit_rows, wanted) : b.rows;
+    output_block(t, id, s, w, ws, rows);
+    mlp_block(t, id, s, w, ws, rows);
     t.for_each(id, wanted, [&](int m) {
-      int r = out.logit_rows ? out.logit_rows[m] : m;
-      rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, h->norm,
-               gathered.data + static_cast<size_t>(m) * s.hidden, s.hidden, s.eps);
+      int r = out.logit_rows && !narrows ? out.logit_rows[m] : m;
+      const float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
+      bf16 *carried = out.hidden + static_cast<size_t>(m) * s.hidden, *normed = gathered.data + static_cast<size_t>(m) * s.hidden;
+      rms_norm(x, h->norm, normed, s.hidden, s.eps);
+      if (h->norm_output) std::memcpy(carried, normed, s.hidden * sizeof(bf16));
+      else copy_bf16(carried, x, s.hidden);
     });
     gemm(t, id, gathered.data, s.hidden, wanted, *h->lm_head, [&](int m, int p, const float* c) {
       int count = h->draft_vocabulary - p * kPanel < kPanel ? h->draft_vocabulary - p * kPanel : kPanel;

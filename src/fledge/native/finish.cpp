@@ -15,7 +15,7 @@ struct Scratch {  // of the thread that runs rounds
   std::vector<int64_t> source, from, to, last;
   std::vector<int64_t> verify_keys, after, tossed, chosen, answers, emits, emitted;
   std::vector<float> temperature;
-  std::vector<bf16> out, features;
+  std::vector<bf16> features;
 };
 thread_local Scratch s;
 
@@ -94,7 +94,6 @@ void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* d
                    const int64_t* path, const int64_t* emitted, const int64_t* first_row, const bf16* features,
                    int64_t width, int64_t move) {
   int64_t b_count = c->requests, rows = std::accumulate(emits, emits + b_count, int64_t(0));
-  int64_t hidden = m->head->shape.hidden;
   s.head.row_start.resize(b_count + 1);
   s.last.resize(b_count);
   s.head.positions.resize(rows);
@@ -105,7 +104,6 @@ void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* d
                    width, c->pages, kPage);
   if (move)
     fledge_move_kv(m->kv, m->layers, m->pages, m->kv_heads, m->head_dim, s.from.data(), s.to.data(), rows);
-  s.out.resize(rows * hidden);
   s.wanted.assign(s.last.begin(), s.last.end());
   HeadOutputs out{};
   out.logit_rows = s.wanted.data();
@@ -114,13 +112,12 @@ void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* d
   out.features = features;
   out.token_ids = c->first_token_ids;
   out.log_probs = c->first_log_probs;
-  out.hidden = s.out.data();
+  out.hidden = c->hidden;
   out.feature_rows = s.source.data();
   for (int64_t b = 0; b < b_count; ++b) s.last[b] = s.head.positions[s.last[b]] + kAhead;
   s.head.toss(*draws, b_count, 1, s.last, &out);
   for (int32_t& position : s.head.positions) position = std::min<int32_t>(position, m->last_position);
   s.head.run(*m, *c, rows, 0, nullptr, out);
-  for (int64_t b = 0; b < b_count; ++b) std::copy_n(&s.out[s.wanted[b] * hidden], hidden, c->hidden + b * hidden);
   fledge_advance(emits, emitted, c->length, c->bonus, c->history, b_count, width, c->known);
 }
 

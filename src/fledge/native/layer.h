@@ -113,7 +113,7 @@ inline const bf16* norm_rows(Team& t, int id, const Shape& s, Workspace& ws, con
   return ws.normed.data;
 }
 
-// normed [rows, inputs] -> attention -> residual += o(attended). Inside Team::run.
+// normed [rows, inputs] -> attention -> attended; keys and values go into the pool. Inside Team::run.
 inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, const BatchView& b,
                             const KvShape& kv_shape, bf16* kv, int layer, const bf16* normed, int inputs) {
   int hd = s.head_dim, width = (s.heads + 2 * s.kv_heads) * hd;
@@ -136,7 +136,29 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
     t.for_each(id, merged * s.kv_heads, [&](int item) {
       merge_splits(call, ws.plan, item / merged, item % merged, ws.scratch[id]);
     });
-  gemm(t, id, ws.attended.data, s.heads * hd, b.rows, w.o, [&](int row, int p, const float* c) {
+}
+
+// Whether of a forward's rows only `count`, `wanted` in ascending order, matter: null means all.
+inline bool are_some(const int* wanted, int count, int rows) {
+  return wanted && count < rows && std::is_sorted(wanted, wanted + count, std::less_equal<int>());
+}
+
+// Behind the last layer's attention, rows that nobody wants are done: moves the others to the front. Inside Team::run.
+inline int keep_rows(Team& t, int id, const Shape& s, Workspace& ws, const int* wanted, int count) {
+  int width = s.heads * s.head_dim;
+  t.for_each(id, 1, [&](int) {
+    for (int m = 0; m < count; ++m) {
+      size_t to = m, from = wanted[m];
+      std::memmove(ws.residual.data + to * s.hidden, ws.residual.data + from * s.hidden, s.hidden * sizeof(float));
+      std::memmove(ws.attended.data + to * width, ws.attended.data + from * width, width * sizeof(bf16));
+    }
+  });
+  return count;
+}
+
+// residual += o(attended). Inside Team::run.
+inline void output_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
+  gemm(t, id, ws.attended.data, s.heads * s.head_dim, rows, w.o, [&](int row, int p, const float* c) {
     float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden + p * kPanel;
     for (int i = 0; i < kPanel; i += 16) _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
   });

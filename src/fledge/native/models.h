@@ -48,7 +48,7 @@ struct HeadOutputs {
   const fledge::bf16* inputs;    // [rows, hidden]
   int64_t* token_ids;            // [count, k] target ids
   float* log_probs;              // [count, k]
-  fledge::bf16* hidden;          // [rows, hidden]
+  fledge::bf16* hidden;          // [count, hidden]
   const float* filters;  // [count, 4]: temperature (0: greedy), top-k, top-p, min-p; null: all are greedy
   const int64_t* coins;  // [count]
   const int64_t* feature_rows;  // [rows], whose features a row takes; null: row r takes the r-th

@@ -58,16 +58,20 @@ class TorchDecoder:
         cos, sin = self._cos[positions], self._sin[positions]  # [R, head_dim // 2]
         x = F.embedding(batch.token_ids.long(), self._weights.embedding)  # [R, H]
         captured: dict[int, Tensor] = {}
+        last = self.config.num_layers - 1
+        narrows = not hidden and not (features and last in self.config.feature_layers)
+        wanted = batch.logit_rows if logits != "none" else batch.positions[:0]  # [M], None: all
         for index, layer in enumerate(self._weights.layers):
-            x = self._layer(layer, x, cos, sin, kv[index], attention)
+            kept = wanted if narrows and index == last else None
+            x = self._layer(layer, x, cos, sin, kv[index], attention, kept)
             if features and index in self.config.feature_layers:
                 captured[index] = x
         eps = self.config.rms_norm_eps
         normed = F.rms_norm(x, (x.shape[-1],), self._weights.norm, eps)
-        wanted = normed if batch.logit_rows is None else normed[batch.logit_rows.long()]  # [M, H]
+        rows = normed if wanted is None or narrows else normed.index_select(0, wanted)  # [M, H]
         return ForwardOutput(
-            logits=F.linear(wanted, self._weights.lm_head).float() if logits == "logits" else None,
-            argmax=self._argmax(wanted) if logits == "argmax" else None,
+            logits=F.linear(rows, self._weights.lm_head).float() if logits == "logits" else None,
+            argmax=self._argmax(rows) if logits == "argmax" else None,
             features=torch.cat([captured[i] for i in self.config.feature_layers], dim=-1)
             if features
             else None,
@@ -79,9 +83,19 @@ class TorchDecoder:
         kv[:, :, destination.long()] = kv[:, :, source.long()]
 
     def _layer(
-        self, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, attention: Attention
+        self,
+        w: LayerWeights,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        attention: Attention,
+        kept: Tensor | None,
     ) -> Tensor:
-        """One layer over rows x [R, H]; kv [2, slots, kv_heads, head_dim]."""
+        """One layer over rows x [R, H]; kv [2, slots, kv_heads, head_dim].
+
+        `kept` [M]: the rows that still matter behind its attention, and are returned; None: all.
+        """
         c, eps = self.config, self.config.rms_norm_eps
         qkv = F.linear(F.rms_norm(x, (c.hidden_size,), w.input_norm, eps), w.qkv, w.qkv_bias)
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)  # [R, heads + 2 * kv_heads, D]
@@ -96,7 +110,10 @@ class TorchDecoder:
         kv[0].index_copy_(0, attention.write_slots, turned[:, c.num_heads :])
         kv[1].index_copy_(0, attention.write_slots, value)
         mixed = attention.attend(turned[:, : c.num_heads], kv[0], kv[1])  # [R, heads, D]
-        x = x + F.linear(mixed.reshape(x.shape[0], -1), w.o)
+        mixed = mixed.reshape(x.shape[0], -1)
+        if kept is not None:
+            x, mixed = x.index_select(0, kept), mixed.index_select(0, kept)
+        x = x + F.linear(mixed, w.o)
         gate, up = F.linear(F.rms_norm(x, (c.hidden_size,), w.post_norm, eps), w.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, w.down)
 

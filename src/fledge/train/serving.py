@@ -146,7 +146,7 @@ class ServingReplay:
         now.head_pages.copy_(pages)
         now.first_token_ids.copy_(out.token_ids)
         now.first_log_probs.copy_(out.log_probs)
-        now.hidden.copy_(out.hidden.index_select(0, ends.long() - 1))
+        now.hidden.copy_(out.hidden)
         return batch
 
     def _ahead(self, answers: list[Answer], lengths: list[int]) -> Tensor:
@@ -180,7 +180,7 @@ class ServingReplay:
         out = run_head(models, now, layout, positions, truth.clamp(min=0).view(-1), features, last, None)
         now.first_token_ids.copy_(out.token_ids)
         now.first_log_probs.copy_(out.log_probs)
-        now.hidden.copy_(out.hidden.index_select(0, last))
+        now.hidden.copy_(out.hidden)
         ends = torch.tensor([a.end - 1 for a in answers], dtype=torch.int32, device=self._target.device)
         now.bonus.copy_(truth.clamp(min=0).view(-1).index_select(0, last))
         now.length.copy_(torch.minimum(now.length + emits, ends))
