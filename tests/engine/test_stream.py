@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
-from fledge.engine import Engine, TreeShape
+import pytest
+
+from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
+from fledge.errors import EngineError
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 
@@ -57,3 +61,87 @@ def test_a_sync_stream_is_the_whole_answer(plain: Engine) -> None:
     assert last is not None
     assert "".join(piece.text for piece in pieces) == last.text
     assert last.token_ids == plain.generate([QUESTIONS[1]], max_tokens=12)[0].token_ids
+
+
+@pytest.mark.parametrize("drop", ["cancel", "reset"])
+def test_a_stream_whose_request_is_dropped_ends_with_an_error(plain: Engine, drop: str) -> None:
+    stream = plain.stream_sync(QUESTIONS[0], max_tokens=30, ignore_eos=True)
+    next(stream)
+    if drop == "reset":
+        plain.reset()
+    else:
+        (request,) = plain._core._requests
+        plain.cancel(request)
+    with pytest.raises(EngineError, match="dropped"):
+        list(stream)
+    assert not plain.busy
+
+
+def test_a_reset_ends_what_another_thread_waits_for(target: Target) -> None:
+    engine, begun, failed = Engine(target), threading.Event(), []
+
+    def step() -> list[StepResult]:
+        begun.set()
+        return Engine.step(engine)
+
+    engine.step = step  # type: ignore[method-assign]
+
+    def ask() -> None:
+        try:
+            engine.generate(QUESTIONS, max_tokens=150, ignore_eos=True)
+        except EngineError as error:
+            failed.append(str(error))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    begun.wait()
+    engine.reset()
+    asking.join(60)
+    assert not asking.is_alive()
+    assert "dropped" in failed[0]
+
+
+def test_cancelling_a_stream_does_not_hold_up_the_event_loop(target: Target) -> None:
+    """Cancelling waits for the step that runs: here until others have had their turn."""
+    engine, others, in_step = Engine(target), threading.Event(), threading.Event()
+    forward = engine._core._step
+
+    def slow_step() -> list[StepResult]:
+        in_step.set()
+        assert others.wait(60)
+        return forward()
+
+    engine._core._step = slow_step  # type: ignore[method-assign]
+
+    async def run() -> None:
+        async def read() -> None:
+            async for _ in engine.stream(QUESTIONS[0], max_tokens=30):
+                pass
+
+        reading = asyncio.create_task(read())
+        await asyncio.to_thread(in_step.wait)
+        reading.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # `read` is cancelling by now
+        others.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(run())
+    assert not engine.busy
+    engine.check()
+
+
+def test_what_made_a_step_fail_is_told_to_those_who_suffer(target: Target) -> None:
+    engine = Engine(target)
+    engine.submit([9, 9], SamplingParams())
+
+    def broken() -> None:
+        raise ValueError("out of luck")
+
+    engine._core._step = broken  # type: ignore[assignment, method-assign]
+    with pytest.raises(ValueError, match="luck"):
+        engine.step()
+    with pytest.raises(EngineError, match="earlier step failed") as failure:
+        engine.step()
+    assert isinstance(failure.value.__cause__, ValueError)

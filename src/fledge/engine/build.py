@@ -10,13 +10,14 @@ import torch
 from fledge.draft.runner import HeadRunner
 from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
+from fledge.engine.checks import switch, whole
 from fledge.engine.cost import CostCurve, CostModel, measure_cost
 from fledge.engine.fixed import FixedPlanner
 from fledge.engine.forwards import Models
 from fledge.engine.graphs import CudaRecorder, RecordedRounds
 from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import PLAIN, Layouts, TreeShape
-from fledge.engine.memory import memory_for_kv
+from fledge.engine.memory import free_memory, memory_for_kv
 from fledge.engine.native_plain import native_plain
 from fledge.engine.native_round import native_round
 from fledge.engine.planner import Planner
@@ -64,6 +65,21 @@ def build_parts(
     cuda_graphs: bool = False,
 ) -> EngineParts:
     """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
+    for name, number in {
+        "max_batch": max_batch,
+        "prefill_rows": prefill_rows,
+        "busy_prefill_rows": busy_prefill_rows,
+        "max_context": max_context,
+        "kv_tokens": kv_tokens,
+        "lookup": lookup,
+    }.items():
+        if number is not None:
+            whole(name, number)
+    for name, on in {"prefix_cache": prefix_cache, "cuda_graphs": cuda_graphs, "overlap": overlap}.items():
+        if on is not None:
+            switch(name, on)
+    if tree is not None and not isinstance(tree, TreeShape):
+        raise EngineError(f"tree is {tree!r}; use a TreeShape, or leave it out")
     if max_batch < 1:
         raise EngineError(f"max_batch is {max_batch}; an engine runs at least one request at a time")
     for name, rows in (("prefill_rows", prefill_rows), ("busy_prefill_rows", busy_prefill_rows)):
@@ -91,6 +107,12 @@ def build_parts(
     token_bytes = decoder.kv_bytes_per_token() + (head.kv_bytes_per_token() if head else 0)
     wanted = max_batch * (-(-(context + reserve) // size) * size)
     tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes) if kv_tokens is None else kv_tokens
+    free = free_memory(decoder.device)
+    if tokens * token_bytes > free:
+        raise EngineError(
+            f"a KV pool of {tokens} tokens takes {tokens * token_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are "
+            "free; lower kv_tokens"
+        )
     pages = tokens // size + 1  # page 0 is nobody's
     pool = PagePool(pages, size)
     if max_context is None:

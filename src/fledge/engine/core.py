@@ -50,7 +50,7 @@ class EngineCore:
         self._lessons = Lessons(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
-        self._broken = False  # a step failed
+        self._failure: BaseException | None = None  # what a step failed with
         self._lock = threading.RLock()  # held by a step
         self._queue_lock = threading.RLock()  # held while the queue of waiting requests changes from outside
 
@@ -98,10 +98,15 @@ class EngineCore:
         """Drop a request at once and free all it holds; nothing happens if it is done already."""
         with self._lock, self._queue_lock:
             request = self._requests.pop(request_id, None)
-            if request is not None and not self._broken:
+            if request is not None and self._failure is None:
                 self._scheduler.remove(request)
-            if self._broken and not self._requests:
+            if self._failure is not None and not self._requests:
                 self.reset()
+
+    def holds(self, request_id: int) -> bool:
+        """Whether a request is still to be answered: not done, not dropped. Between steps; waits for one that runs."""
+        with self._lock:
+            return request_id in self._requests
 
     def reset(self) -> None:
         """Drop every request, whatever state a failed step left it in; all pages are free again."""
@@ -110,7 +115,7 @@ class EngineCore:
             self._flight.clear()
             self._requests.clear()
             self._scheduler.reset()
-            self._broken = False
+            self._failure = None
 
     def step(self, *, unless: Callable[[], bool] | None = None) -> list[StepResult]:
         """Launch one prefill forward if prompts are waiting, then one round; what came in for each request.
@@ -120,14 +125,14 @@ class EngineCore:
         with self._lock, torch.inference_mode(), torch_alone(self._lane.own_kernels):
             if unless is not None and unless():
                 return []
-            if self._broken:
+            if self._failure is not None:
                 raise EngineError(
                     "an earlier step failed, and its requests can't go on; cancel them, or reset the engine"
-                )
+                ) from self._failure
             try:
                 return self._step()
-            except BaseException:
-                self._broken = True
+            except BaseException as failure:
+                self._failure = failure
                 raise
 
     def _step(self) -> list[StepResult]:
@@ -273,28 +278,35 @@ class EngineCore:
         traces = tree_traces(result, running)
         drafted, counts = result.drafted, self._counts
         counts.rounds += 1
-        depths = []  # of the trees of those who are still there
+        depths = []  # accepted, of the trees of those who are still there
+        nodes = 0 if drafted is None else drafted.shape.nodes - 1
+        sizes = [nodes] * len(running)
+        if drafted is not None and drafted.counts is not None:
+            sizes = drafted.counts.tolist()
+        proposed = 0
         for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
             request.land(1, 1 if plan is None else plan.bound.reach + 1)
             if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
                 continue
             request.head_pending = result.pending[number]
             request.head_restarted = result.restarted[number]
-            speculated = drafted is not None and request.speculate
+            speculated = request.speculate and sizes[number] > 0
             if speculated:
                 depths.append(count - 1)
+                proposed += sizes[number]
             emitted = request.emit(tokens[:count], _ORIGINS[count], told.get(number))
             request.count_round(emitted.origins, drafted=speculated)
             counts.request_rounds += 1
             counts.round_tokens += len(emitted.token_ids)
             self._deliver(request, emitted, traces.get(request.id))
         if drafted is not None:
-            most = len(depths) * (drafted.shape.nodes - 1)
-            counts.count_drafts(drafted.shape, depths, min(drafted.rows - len(running), most))
+            counts.count_drafts(drafted.shape, depths, proposed)
         if any(request.speculate for request in running):
             accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
             asked = plan is not None and not plan.drafts
             self._lessons.take(Lesson(result, rows, accepted, seconds, asked), self._lane.exposed)
+        elif self.speculative:
+            self._planner.count_plain(len(running), seconds)
 
     def _deliver(self, request: Request, emitted: Emitted, tree: TreeTrace | None = None) -> None:
         completion = None

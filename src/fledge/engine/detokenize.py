@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _INCOMPLETE = "�"  # what decoding puts for bytes that don't form a character (yet)
+_CHARACTER = 4  # bytes at most, and a token has one at least
+_MANY = 16  # tokens
 
 
 class Tokenizer(Protocol):
@@ -14,6 +16,9 @@ class Tokenizer(Protocol):
     def decode(
         self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
     ) -> str: ...
+
+    @property
+    def all_special_ids(self) -> list[int]: ...
 
 
 def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
@@ -29,6 +34,8 @@ class Detokenizer:
 
         tokens   ... | context: last piece given out | new: not given out yet |
         piece    =     decode(context + new) minus decode(context)
+
+    Tokens without a text of their own must not pile up: each new one would be decoded with all of them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -39,9 +46,22 @@ class Detokenizer:
     def add(self, token_ids: Sequence[int], *, last: bool = False) -> str:
         """The text that became certain with these tokens; `last` gives out what is held back, too."""
         self._new += token_ids
+        if len(self._new) > _MANY:
+            self._drop_special()
         before = decode(self._tokenizer, self._context)
         text = decode(self._tokenizer, self._context + self._new)
+        certain = len(self._new)
         if not last and (text.endswith(_INCOMPLETE) or len(text) <= len(before)):
-            return ""
-        self._context, self._new = self._new, []
+            # Where no character can reach from, beginnings of characters have become errors that stay.
+            certain -= _CHARACTER
+            if certain < _MANY:
+                return ""
+            whole, text = text, decode(self._tokenizer, self._context + self._new[:certain])
+            if len(text) <= len(before) or not whole.startswith(text):
+                return ""
+        self._context, self._new = self._new[:certain], self._new[certain:]
         return text[len(before) :]
+
+    def _drop_special(self) -> None:
+        special = set(self._tokenizer.all_special_ids)
+        self._new = [token for token in self._new if token not in special]

@@ -13,6 +13,7 @@ from typing import Unpack
 from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
 from fledge.engine.build import build_parts
+from fledge.engine.checks import switch, whole
 from fledge.engine.core import EngineCore, Sink
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.layout import TreeShape
@@ -26,6 +27,7 @@ from fledge.target.target import Target
 
 # A user's question, a conversation, or token ids used as they are.
 Prompt = str | list[dict[str, str]] | list[int]
+_PROMPTS = "a prompt is a question, a list of messages or a list of token ids"
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ class Engine:
         tuned: Mapping[int, TreeShape] | None = None,
         cuda_graphs: bool = False,
     ) -> None:
+        if not isinstance(target, Target):
+            raise EngineError(f"target is {target!r}; load it first: Target.load(...)")
+        if isinstance(head, str):
+            raise EngineError(f"head is {head!r}; load it first: Head.load(...)")
         self.target = target
         if draft_weights is not None and not isinstance(head, Head):
             raise EngineError("draft_weights is for a draft head that the engine loads; leave it out")
@@ -113,10 +119,11 @@ class Engine:
     ) -> list[Completion]:
         """Answer all prompts, batched; the answers come in the prompts' order.
 
-        `options` are the fields of `SamplingParams`; the seed is used for each of the prompts.
+        `options` are the fields of `SamplingParams`; the seed is used for each of the prompts. Raises EngineError, also
+        if another thread drops one of the requests.
         """
-        if isinstance(prompts, str):
-            raise EngineError("generate takes a list of prompts; put the question in brackets")
+        if isinstance(prompts, str | Mapping):
+            raise EngineError(f"generate takes a list of prompts, and {_PROMPTS}; put yours in brackets")
         params = SamplingParams(**options)
         done: dict[int, Completion] = {}
 
@@ -129,7 +136,9 @@ class Engine:
             for prompt in prompts:
                 requests.append(self.submit(self.prompt_ids(prompt), params, speculate=speculate, sink=sink))
             while len(done) < len(requests):
-                self.step()
+                if not self.step():
+                    for request in requests:
+                        self._refuse_dropped(request, partial(done.__contains__, request))
         finally:
             for request in requests:
                 self.cancel(request)
@@ -151,7 +160,8 @@ class Engine:
                 if not answer.complete:
                     await asyncio.to_thread(answer.advance)
         finally:
-            answer.cancel()
+            if not answer.complete:  # cancelling waits for a step that runs
+                await asyncio.shield(asyncio.to_thread(answer.cancel))
 
     def stream_sync(
         self, prompt: Prompt, *, speculate: bool = True, **options: Unpack[SamplingOptions]
@@ -182,6 +192,7 @@ class Engine:
         carry the draft tree of their round.
         """
         self._refuse_unknown_tokens(params)
+        prompt_ids = [whole(f"token {place} of the prompt", token) for place, token in enumerate(prompt_ids)]
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.target.chat.turn_end_ids
@@ -191,7 +202,7 @@ class Engine:
             params,
             seed=seed,
             stop_ids=stop_ids,
-            speculate=speculate,
+            speculate=switch("speculate", speculate),
             sink=sink,
             watch=StopWatch(self.target.tokenizer, params.stop) if params.stop else None,
             trace=trace,
@@ -221,11 +232,16 @@ class Engine:
         """A prompt as token ids: questions and conversations through the target's chat template."""
         if isinstance(prompt, str):
             return self.target.chat.prompt_ids([{"role": "user", "content": prompt}])
+        if not isinstance(prompt, Sequence):
+            raise EngineError(f"{_PROMPTS}, not {type(prompt).__name__}: {prompt!r:.80}")
         if not prompt:
             raise EngineError("the prompt is empty; give it a question, messages or token ids")
-        if isinstance(prompt[0], int):
-            return [int(token) for token in prompt]
-        return self.target.chat.prompt_ids(prompt)
+        messages = [message for message in prompt if isinstance(message, dict)]
+        if not messages:
+            return [whole(f"{_PROMPTS}; entry {place}", token) for place, token in enumerate(prompt)]
+        if len(messages) < len(prompt):
+            raise EngineError(f"{_PROMPTS}; this list holds messages and something else")
+        return self.target.chat.prompt_ids(messages)
 
     def stats(self) -> EngineStats:
         """Counters and times since the engine started."""
@@ -233,10 +249,19 @@ class Engine:
 
     def _refuse_unknown_tokens(self, params: SamplingParams) -> None:
         vocabulary = self.target.decoder.config.vocab_size
-        unknown = [token for token in params.logit_bias if token >= vocabulary]
-        if unknown:
+        for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            unknown = [token for token in tokens if token >= vocabulary]
+            if unknown:
+                raise EngineError(
+                    f"{name} names token {unknown[0]}, but the target's ids are 0..{vocabulary - 1}; use one of those"
+                )
+
+    def _refuse_dropped(self, request_id: int, complete: Callable[[], bool]) -> None:
+        """Raise EngineError for a request that nobody is going to complete."""
+        if not self._core.holds(request_id) and not complete():
             raise EngineError(
-                f"logit_bias names token {unknown[0]}, but the target's ids are 0..{vocabulary - 1}; use one of those"
+                "the request was dropped before its answer was complete: it was cancelled, or the engine was reset; "
+                "send it again"
             )
 
 
@@ -266,7 +291,11 @@ class _Answer:
 
     def advance(self) -> None:
         """Step the engine, unless someone else's step has brought something meanwhile."""
-        self._engine.step_unless(lambda: not self._results.empty())
+        self._engine.step_unless(self._has_results)
+        self._engine._refuse_dropped(self._request, self._has_results)
+
+    def _has_results(self) -> bool:
+        return not self._results.empty()
 
     def cancel(self) -> None:
         self._engine.cancel(self._request)

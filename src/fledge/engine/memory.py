@@ -13,11 +13,16 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def memory_for_kv(device: torch.device) -> int:
     """Bytes: a share of the device's free memory, measured now, with the weights loaded."""
+    return int(free_memory(device) * _SHARE)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be had on the device now."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _SHARE)
+        return int(torch.cuda.mem_get_info(device)[0])
     free: int = psutil.virtual_memory().available
     limit = container_limit(_CGROUP)
-    return int((free if limit is None else min(free, limit)) * _SHARE)
+    return free if limit is None else min(free, limit)
 
 
 def container_limit(folder: Path) -> int | None:

@@ -108,6 +108,12 @@ class NativeDraft:
         """As verified."""
         return self._bound.cut(self.raw.levels, self.raw.nodes)
 
+    @property
+    def counts(self) -> Tensor:
+        """[B] int64, nodes of each request below the root."""
+        begin = self._requests * (self._bound.lookup + 1)
+        return self._room[begin : begin + self._requests]
+
     @cached_property
     def tree(self) -> DraftTree:
         """N nodes per request."""

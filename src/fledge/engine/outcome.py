@@ -28,6 +28,10 @@ class Grown(Protocol):
     def proposal(self) -> Proposal | None:
         """From prompt lookup."""
 
+    @property
+    def counts(self) -> Tensor | None:
+        """[B] int64, nodes of each request below the root; None: all have the shape's."""
+
 
 class Drafted(NamedTuple):
     """Trees ready for verify."""
@@ -36,8 +40,7 @@ class Drafted(NamedTuple):
     shape: TreeShape
     levels: list[Tensor]  # as in Grown
     proposal: Proposal | None
-    # [B] int64, nodes of each request below the root; None: all have the shape's
-    counts: Tensor | None
+    counts: Tensor | None  # as in Grown
     seconds: float = 0.0  # of the draft steps
     ready: VerifyRows | None = None  # what will be verified, if it is known already
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from fledge.engine.checks import number, switch, texts, whole, whole_numbers
 from fledge.errors import EngineError
 
 MAX_LOGPROBS = 20  # most likely tokens reported beside the chosen one
@@ -16,6 +17,17 @@ _REPETITIONS = (0.01, 100.0)
 _MAX_TOP_K = 2**31 - 1
 _MAX_PENALTY = 2.0
 _MAX_BIAS = 100.0
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_LOGPROBS = (
+    f"how many of the most likely tokens to report, 0 to {MAX_LOGPROBS}, or None for no log probabilities"
+)
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -41,8 +53,8 @@ class SamplingOptions(TypedDict, total=False):
 class SamplingParams:
     """How one request is decoded.
 
-    The steps apply in this order, as in vLLM: logit_bias; repetition, frequency and presence penalties; temperature;
-    top-k; top-p; min-p. Bias and penalties count for greedy requests, too.
+    The steps apply in this order: logit_bias; repetition, frequency and presence penalties; temperature; top-k; top-p;
+    min-p. Bias and penalties count for greedy requests, too.
     """
 
     max_tokens: int = 128
@@ -65,19 +77,13 @@ class SamplingParams:
     stop: str | Sequence[str] = ()  # the answer ends before the first of these texts
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        self._take_types()
         self._check_filters()
         self._check_penalties()
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise EngineError(
-                f"logprobs is {self.logprobs}; use 0 to {MAX_LOGPROBS}, or None to turn them off"
-            )
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise EngineError("stop holds an empty text; use texts of at least one character")
+            raise EngineError(f"logprobs is {self.logprobs}; use {_LOGPROBS}")
+        if min(self.stop_token_ids, default=0) < 0:
+            raise EngineError(f"stop_token_ids holds {min(self.stop_token_ids)}; use token ids")
 
     @property
     def penalizes(self) -> bool:
@@ -88,6 +94,21 @@ class SamplingParams:
     def filters(self) -> bool:
         """True if some tokens can't be drawn however they are tossed."""
         return bool(self.top_k or self.top_p < 1 or self.min_p)
+
+    def _take_types(self) -> None:
+        """Make every field what its type says, or raise EngineError."""
+        taken: dict[str, object] = {
+            "stop": texts("stop", self.stop),
+            "stop_token_ids": whole_numbers("stop_token_ids", self.stop_token_ids),
+            "logit_bias": _biases(self.logit_bias),
+            "ignore_eos": switch("ignore_eos", self.ignore_eos),
+            "seed": None if self.seed is None else whole("seed", self.seed, "a whole number, or None"),
+            "logprobs": None if self.logprobs is None else whole("logprobs", self.logprobs, _LOGPROBS),
+        }
+        taken |= {name: whole(name, getattr(self, name)) for name in ("max_tokens", "top_k")}
+        taken |= {name: number(name, getattr(self, name)) for name in _NUMBERS}
+        for name, value in taken.items():
+            object.__setattr__(self, name, value)
 
     def _check_filters(self) -> None:
         if self.max_tokens < 1:
@@ -114,7 +135,19 @@ class SamplingParams:
             if not abs(getattr(self, name)) <= _MAX_PENALTY:
                 raise EngineError(f"{name} is {getattr(self, name)}; use a number from -2 to 2")
         for token, bias in self.logit_bias.items():
-            if not (isinstance(token, int) and token >= 0):
-                raise EngineError(f"logit_bias has the key {token!r}; use token ids")
+            if token < 0:
+                raise EngineError(f"logit_bias has the key {token}; use token ids")
             if not abs(bias) <= _MAX_BIAS:
                 raise EngineError(f"logit_bias of token {token} is {bias}; use a number from -100 to 100")
+
+
+def _biases(given: object) -> dict[int, float]:
+    """`given` as token ids and numbers; None: none."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise EngineError(f"logit_bias is {given!r}; use a dictionary of token ids and numbers")
+    return {
+        whole("a key of logit_bias", token, "token ids"): number(f"logit_bias of token {token}", bias)
+        for token, bias in given.items()
+    }

@@ -228,6 +228,10 @@ class Planner:
             size.drafted += max(_GAIN_STEP, 1 / times) * (measured - size.drafted)
         self._keep_books(requests, drafted, seconds + catch_up, tokens)
 
+    def count_plain(self, requests: int, seconds: float) -> None:
+        """Take note of a round in which nobody speculates; nothing is learnt from it."""
+        self._count(None, requests, requests, seconds)
+
     def _count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
         record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
         record.rounds += 1

@@ -30,6 +30,7 @@ class Trees(NamedTuple):
     levels: list[Tensor]  # per drafted level: [S, C] cumulative log probabilities
     rows: int  # of all B requests that were verified
     proposal: Proposal | None  # from prompt lookup, of all B requests
+    counts: Tensor | None  # [B] int64, nodes below the root, of all B requests; None: the shape's
 
 
 class LateTrees:
@@ -58,6 +59,11 @@ class LateTrees:
     def proposal(self) -> Proposal | None:
         """As in `Trees`."""
         return self._drafted.proposal
+
+    @property
+    def counts(self) -> Tensor | None:
+        """As in `Trees`."""
+        return self._drafted.counts
 
     def _of(self, column: Tensor) -> Tensor:
         return column if self._speculating is None else column.index_select(0, self._speculating)
@@ -142,7 +148,7 @@ def _drafted(done: Outcome, rows: Tensor | None) -> Trees | LateTrees:
     late = LateTrees(done, rows)
     if isinstance(done.drafted, NativeDraft):  # on a CPU, where looking is free
         return late
-    return Trees(late.shape, late.depths, late.log_probs, late.levels, late.rows, late.proposal)
+    return Trees(late.shape, late.depths, late.log_probs, late.levels, late.rows, late.proposal, late.counts)
 
 
 def _heads(batch: RunningBatch) -> tuple[list[int], list[bool]]:

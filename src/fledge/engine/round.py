@@ -150,7 +150,9 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     if native is not None and plan.by_terms:
         rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
         made = native.draft(now, bound, plan.terms(), rates, speculates, batch.selection.drawing())
-        return Drafted(made.tree, made.shape, made.levels, made.proposal, None, made.seconds, made.verified)
+        return Drafted(
+            made.tree, made.shape, made.levels, made.proposal, made.counts, made.seconds, made.verified
+        )
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
     proposal = _look_up(batch, plan) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
@@ -293,7 +295,7 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
     rows = layout.path_rows._replace(row_start=path.row_start)
     selection = batch.selection.selection(1)
     out = run_head(models, now, rows, path.positions, path.tokens, features, path.last, selection)
-    batch.set_first(None, out.token_ids, out.log_probs, out.hidden.index_select(0, path.last))
+    batch.set_first(None, out.token_ids, out.log_probs, out.hidden)
     batch.advance(accepted.emits, accepted.emitted)
 
 
@@ -338,9 +340,7 @@ def catch_up(models: Models, batch: RunningBatch) -> None:
         return
     last = behind.row_start[1:] - 1
     out = run_head_rows(models, behind, last)
-    batch.set_first(
-        behind.numbers, out.token_ids, out.log_probs, out.hidden.index_select(0, last.to(torch.int64))
-    )
+    batch.set_first(behind.numbers, out.token_ids, out.log_probs, out.hidden)
 
 
 def some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:

@@ -1,0 +1,54 @@
+"""Checks of what callers give: a wrong type is refused at once, not inside a step that other requests share."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from numbers import Real
+
+from fledge.errors import EngineError
+
+
+def whole(name: str, value: object, wanted: str = "a whole number") -> int:
+    """`value` as an int; NumPy's integers are welcome, booleans and strings aren't."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise EngineError(f"{name} is {value!r}; use {wanted}")
+
+
+def number(name: str, value: object) -> float:
+    """`value` as a float."""
+    if not isinstance(value, bool) and isinstance(value, Real):
+        return float(value)
+    raise EngineError(f"{name} is {value!r}; use a number")
+
+
+def switch(name: str, value: object) -> bool:
+    """`value`, if it is True or False."""
+    if isinstance(value, bool):
+        return value
+    raise EngineError(f"{name} is {value!r}; use True or False")
+
+
+def whole_numbers(name: str, values: object) -> tuple[int, ...]:
+    """A sequence's ints; None: none."""
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence | set | frozenset):
+        raise EngineError(f"{name} is {values!r}; use a list of whole numbers")
+    return tuple(whole(f"{name}[{place}]", value) for place, value in enumerate(values))
+
+
+def texts(name: str, values: object) -> tuple[str, ...]:
+    """A text or a sequence of them, none of which is empty; None: none."""
+    if values is None:
+        return ()
+    given = (values,) if isinstance(values, str) else values
+    if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
+        raise EngineError(f"{name} is {values!r}; use a text or a list of texts")
+    if "" in given:
+        raise EngineError(f"{name} holds an empty text; use texts of at least one character")
+    return tuple(given)
