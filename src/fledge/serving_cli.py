@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from fledge.errors import ServerError
 
 if TYPE_CHECKING:
     from fledge.engine import TreeShape
@@ -37,7 +40,7 @@ def serve(
     max_context: Annotated[int | None, typer.Option(help="most tokens of a prompt and its answer")] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
     lookup: Annotated[
-        int | None, typer.Option(help="tokens prompt lookup may add to a draft tree; 0: none [default: 15]")
+        int | None, typer.Option(help="tokens prompt lookup may add to a draft tree; 0: none; left out: 15")
     ] = None,
     tree: Annotated[
         str | None,
@@ -110,6 +113,8 @@ def serve(
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
 
+    if not math.isfinite(max_body_mb):
+        raise ServerError(f"max-body-mb is {max_body_mb}; give a number of megabytes")
     shape = _tree(tree, head)
     start = read_tuned(tuned) if tuned else None
     set_up_logs(log_format)

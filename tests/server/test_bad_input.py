@@ -121,6 +121,8 @@ def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"stop": ""}, "stop"),
+        ({"stop": [999999]}, "stop"),
+        ({"stop_token_ids": [999999]}, "stop_token_ids"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 1000}}, "logit_bias"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -144,6 +146,44 @@ def test_what_is_wrong_or_unsupported_is_named(
     assert response.status_code == 400
     named = response.json()["error"]["param"]
     assert (named or "").split(".")[0] == (param or "")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "\ud800 half", "max_tokens": 2}),
+        ("/v1/chat/completions", {**GOOD, "messages": [{"role": "user", "content": "\ud800 half"}]}),
+        ("/tokenize", {"prompt": "\ud800 half"}),
+        ("/generate", {"text": "\ud800 half"}),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused(live: Running, path: str, body: dict[str, object]) -> None:
+    response = live.post(path, content=json.dumps(body).encode(), headers=JSON)
+    assert response.status_code == 400
+    assert "surrogate" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', b'{"n": ' + b"9" * 5000 + b"}", b"[" * 100_000])
+def test_what_no_json_parser_reads_is_called_so(live: Running, body: bytes) -> None:
+    response = live.post("/v1/completions", content=body, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
+def test_a_prompt_beyond_the_vocabulary_is_called_the_prompt(live: Running) -> None:
+    response = live.post("/v1/completions", {"prompt": [99999], "echo": True, "max_tokens": 1})
+    assert response.json()["error"]["param"] == "prompt"
+
+
+def test_strangers_cannot_make_up_series(live: Running) -> None:
+    for path in ("/made/up/1", "/made/up/2"):
+        live.get(path)
+        live.post(path, content=b"x", headers={"content-type": "text/plain"})
+    live.get("/v1/models/none")
+    page = live.get("/metrics").text
+    assert "made/up" not in page
+    assert 'fledge:http_responses_total{route="other",status="415"}' in page
+    assert 'fledge:http_responses_total{route="/v1/models/{model:path}",status="404"}' in page
 
 
 def test_values_that_ask_for_nothing_are_fine(live: Running) -> None:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 
 from tests.server.conftest import HTTP
@@ -105,6 +107,22 @@ def test_sigterm_ends_streams_that_take_too_long_with_an_error(tiny_target_folde
     told = [end for end in ends if re.search('"code": ?"shutting_down"', end)]
     assert len(finished) + len(told) == 12
     assert told  # two at a time can't all be done in half a second
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_it_at_once(tiny_target_folder: Path) -> None:
+    """Without native kernels here; in them an end of Python would crash."""
+    body = {"prompt": [40, 50, 60], "max_tokens": 480, "ignore_eos": True, "stream": True}
+    with serving(tiny_target_folder, "--dtype", "float32", "--drain-timeout", "600", FLEDGE_NATIVE="1") as (
+        process,
+        url,
+    ):
+        with suppress(httpx.HTTPError), HTTP.stream("POST", f"{url}/v1/completions", json=body) as response:
+            for sent, _ in enumerate(response.iter_lines()):
+                if sent < 2:
+                    process.send_signal(signal.SIGINT)
+                    time.sleep(0.1)
+        assert process.wait(20) == 128 + signal.SIGINT
 
 
 @pytest.mark.slow

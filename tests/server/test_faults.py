@@ -79,6 +79,15 @@ def test_a_full_queue_says_when_to_come_back(
         assert "overloaded" in server.get("/metrics").text
 
 
+def test_a_short_queue_does_not_turn_away_what_the_batch_has_room_for(
+    make_engine: MakeEngine, options: MakeOptions
+) -> None:
+    with running(make_engine(max_batch=8), options(max_queue=1)) as server:
+        answer = server.post("/v1/chat/completions", chat("Hi", 3, n=9))
+        assert len(answer.json()["choices"]) == 9
+        assert server.post("/v1/chat/completions", chat("Hi", 3, n=10)).status_code == 400
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_everything_at_once(live: Running, stream: bool) -> None:
     free = live.free_pages

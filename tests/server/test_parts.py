@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -112,6 +113,12 @@ def test_keys_come_from_environment_and_file(tmp_path: Path) -> None:
         ServerOptions(api_keys=("short",))
 
 
+def test_a_variable_without_a_key_does_not_open_the_server() -> None:
+    with pytest.raises(ServerError, match="FLEDGE_API_KEYS"):
+        read_keys(None, {"FLEDGE_API_KEYS": " , "})
+    assert read_keys(None, {"FLEDGE_API_KEYS": ""}) == ()
+
+
 def test_a_taken_port_is_noticed_before_anything_is_loaded() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -163,3 +170,38 @@ def test_the_dashboard_asks_only_for_metrics_that_exist(live: Running) -> None:
     }
     assert len(wanted) > 15
     assert {name for name in wanted if name not in page} == set()
+
+
+def test_answers_are_sent_at_once(tmp_path: Path) -> None:
+    """With Nagle's algorithm the second small write of an answer waits for the client's delayed acknowledgement."""
+
+    async def accepted() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            taken = writer.get_extra_info("socket")
+            found.set_result(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind(ServerOptions(port=0))
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            taken = await found
+            writer.close()
+        return taken
+
+    assert asyncio.run(accepted())
+
+
+def test_a_port_that_is_bound_already_is_taken_though_nobody_listens_yet() -> None:
+    with bind(ServerOptions(port=0)) as first, pytest.raises(ServerError, match="is in use"):
+        bind(ServerOptions(port=first.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model_names": ("",)}, {"cors_origins": ("notanorigin",)}, {"cors_origins": ("https://a b",)}]
+)
+def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, tuple[str, ...]]) -> None:
+    with pytest.raises(ServerError):
+        ServerOptions(**wrong)  # type: ignore[arg-type]
+    ServerOptions(model_names=("a",), cors_origins=("*", "https://example.org:8443", "http://localhost"))

@@ -90,7 +90,8 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     _add_tools(app, server)
     _add_operations(app, server)
     _add_errors(app)
-    app.add_middleware(Gate, options=server.options, metrics=server.metrics)
+    paths = frozenset(getattr(route, "path", "") for route in app.routes)
+    app.add_middleware(Gate, options=server.options, metrics=server.metrics, routes=paths)
     if server.options.cors_origins:  # around the gate, so that pages may read its refusals, too
         app.add_middleware(
             CORSMiddleware,
@@ -273,6 +274,10 @@ def _add_errors(app: FastAPI) -> None:
 
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if (
+            error.status_code == 400
+        ):  # bytes that aren't UTF-8, or numbers and nesting beyond what JSON parsers take
+            return errors.no_json().response()
         messages = {404: "there is nothing here; see /openapi.json", 405: "this method isn't allowed here"}
         message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, headers=error.headers).response()

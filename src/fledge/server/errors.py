@@ -96,6 +96,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
+def no_json() -> ApiError:
+    """The body can't be read."""
+    return invalid("the body is no valid JSON; send one JSON object in UTF-8", code="invalid_json")
+
+
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first thing pydantic found wrong, without the input that was wrong."""
     if not errors:
@@ -104,7 +109,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     place = _place(first)
     kind, name = first.get("type"), ".".join(place)
     if kind == "json_invalid":
-        return invalid("the body is no valid JSON; send one JSON object", code="invalid_json")
+        return no_json()
     if kind == "extra_forbidden":
         return invalid(
             f"{place[-1]} isn't supported by this server; leave it out", name, "unsupported_parameter"

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,8 +31,12 @@ _DISCARD_S = 10.0  # what a body that is too large gets to finish sending, so th
 class Gate:
     """Plain ASGI, around the whole application."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, options: ServerOptions, metrics: Metrics, routes: Container[str]
+    ) -> None:
+        """`routes`: the paths of the application's routes."""
         self._app = app
+        self._routes = routes
         self._options = options
         self._metrics = metrics
         self._keys = [_digest(key.encode()) for key in options.api_keys]
@@ -140,11 +144,8 @@ class Gate:
             await asyncio.gather(work, watch, return_exceptions=True)
 
     def _record(self, scope: Scope, visit: _Visit) -> None:
-        route = getattr(scope.get("route"), "path", None) or (
-            "other" if visit.status == 404 else scope["path"]
-        )
-        if visit.status is None or visit.status in (404, 405):
-            route = "other" if route not in self._open else route
+        path = getattr(scope.get("route"), "path", scope["path"])
+        route = path if path in self._routes else "other"  # or strangers could make up series
         self._metrics.http.labels(route, str(visit.status or 499)).inc()
         if visit.left:
             self._metrics.disconnects.inc()

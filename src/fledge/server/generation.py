@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, cast
 
 from starlette.requests import Request
@@ -61,19 +62,20 @@ class Generator:
         jobs, openai = await self._prepare(body, request)
         renderer = openai if form is None else form(openai)
         if body.stream:
-            return await self._stream(body, jobs, renderer, deadline)
-        return Response(encode(await self._whole(jobs, renderer, deadline)), media_type="application/json")
+            return await self._stream(body, jobs, renderer, request, deadline)
+        whole = await self._whole(jobs, renderer, request, deadline)
+        return Response(encode(whole), media_type="application/json")
 
     async def answer(self, body: ChatRequest | CompletionRequest, request: Request) -> Json:
         """The whole answer as JSON."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
         jobs, renderer = await self._prepare(body, request)
-        return cast(Json, await self._whole(jobs, renderer, deadline))
+        return cast(Json, await self._whole(jobs, renderer, request, deadline))
 
     @property
     def most_answers(self) -> int:
-        """Of one request: more than the queue holds could never be taken."""
-        return min(self.options.max_answers, self.options.max_queue)
+        """Of one request: more than batch and queue hold could never be taken."""
+        return min(self.options.max_answers, self.worker.most_answers)
 
     def check_model(self, name: str | None) -> str:
         """The model's name as the client will see it; an ApiError if it is none of ours."""
@@ -129,6 +131,12 @@ class Generator:
         special = body.add_special_tokens is not False
         if len(body.prompts) > self.most_answers:
             raise errors.invalid(f"more than {self.most_answers} prompts; send fewer", "prompt")
+        if any(
+            max(ids, default=0) >= self.tokens.vocabulary for ids in body.prompts if not isinstance(ids, str)
+        ):
+            raise errors.invalid(
+                f"the prompt holds ids beyond the vocabulary of {self.tokens.vocabulary}", "prompt"
+            )
         return [
             await self.tokens.text(prompt, special=special) if isinstance(prompt, str) else prompt
             for prompt in body.prompts
@@ -150,10 +158,6 @@ class Generator:
         wanted = body.wanted_tokens
         if not prompt:
             raise errors.invalid("the prompt is empty; send at least one token", "prompt")
-        if max(prompt) >= self.tokens.vocabulary:
-            raise errors.invalid(
-                f"the prompt holds ids beyond the vocabulary of {self.tokens.vocabulary}", "prompt"
-            )
         if room < (wanted or 1):
             raise errors.invalid(
                 f"this model's maximum context length is {self.worker.engine.max_context} tokens; the prompt has "
@@ -161,9 +165,16 @@ class Generator:
                 "messages" if isinstance(body, ChatRequest) else "prompt",
                 "context_length_exceeded",
             )
-        if max(body.stop_token_ids or (0,)) >= self.tokens.vocabulary:
-            raise errors.invalid("stop_token_ids holds ids beyond the vocabulary", "stop_token_ids")
         given = [] if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
+        stop_ids = {
+            "stop_token_ids": body.stop_token_ids or [],
+            "stop": [stop for stop in given if isinstance(stop, int)],
+        }
+        for field, ids in stop_ids.items():
+            if max(ids, default=0) >= self.tokens.vocabulary:
+                raise errors.invalid(
+                    f"{field} holds ids beyond the vocabulary of {self.tokens.vocabulary}", field
+                )
         try:
             return SamplingParams(
                 max_tokens=wanted or room,
@@ -172,10 +183,7 @@ class Generator:
                 top_k=max(body.top_k or 0, 0),
                 min_p=body.min_p or 0.0,
                 seed=None if body.seed is None else body.seed + copy,
-                stop_token_ids=[
-                    *(body.stop_token_ids or ()),
-                    *(stop for stop in given if isinstance(stop, int)),
-                ],
+                stop_token_ids=[*chain.from_iterable(stop_ids.values())],
                 ignore_eos=bool(body.ignore_eos),
                 repetition_penalty=body.repetition_penalty or 1.0,
                 presence_penalty=body.presence_penalty or 0.0,
@@ -187,7 +195,9 @@ class Generator:
         except EngineError as error:
             raise errors.invalid(str(error)) from error
 
-    async def _whole(self, jobs: list[Job], renderer: Rendering, deadline: float) -> Json | list[Json]:
+    async def _whole(
+        self, jobs: list[Job], renderer: Rendering, request: Request, deadline: float
+    ) -> Json | list[Json]:
         try:
             async with asyncio.timeout_at(deadline):
                 for job in jobs:
@@ -196,10 +206,15 @@ class Generator:
         except TimeoutError:
             raise errors.timed_out(self.options.request_timeout) from None
         finally:
-            self._cancel(jobs)
+            self._close(jobs, request)
 
     async def _stream(
-        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Rendering, deadline: float
+        self,
+        body: ChatRequest | CompletionRequest,
+        jobs: list[Job],
+        renderer: Rendering,
+        request: Request,
+        deadline: float,
     ) -> Response:
         events = self._events(body, jobs, renderer)
         try:
@@ -214,14 +229,14 @@ class Generator:
             if failed is not None:
                 raise failed
         except BaseException:
-            self._cancel(jobs)
+            self._close(jobs, request)
             raise
         return EventStream(
             events,
             deadline=deadline,
             late=event(encode(errors.timed_out(self.options.request_timeout).body())) + DONE,
             stall_timeout=self.options.stall_timeout,
-            close=lambda: self._cancel(jobs),
+            close=lambda: self._close(jobs, request),
         )
 
     async def _events(
@@ -248,7 +263,12 @@ class Generator:
             yield event(encode(error.body()))
         yield DONE
 
-    def _cancel(self, jobs: list[Job]) -> None:
+    def _close(self, jobs: list[Job], request: Request) -> None:
+        """Note what was answered, and end what wasn't."""
+        notes, stats = request.state.visit.notes, [job.completion.stats for job in jobs if job.completion]
+        notes["completion_tokens"] = sum(len(job.token_ids) for job in jobs)
+        if stats:
+            notes["ttft_ms"] = round(min(each.ttft_ms for each in stats), 1)
         for job in jobs:
             if not job.done:
                 self.worker.metrics.finished(job, "abort")

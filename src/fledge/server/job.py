@@ -7,6 +7,7 @@ engine thread --StepResult--> receive()  --Delta--> deltas()  --> the client, at
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ class Delta:
 
     def __bool__(self) -> bool:
         return bool(self.text or self.token_ids or self.completion)
+
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Job:
@@ -62,7 +66,8 @@ class Job:
         self.text = ""  # all of the answer so far
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.named_chars = 0  # of the tokens whose log probabilities were rendered
+        self._rendered = 0  # characters of the tokens whose log probabilities were rendered,
+        self._decoder = _Utf8("replace")  # and bytes of one that isn't complete
         self._detokenizer = Detokenizer(tokenizer)
         self._pending = Delta()
         self._news = asyncio.Event()
@@ -89,6 +94,15 @@ class Job:
             bonus = result.token_ids[-1] if result.origins and result.origins[-1] == 0 else None
             pending.trees.append((result.tree, bonus))
         self._news.set()
+
+    def text_offset(self, raw: bytes) -> int:
+        """Where in the text the next token begins that is rendered, of which these are the bytes.
+
+        A token that goes on with a character begins where the character does.
+        """
+        begins = self._rendered
+        self._rendered += len(self._decoder.decode(raw))
+        return begins
 
     def _text(self, result: StepResult) -> str:
         """What became certain of the text."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from fledge.target.config import DecoderConfig
 logger = logging.getLogger("fledge.server")
 
 SWITCH_S = 0.001  # the engine's thread gets the interpreter back so soon from the event loop, and the other way round
+_PROBE_S = 1.0
 _CLOSE_S = 5  # for the last bytes on their way when all answers are done
 
 
@@ -87,7 +89,15 @@ def serve(
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_CLOSE_S,
         )
-        DrainingServer(config, app.state.server).run(sockets=[listener])
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and for the next one
+        server = DrainingServer(config, app.state.server)
+        server.run(sockets=[listener])
+        if server.force_exit:  # the engine's thread may be in its kernels: no end of Python would wait for it
+            logger.warning(
+                "stopped at once; %d answers were not finished", app.state.server.worker.unfinished
+            )
+            logging.shutdown()
+            os._exit(128 + server.signal)
 
 
 def load_engine(
@@ -145,15 +155,20 @@ def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -
 def bind(options: ServerOptions) -> socket.socket:
     """The socket to listen on; a ServerError if somebody else does."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Only with the protocol's number does asyncio send small writes at once (TCP_NODELAY); else the second of two
+    # waits for the client's delayed acknowledgement, 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        with socket.socket(
-            family, socket.SOCK_STREAM
-        ) as probe:  # a listening owner shows only without REUSEADDR
-            if options.port and probe.connect_ex((options.host, options.port)) == 0:
-                raise OSError(errno.EADDRINUSE, "address already in use")
+        # What an earlier server left behind may be used again, but not a port that is only bound so far.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        with socket.socket(
+            family, socket.SOCK_STREAM
+        ) as probe:  # not every system refuses what another listens on
+            probe.settimeout(_PROBE_S)
+            if options.port and probe.connect_ex((options.host, options.port)) == 0:
+                raise OSError(errno.EADDRINUSE, "address already in use")
     except OSError as error:
         listener.close()
         place = f"{options.host}:{options.port}"
@@ -172,6 +187,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._server = server
         self._draining: asyncio.Future[None] | None = None
+        self.signal = 0  # the last one that came
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, and remember the loop for signals."""
@@ -180,6 +196,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM or SIGINT: drain; a second one: stop now."""
+        self.signal = sig
         if self._server.worker.draining or not hasattr(self, "_loop"):
             self.should_exit = self.force_exit = True
             return

@@ -12,6 +12,7 @@ from fledge.errors import ServerError
 
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
 _SHORTEST_KEY = 8
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _ROUTE = re.compile(r"/[A-Za-z0-9._~/:-]*")
 
 
@@ -39,6 +40,11 @@ class ServerOptions:
             raise ServerError(f"port {self.port} doesn't exist; use 1 to 65535, or 0 for any free one")
         if self.max_queue < 1 or self.max_body < 1 or self.max_answers < 1:
             raise ServerError("max_queue, max_body and max_answers must be at least 1")
+        if not all(name.strip() for name in self.model_names):
+            raise ServerError("a model name is empty; give it a name, or leave the option out")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ServerError(f"{origin!r} is no origin; use * or scheme://host[:port]")
         times = (self.request_timeout, self.body_timeout, self.stall_timeout, self.drain_timeout)
         if not all(0 < seconds < 1e7 for seconds in times):
             raise ServerError("timeouts are seconds above 0; give the server positive numbers")
@@ -52,7 +58,10 @@ class ServerOptions:
 
 def read_keys(file: Path | None, environment: Mapping[str, str]) -> tuple[str, ...]:
     """API keys from $FLEDGE_API_KEYS (separated by commas) and from a file (one per line, # begins a comment)."""
-    keys = [key.strip() for key in environment.get(KEYS_VARIABLE, "").split(",")]
+    given = environment.get(KEYS_VARIABLE, "")
+    keys = [key.strip() for key in given.split(",")]
+    if given and not any(keys):
+        raise ServerError(f"{KEYS_VARIABLE} is set, but holds no API key; write keys into it, or unset it")
     if file is not None:
         try:
             lines = file.read_text("utf-8").splitlines()

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from fledge.engine import TokenLogprob, TreeTrace
@@ -91,17 +90,20 @@ class Renderer:
     def _logprobs(self, entries: Sequence[TokenLogprob], job: Job) -> Json:
         if self.chat:
             return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
-        names = self.tokens.names([entry.token_id for entry in entries])
-        offsets = list(accumulate(map(len, names), initial=job.named_chars))
-        job.named_chars = offsets.pop()
+        offsets = [job.text_offset(self.tokens.token(entry.token_id)[1]) for entry in entries]
         return {
-            "tokens": names,
+            "tokens": [self.tokens.name(entry.token_id) for entry in entries],
             "token_logprobs": [json_number(entry.logprob) for entry in entries],
-            "top_logprobs": [
-                {self.tokens.token(i)[0]: json_number(p) for i, p in entry.top} for entry in entries
-            ],
+            "top_logprobs": [self._named_top(entry) for entry in entries],
             "text_offset": offsets,
         }
+
+    def _named_top(self, entry: TokenLogprob) -> Json:
+        """By name, the most likely first, the chosen token always among them; of tokens of one name the likeliest."""
+        found: Json = {}
+        for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
+            found.setdefault(self.tokens.name(token_id), json_number(logprob))
+        return found
 
     def _chat_entry(self, entry: TokenLogprob) -> Json:
         top = [self._token_json(token_id, logprob) for token_id, logprob in entry.top]

@@ -16,6 +16,7 @@ from fledge.target.target import Target
 _INLINE_CHARS = 4096  # shorter texts are encoded in less time than another thread takes to wake up
 # No text has more per token on average; longer ones than this times the context are refused
 _CHARS_PER_TOKEN = 64
+_INCOMPLETE = "\ufffd"
 _SPACE = "▁"  # what SentencePiece tokens hold for a space
 
 
@@ -36,6 +37,8 @@ class Tokens:
     async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Ids of a conversation, the opening of the reply included."""
         plain = [message.plain for message in messages]
+        for message in plain:
+            _refuse_halves(message["content"], "messages")
 
         def encode() -> list[int]:
             try:
@@ -47,6 +50,7 @@ class Tokens:
 
     async def text(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text; `special`: with the tokens the tokenizer puts around it."""
+        _refuse_halves(text, None)
         return await self._run(
             lambda: list(self._tokenizer.encode(text, add_special_tokens=special)), len(text)
         )
@@ -67,6 +71,11 @@ class Tokens:
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as text."""
         return [self.token(token_id)[0] for token_id in token_ids]
+
+    def name(self, token_id: int) -> str:
+        """An id as text, as OpenAI's completions name it: `bytes:\\xf0\\x9f` where it is no whole characters."""
+        text, raw = self.token(token_id)
+        return text if _INCOMPLETE not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def _token(self, token_id: int) -> tuple[str, bytes]:
         """One token as text (incomplete characters shown as such) and as its bytes."""
@@ -91,6 +100,16 @@ class Tokens:
     def close(self) -> None:
         """End the thread."""
         self._threads.shutdown(wait=False)
+
+
+def _refuse_halves(text: str, param: str | None) -> None:
+    """JSON can hold half of a surrogate pair, which is no character and has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.invalid(
+            f"a text holds half of a surrogate pair (character {error.start}); send valid Unicode", param
+        ) from None
 
 
 def _bytes_of(name: str) -> bytes:

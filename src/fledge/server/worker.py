@@ -66,6 +66,11 @@ class EngineWorker:
         self._thread.start()
 
     @property
+    def most_answers(self) -> int:
+        """That may be on their way: a full batch, and those that wait for a place in it."""
+        return self.engine.max_batch + self._max_queue
+
+    @property
     def waiting(self) -> int:
         """Jobs that aren't in the engine yet."""
         return len(self._queue)
@@ -94,7 +99,7 @@ class EngineWorker:
             raise errors.draining(_RETRY_AFTER_S[0])
         with self._lock:
             waiting = len(self._queue)
-            if waiting + len(jobs) > self._max_queue:
+            if len(self._live) + len(jobs) > self.most_answers:
                 self.metrics.rejected.labels("overloaded").inc()
                 raise errors.overloaded(waiting, self._retry_after(waiting))
             for job in jobs:
@@ -126,6 +131,7 @@ class EngineWorker:
             self._lock.notify()
         for job in left:
             job.fail(errors.draining(_RETRY_AFTER_S[0]))
+            self.metrics.finished(job, "abort")
             self._ended(job)
         return len(left)
 
