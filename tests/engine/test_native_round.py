@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import ConfidentPlan, Prices, RoundPlan
+from fledge.engine.shapes import copies
 from fledge.native import unavailable_reason
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head
@@ -79,8 +81,12 @@ def test_native_rounds_leave_what_python_rounds_leave(target: Target, head: Head
         for name, found in made.items():
             assert same(found, wanted[name]), (number, name)
         seen.update(made["kinds"])
-    all_kinds = "fixed confident copied accepted to_the_end deeper cut uneven someone_plain forgot"
+    all_kinds = (
+        "fixed confident copied accepted to_the_end deeper cut uneven someone_plain forgot "
+        "copies_alone nothing_to_copy"
+    )
     assert set(all_kinds.split()) <= set(seen)
+    assert "copies_accepted" in seen or settings != "greedy"  # random tokens repeat nothing
 
 
 def test_engines_on_the_kernels_use_them(target: Target, head: Head) -> None:
@@ -116,16 +122,26 @@ def rounds(
     requests = requests_of(settings)
     found: list[dict[str, Any]] = []
 
-    def watched(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
+    def watched(
+        made_by: Callable[[Models, RunningBatch, RoundPlan, PhaseClock], Outcome | None],
+        models: Models,
+        batch: RunningBatch,
+        plan: RoundPlan,
+        clock: PhaseClock,
+    ) -> Outcome | None:
         assert (models.native is not None) == native
-        done = speculative(models, batch, plan, clock)
+        done = made_by(models, batch, plan, clock)
+        if done is None:
+            found.append({**left(models, batch), "kinds": ["nothing_to_copy"]})
+            return None
         assert isinstance(done.drafted, NativeDraft) == (native and not batch.selection.wants_logits)
         found.append({**copied(done), **left(models, batch), "kinds": kinds(done, plan, batch)})
         return done
 
-    speculative = result.speculative_round
+    speculative, lookup = result.speculative_round, result.lookup_round
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result, "speculative_round", watched)
+        patch.setattr(result, "speculative_round", partial(watched, speculative))
+        patch.setattr(result, "lookup_round", partial(watched, lookup))
         while (engine.busy or requests) and len(found) < ROUNDS:
             for _ in range(rng.choice([0, 1, 2]) if requests else 0):
                 if requests:
@@ -166,9 +182,10 @@ def plan_of(rng: random.Random, call: int, planner: Any, requests: int) -> Round
         beliefs=planner.beliefs,
         match_rates=planner.match_rates,
         rate=lambda requests: 10 * price,
+        headless_speed=lambda requests: 8 * price,
         scale=lambda *_, **__: 1.1,
     )
-    return ConfidentPlan(shape, cast(Prices, prices), requests)
+    return ConfidentPlan(copies(7) if kind > 0.75 else shape, cast(Prices, prices), requests)
 
 
 def copied(done: Outcome) -> dict[str, Any]:
@@ -210,5 +227,7 @@ def kinds(done: Outcome, plan: RoundPlan, batch: RunningBatch) -> list[str]:
         "uneven": len(set(sizes.tolist())) > 1,
         "someone_plain": batch.speculating().mask is not None,
         "forgot": any(batch.restarted[: batch.size]),
+        "copies_alone": not bound.depth,
+        "copies_accepted": not bound.depth and bool((done.emitted[:, 0] > 1).any()),
     }
     return [name for name, true in happened.items() if true]

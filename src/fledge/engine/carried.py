@@ -216,6 +216,11 @@ class RunningBatch:
         for number in range(self.size):
             self.pending[number] += 1
 
+    def some_behind(self, counts: Sequence[int]) -> None:
+        """A round without the head has passed so many positions of each."""
+        for number, count in enumerate(counts):
+            self.pending[number] += count
+
     def use_first(self) -> None:
         """A round has drafted from what `set_first` carried: nobody may read it again before it is produced anew.
 
@@ -244,9 +249,7 @@ class RunningBatch:
         if passed.source is None:
             self.one_behind()
         else:  # several each: on a CPU
-            starts = passed.row_start.tolist()
-            for number in range(size):
-                self.pending[number] += starts[number + 1] - starts[number]
+            self.some_behind(passed.row_start.diff().tolist())
         if native_tree.runs_here(passed.tokens):
             native_tree.keep(passed, now.recent_tokens, now.recent_features)
             return

@@ -67,9 +67,12 @@ class CostModel:
         `levels` were drafted if the tree was cut to `shape`, `rows` verified if not all requests got as many.
         """
         rows = requests * shape.nodes if rows is None else rows
-        drafted = shape.depth if levels is None else levels
-        steps = max(drafted - 1, 0) * self.head.at(requests * shape.topk)
-        return steps + self.target.at(rows) + self.head.at(requests * (shape.depth + 1))
+        return self.target.at(rows) + self.head_seconds(requests, shape.depth, shape.topk, levels)
+
+    def head_seconds(self, requests: int, depth: int, topk: int, levels: int | None = None) -> float:
+        """What the head takes of it: draft steps, extend."""
+        steps = max((depth if levels is None else levels) - 1, 0)
+        return steps * self.head.at(requests * topk) + self.head.at(requests * (depth + 1))
 
     def plain_seconds(self, requests: int) -> float:
         """A plain round."""

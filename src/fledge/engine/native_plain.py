@@ -42,6 +42,12 @@ class DrawingStruct(Structure):
     _fields_ = [("filters", c_void_p), ("keys", c_void_p)]
 
 
+class RecentStruct(Structure):
+    """Where B requests keep what a head that falls behind will need; null: nowhere."""
+
+    _fields_ = [("tokens", c_void_p), ("features", c_void_p), ("kept", c_int64)]
+
+
 class NativePlain:
     """The calls of one engine's rounds that need no head."""
 
@@ -63,7 +69,7 @@ class NativePlain:
         )  # fmt: skip
         self._carried: dict[tuple[int, int], CarriedStruct] = {}
         self._plain: Callable[..., float] = library().fledge_plain_round
-        self._plain.argtypes = [*[c_void_p] * 5, c_int64, c_void_p]
+        self._plain.argtypes = [c_void_p] * 5
         self._plain.restype = c_double
 
     def plain(self, now: Carried, drawing: Drawing | None, *, keep: bool) -> tuple[Tensor, float]:
@@ -72,10 +78,8 @@ class NativePlain:
         What is carried is written to; `keep`: also what a head that falls behind needs.
         """
         emitted = torch.empty(len(now.length), 2, dtype=torch.int64)
-        tokens, features = now.recent_tokens, now.recent_features
-        recent = (tokens.data_ptr(), features.data_ptr(), tokens.shape[1]) if keep else (None, None, 0)
         models, carried, drawn = byref(self._models), byref(self._view(now)), byref(drawing_of(drawing))
-        return emitted, self._plain(models, carried, drawn, *recent, emitted.data_ptr())
+        return emitted, self._plain(models, carried, drawn, byref(recent_of(now, keep)), emitted.data_ptr())
 
     def _view(self, now: Carried) -> CarriedStruct:
         key = now.length.data_ptr(), len(now.length)
@@ -98,6 +102,14 @@ class NativePlain:
 def native_plain(decoder: Decoder, kv: Tensor, last_position: int) -> NativePlain | None:
     """The call, where the target has CPU kernels; None elsewhere."""
     return NativePlain(decoder, kv, last_position) if isinstance(decoder, NativeDecoder) else None
+
+
+def recent_of(now: Carried, keep: bool) -> RecentStruct:
+    """It points into `now`."""
+    tokens, features = now.recent_tokens, now.recent_features
+    if not keep:
+        return RecentStruct()
+    return RecentStruct(tokens.data_ptr(), features.data_ptr(), tokens.shape[1])
 
 
 def drawing_of(drawing: Drawing | None) -> DrawingStruct:

@@ -1,4 +1,6 @@
-"""A round in one C++ call, or what it does before and after its verify, where target and head run on the CPU kernels.
+"""A round in one C++ call, with the head or of copies alone, or what it does before and after its verify.
+
+Where target and head run on the CPU kernels.
 
 A verify reads all weights, after which nothing of Python is in the processor's caches: a torch operation that takes
 5 us takes 30 to 60 then. The calls do what `speculative_round`, `draft` and `extend` in round.py do, with the same
@@ -21,7 +23,7 @@ from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried
 from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import LONGEST, Proposal
-from fledge.engine.native_plain import NativePlain, drawing_of
+from fledge.engine.native_plain import NativePlain, drawing_of, recent_of
 from fledge.engine.plans import Terms
 from fledge.engine.rows import Drawing
 from fledge.native.build import library
@@ -149,7 +151,7 @@ class NativeDraft:
     @property
     def _grown(self) -> list[int]:
         topk = self._bound.topk
-        return [topk] + [topk**2] * (self.raw.levels - 1)
+        return [topk if level == 0 else topk**2 for level in range(self.raw.levels)]
 
     @cached_property
     def _whole(self) -> list[Tensor]:
@@ -177,6 +179,30 @@ class NativeOutcome(NamedTuple):
     accept: float
 
 
+class _Room:
+    """For what a round accepts, within a plan's bound."""
+
+    def __init__(self, requests: int, bound: TreeShape) -> None:
+        widest = bound.reach + 1
+        self._requests = requests
+        self._emitted = torch.empty(requests * (1 + widest), dtype=torch.int64)
+        self._path = torch.empty(requests * widest, dtype=torch.int64)
+        self.raw = _Accepted(self._emitted.data_ptr(), self._path.data_ptr())
+
+    def outcome(self, made: NativeDraft) -> NativeOutcome:
+        """Once the call has filled it."""
+        requests, width = self._requests, self.raw.width
+        emitted, path = self._emitted[: requests * (1 + width)], self._path[: requests * width]
+        return NativeOutcome(
+            made,
+            emitted.view(requests, 1 + width),
+            path.view(requests, width),
+            self.raw.draft,
+            self.raw.verify,
+            self.raw.accept,
+        )
+
+
 class NativeRound(NativePlain):
     """The calls of one engine's rounds."""
 
@@ -187,6 +213,7 @@ class NativeRound(NativePlain):
         self._last: tuple[TreeShape | None, Terms | None, _Terms] = None, None, _Terms()
         self._draft: Callable[..., None] = library().fledge_draft
         self._round: Callable[..., None] = library().fledge_round
+        self._lookup: Callable[..., None] = library().fledge_lookup_round
         self._extend: Callable[..., None] = library().fledge_extend
         self._extend.argtypes = [c_void_p] * 8 + [c_int64] * 2
 
@@ -215,29 +242,42 @@ class NativeRound(NativePlain):
         drawing: Drawing | None,
     ) -> NativeOutcome:
         """See `round.speculative_round`: `draft`, then verify, accept and extend; what is carried is written to."""
-        requests, widest = len(now.length), bound.reach + 1
-        made = NativeDraft(requests, bound)
+        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
         wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
-        emitted = torch.empty(requests * (1 + widest), dtype=torch.int64)
-        path = torch.empty(requests * widest, dtype=torch.int64)
-        out = _Accepted(emitted.data_ptr(), path.data_ptr())
         self._round(
             byref(self._models),
             byref(self._view(now)),
             byref(wanted),
             byref(drawn),
             byref(made.raw),
-            byref(out),
+            byref(room.raw),
         )
-        width = out.width
-        return NativeOutcome(
-            made,
-            emitted[: requests * (1 + width)].view(requests, 1 + width),
-            path[: requests * width].view(requests, width),
-            out.draft,
-            out.verify,
-            out.accept,
+        return room.outcome(made)
+
+    def lookup(
+        self,
+        now: Carried,
+        bound: TreeShape,
+        terms: Terms | None,
+        log_rates: Tensor,
+        speculates: Tensor | None,
+        drawing: Drawing | None,
+        *,
+        keep: bool,
+    ) -> NativeOutcome | None:
+        """See `round.lookup_round`; None, and nothing done, if no copy is worth it. `keep`: as in `plain`."""
+        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
+        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
+        self._lookup(
+            byref(self._models),
+            byref(self._view(now)),
+            byref(wanted),
+            byref(drawn),
+            byref(recent_of(now, keep)),
+            byref(made.raw),
+            byref(room.raw),
         )
+        return None if made.raw.nodes == 1 else room.outcome(made)
 
     def extend(
         self,

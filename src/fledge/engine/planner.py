@@ -32,7 +32,7 @@ from fledge.engine.learnt import LearntCurve
 from fledge.engine.lookup import MatchRates, Proposal
 from fledge.engine.pace import Kind, Pace
 from fledge.engine.plans import ConfidentPlan, RoundPlan
-from fledge.engine.shapes import MAX_DEPTH, TOPKS, copies, deepest, trees
+from fledge.engine.shapes import MAX_DEPTH, NODES, TOPKS, copies, deepest, trees
 
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPLAN_ROUNDS = 32
@@ -385,12 +385,14 @@ class Planner:
 
     def _search(self, requests: int) -> tuple[TreeShape, float]:
         best, most = PLAIN, -math.inf
+        verify = {nodes: self.cost.target.at(requests * nodes) for nodes in NODES}
         for topk in self._topks:
             for depth in range(1, MAX_DEPTH + 1):
-                worth = self.beliefs.best_nodes(depth, topk)
+                worth = self.beliefs.best_nodes(depth, topk).tolist()
+                head = self.cost.head_seconds(requests, depth, topk)
                 for shape in trees(depth, topk, len(worth)):
-                    tau = 1.0 + float(worth[shape.nodes - 2])
-                    speed = requests * tau / max(self.cost.round_seconds(requests, shape), 1e-9)
+                    tau = 1.0 + worth[shape.nodes - 2]
+                    speed = requests * tau / max(verify[shape.nodes] + head, 1e-9)
                     if speed > most:
                         best, most = shape, speed
         return best, most

@@ -146,7 +146,7 @@ class Request:
     @property
     def ends_in_flight(self) -> bool:
         """True if works in flight will bring the last token in any case."""
-        return self.length + self.flying_least >= self.longest
+        return len(self.output_ids) + self.flying_least >= self.params.max_tokens
 
     def take_off(self, least: int, most: int) -> None:
         """A work that will emit so many of its tokens is in flight; see `land`."""

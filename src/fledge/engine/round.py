@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
-from fledge.engine import native_tree
+from fledge.engine import in_one_call, native_tree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
-from fledge.engine.native_round import NativeRound
 from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
@@ -54,12 +53,15 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
     """Draft, verify, accept, extend."""
     native = models.native
     if native is not None and plan.by_terms and not batch.selection.wants_logits and not batch.poison:
-        return _native_round(native, batch, plan, clock)
+        return in_one_call.speculate(native, batch, plan, clock)
     return _finish(models, batch, draft(models, batch, plan), clock, follow=True)
 
 
 def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome | None:
     """A round whose drafts are all copied; the head falls behind. None, and nothing done, if none is worth it."""
+    native = models.native
+    if native is not None and plan.by_terms and not batch.selection.wants_logits:
+        return in_one_call.look_up(native, batch, plan, clock)
     now, proposal = batch.view(), _look_up(batch, plan)
     nodes, counts = _sizes(batch, plan, proposal.log_probs.cumsum(1), None)
     if nodes == 1:
@@ -103,19 +105,6 @@ def _finish(
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
     count = batch.size * shape.nodes if picked is None else len(picked)
     return Outcome(emitted, logprobs, drafted, shape, accepted.path, count, seconds)
-
-
-def _native_round(native: NativeRound, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
-    """A speculative round in one call, where no request wants logits."""
-    now = batch.view()
-    rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
-    done = native.round(now, plan.bound, plan.terms(), rates, speculates, batch.selection.drawing())
-    clock.add("draft", done.draft)
-    clock.add("verify", done.verify)
-    clock.add("accept", done.accept)
-    clock.lap("extend")
-    drafted = done.drafted
-    return Outcome(done.emitted, None, drafted, drafted.shape, done.path, drafted.rows, drafted.seconds)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:

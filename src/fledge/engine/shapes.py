@@ -9,7 +9,7 @@ from fledge.engine.layout import TreeShape
 MAX_DEPTH = 8
 MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
-_NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 
 
 def most_nodes(topk: int) -> int:
@@ -33,4 +33,4 @@ def copies(lookup: int) -> TreeShape:
 def trees(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
     """The trees of this depth and width, of no more candidates than the `known` that beliefs tell apart."""
     limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
-    return tuple(TreeShape(depth, topk, nodes) for nodes in _NODES if depth < nodes <= limit)
+    return tuple(TreeShape(depth, topk, nodes) for nodes in NODES if depth < nodes <= limit)

@@ -36,6 +36,7 @@ SOURCES = (
     "tree.cpp",
     "draft.cpp",
     "finish.cpp",
+    "headless.cpp",
     "round.cpp",
 )
 FLAGS = (

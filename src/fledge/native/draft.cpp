@@ -201,18 +201,27 @@ void fledge_draft(const RoundModels* m, const CarriedState* c, const DraftTerms*
   int64_t nodes = 1 + *std::max_element(counts, counts + b_count), all = b_count * nodes;
   out->nodes = nodes;
 
-  int64_t *tree = counts + b_count, *picked = tree + 4 * all;
+  int64_t* tree = counts + b_count;
   fledge_select(s.ids.data(), scores, depths.data(), expanded.data(), m_count ? s.parents.data() : nullptr, counts,
                 tree, tree + all, tree + 2 * all, tree + 3 * all, scores + b_count * count, b_count, count, g.groups,
                 m_count, t->topk, nodes);
-  int64_t rows = b_count + std::accumulate(counts, counts + b_count, int64_t(0));
-  int64_t *masks = picked + rows, *first = masks + rows;
-  int32_t *row_start = out->smalls, *tokens = row_start + b_count + 1;
-  s.last.assign(counts, counts + b_count);
-  for (int64_t& one : s.last) ++one;
-  fledge_some_rows(s.last.data(), row_start, first, picked, b_count, nodes);
-  fledge_verify_rows(tree, tree + 2 * all, tree + 3 * all, c->length, picked, tokens, tokens + rows, masks, rows, nodes);
-  out->rows = rows;
+  lay_out(*c, counts, out);
 }
 
 }  // extern "C"
+
+namespace fledge {
+
+void lay_out(const CarriedState& c, int64_t* counts, Drafts* made) {
+  int64_t b_count = c.requests, nodes = made->nodes, all = b_count * nodes;
+  int64_t rows = b_count + std::accumulate(counts, counts + b_count, int64_t(0));
+  int64_t *tree = counts + b_count, *picked = tree + 4 * all, *masks = picked + rows, *first = masks + rows;
+  int32_t *row_start = made->smalls, *tokens = row_start + b_count + 1;
+  s.last.assign(counts, counts + b_count);
+  for (int64_t& one : s.last) ++one;
+  fledge_some_rows(s.last.data(), row_start, first, picked, b_count, nodes);
+  fledge_verify_rows(tree, tree + 2 * all, tree + 3 * all, c.length, picked, tokens, tokens + rows, masks, rows, nodes);
+  made->rows = rows;
+}
+
+}  // namespace fledge

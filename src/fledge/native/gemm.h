@@ -167,10 +167,11 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
       quantise_row([&](int i) { return load_bf16(row + i); }, w.inputs, x.values.data + static_cast<size_t>(r) * w.inputs,
                    x.scale.data + static_cast<size_t>(r) * groups, x.base.data + static_cast<size_t>(r) * groups);
     });
+    int at_once = rows_at_once(block, 32);
     t.for_each(id, w.panels(), [&](int p) {
-      alignas(64) float c[32 * 32];
-      for (int r = 0; r < block; r += 32) {
-        int here = block - r < 32 ? block - r : 32;
+      alignas(64) float c[32 * kPanel];
+      for (int r = 0; r < block; r += at_once) {
+        int here = block - r < at_once ? block - r : at_once;
         multiply_int8(x, r, here, w, p, c, asking.panel(p, base + r));
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }
@@ -185,11 +186,12 @@ void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w,
   Asking asking(t, id, w);
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
+    int at_once = rows_at_once(block);
     t.for_each(id, w.panels(), [&](int p) {
-      alignas(64) float c[32 * 32];
-      for (int r = 0; r < block; r += 32) {
+      alignas(64) float c[kMostRowsAtOnce * kPanel];
+      for (int r = 0; r < block; r += at_once) {
         const bf16* rows_in = a + static_cast<size_t>(base + r) * stride;
-        int here = block - r < 32 ? block - r : 32;
+        int here = block - r < at_once ? block - r : at_once;
         Ahead ahead = asking.panel(p, base + r);
         multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, ahead);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);

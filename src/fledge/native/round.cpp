@@ -13,13 +13,9 @@ void fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms*
                   Accepted* out) {
   auto begun = std::chrono::steady_clock::now();
   fledge_draft(m, c, t, draws, made);
-  int64_t b_count = c->requests, all = b_count * made->nodes, rows = made->rows;
   int64_t depth = std::min(made->levels, made->nodes - 1), copied = std::min(t->lookup, made->nodes - 1);
   bool chain = !depth || (t->topk == 1 && !copied);
-  const int64_t *tree = made->integers + b_count * (t->lookup + 2), *picked = tree + 4 * all;
-  const int32_t *row_start = made->smalls, *tokens = row_start + b_count + 1;
-  Drafted trees{tree, tree + all, tree + 2 * all, picked, chain ? nullptr : picked + rows, picked + 2 * rows,
-                row_start, tokens, tokens + rows, t->speculates, made->nodes, rows, std::max(depth, copied) + 1};
+  Drafted trees = drafted(*made, c->requests, *t, std::max(depth, copied) + 1, chain);
   out->draft = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
   finish(*m, *c, *draws, trees, out);
 }

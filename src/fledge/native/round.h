@@ -1,4 +1,4 @@
-// What the calls of a round share: the models, what requests carry, and forwards of the head.
+// What the calls of a round share: the models, what requests carry, and forwards of target and head.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -52,6 +52,12 @@ struct Drafts {  // M proposed tokens, C candidates, N nodes; room for the large
   double seconds;  // of the draft steps
 };
 
+struct Recent {  // what a head that falls behind will need of B requests' latest positions; see `RunningBatch.fall_behind`
+  int64_t* tokens;  // [B, kept]; null: nothing is kept
+  char* features;   // [B, kept, 3 * hidden] bf16
+  int64_t kept;
+};
+
 struct Accepted {  // room for the deepest tree, filled end to end
   int64_t* emitted;  // [B, 1 + width], how many each request emits before them
   int64_t* path;     // [B, width]
@@ -60,6 +66,9 @@ struct Accepted {  // room for the deepest tree, filled end to end
 };
 
 void fledge_draft(const RoundModels*, const CarriedState*, const DraftTerms*, const Drawing*, Drafts*);
+void fledge_extend(const RoundModels*, const CarriedState*, const Drawing*, const int64_t* emits, const int64_t* path,
+                   const int64_t* emitted, const int64_t* first_row, const fledge::bf16* features, int64_t width,
+                   int64_t move);
 
 }  // extern "C"
 
@@ -73,6 +82,42 @@ struct Drafted {  // trees of N nodes for each of B requests, R of which are ver
   const int32_t *row_start, *tokens, *positions;
   const bool* speculates;  // [B], null: all
   int64_t nodes, rows, width;
+};
+
+// Which of the trees' nodes are verified, `counts` [B] and the root of each request: what of `made` is behind the trees.
+void lay_out(const CarriedState&, int64_t* counts, Drafts* made);
+
+// `made` as it lies. Paths have at most `width` nodes; `chain`: no node has two children.
+inline Drafted drafted(const Drafts& made, int64_t requests, const DraftTerms& t, int64_t width, bool chain) {
+  int64_t all = requests * made.nodes, rows = made.rows;
+  const int64_t *tree = made.integers + requests * (t.lookup + 2), *picked = tree + 4 * all;
+  const int32_t *row_start = made.smalls, *tokens = row_start + requests + 1;
+  return {tree, tree + all, tree + 2 * all, picked, chain ? nullptr : picked + rows, picked + 2 * rows,
+          row_start, tokens, tokens + rows, t.speculates, made.nodes, rows, width};
+}
+
+struct TargetRows {  // of a forward of the target over the rows of all trees
+  std::vector<int64_t> answers;  // [B, N], what nodes choose, -1 where none was verified
+  std::vector<bf16> features;    // [R, 3 * hidden]
+
+  void run(const RoundModels&, const CarriedState&, const Drawing&, const Drafted&, bool with_features = true);
+
+ private:
+  std::vector<int32_t> positions, offset;
+  std::vector<int64_t> keys, after, tossed, chosen;
+  std::vector<float> temperature;
+};
+
+struct Paths {  // the accepted ones, and their rows in a verify
+  std::vector<int64_t> emits, emitted;  // [B]; [B, width]
+  std::vector<int32_t> row_start, positions, tokens;
+  std::vector<int64_t> last, source, from, to;
+
+  // What the trees' nodes chose decides; also in `out`.
+  void accept(const CarriedState&, const Drafted&, const std::vector<int64_t>& answers, Accepted* out);
+  void lay_out(const CarriedState&, const int64_t* emits, const int64_t* path, const int64_t* emitted,
+               const int64_t* first_row, int64_t width);
+  int64_t rows() const { return static_cast<int64_t>(source.size()); }
 };
 
 void finish(const RoundModels&, const CarriedState&, const Drawing&, const Drafted&, Accepted*);

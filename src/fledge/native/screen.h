@@ -71,8 +71,10 @@ class Screening {
     const Packed& w = screen.weights;
     t.for_each(id, rows, [&](int r) { round(x + static_cast<size_t>(r) * w.inputs, r, w.inputs); });
     Asking asking(t, id, w);
+    int at_once = rows_at_once(rows, 32);
     t.for_each(id, w.panels(), [&](int p) {
-      for (int r = 0; r < rows; r += 32) look(screen, p, r, rows - r < 32 ? rows - r : 32, asking.panel(p, r), found_[id]);
+      for (int r = 0; r < rows; r += at_once)
+        look(screen, p, r, rows - r < at_once ? rows - r : at_once, asking.panel(p, r), found_[id]);
     });
     int total = 0;
     for (auto& found : found_) total += static_cast<int>(found.size());

@@ -18,6 +18,10 @@ inline int block_offset(int pair, int half) { return half * 512 + pair * 32; }
 // prefetcher.
 inline long bytes_ahead(int) { return 16384; }
 
+// How many of `rows` rows a panel is multiplied with before the next panel: two tiles of them.
+constexpr int kMostRowsAtOnce = 32;
+inline int rows_at_once(int, int = 0) { return kMostRowsAtOnce; }
+
 constexpr int kQueriesAtOnce = 32;  // that attention takes through a split
 constexpr bool kPagesInTurn = true;  // how attention asks for pages: see `Upcoming`
 inline int rows_per_unit(int) { return 32; }  // that attention hands out together

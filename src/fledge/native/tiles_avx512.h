@@ -68,6 +68,14 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
 
 constexpr int kRowGroup = 12;  // rows whose sums fit the 32 registers beside the weights
 
+// How many of `rows` rows a panel is multiplied with before the next panel: as many each time, as a single row that is left
+// over takes as long as three of a group.
+constexpr int kMostRowsAtOnce = 3 * kRowGroup;
+inline int rows_at_once(int rows, int most = kMostRowsAtOnce) {
+  int turns = (rows + most - 1) / most;
+  return (rows + turns - 1) / turns;
+}
+
 // Any number of rows, in groups.
 template <class Step>
 inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, float* c, int c_stride, bool add,
