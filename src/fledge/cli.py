@@ -294,9 +294,13 @@ def _run(
     from fledge.run_folder import Run
 
     words = list(settings or [])
-    source = words.pop(0) if words and "=" not in words[0] else "demo"
+    named = bool(words) and "=" not in words[0]
+    source = words.pop(0) if named else "demo"
+    if words and not named:
+        typer.echo("no recipe was named: these settings change the recipe demo, a small one", err=True)
     recipe = load_recipe(source, [*words, *(extra or [])])
-    cluster = RayOptions(ray, actors) if ray is not None else None
+    gpus = int(recipe.target.device.startswith("cuda"))
+    cluster = RayOptions(ray, actors, gpus) if ray is not None else None
     command = shlex.join(["fledge", *sys.argv[1:]])
     return Run(recipe, run_dir, command=command, given_heads=heads or (), ray=cluster)
 

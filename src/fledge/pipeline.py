@@ -41,6 +41,7 @@ def run_pipeline(run: Run) -> None:
                 _print_done(record)
                 continue
             if not estimated:
+                run.refuse_wrong_heads()
                 print_estimate(run, [later.name for later in STAGES[number:]])
                 estimated = True
             _do(run, stage, fingerprint)
@@ -56,6 +57,8 @@ def run_stage(run: Run, name: str) -> None:
         if finished(run, stage, stage.fingerprint(run)) is None:
             stage.work(run, silent)
         return
+    if name == "report" and not exists(run.folder):  # or a typing error would become a folder
+        raise StorageError(f"there is no run in {run.folder} to report on; check --run-dir")
     with run.locked():
         stage = _named(name)
         if _is_given(run, stage):  # nothing is added to what isn't ours
@@ -72,6 +75,7 @@ def run_stage(run: Run, name: str) -> None:
         if record is not None:
             _print_done(record)
         else:
+            run.refuse_wrong_heads()
             print_estimate(run, [name])
             _do(run, stage, fingerprint)
         if stage.always:

@@ -16,7 +16,7 @@ from fledge.bench import RELEASED, TRAINED
 from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
-from fledge.draft.checkpoint import WEIGHTS_NAME
+from fledge.draft.checkpoint import local_url, weight_urls
 from fledge.errors import StorageError
 from fledge.recipe import Recipe
 from fledge.released import head_url, released_head
@@ -113,17 +113,24 @@ class Run:
 
     @cached_property
     def train_options(self) -> TrainOptions:
-        """The recipe's, with `released` as initial head replaced by its folder."""
+        """The recipe's, with the initial head's folder for `released` or a hub id."""
         options = self.recipe.train
         if options.init_head is None:
             return options
-        return options.model_copy(update={"init_head": head_url(self.target, options.init_head)})
+        return options.model_copy(update={"init_head": local_url(head_url(self.target, options.init_head))})
+
+    def refuse_wrong_heads(self) -> None:
+        """Raise HeadError for a head that doesn't exist or is another target's, before anything takes time."""
+        wanted = [self.train_options.init_head, *(self.head_urls.values() if self.given_heads else ())]
+        for url in wanted:
+            if url is not None:
+                Head.load(url).check_target(self.target)
 
     @cached_property
     def head_urls(self) -> dict[str, str]:
         """The heads to measure by name: those given, or the run's own and the shipped one if there is one."""
         if self.given_heads:
-            return {given: head_url(self.target, given) for given in self.given_heads}
+            return {given: local_url(head_url(self.target, given)) for given in self.given_heads}
         shipped = released_head(self.target)
         return {TRAINED: self.url("head")} | ({RELEASED: shipped} if shipped is not None else {})
 
@@ -154,8 +161,9 @@ class Run:
 
 
 def head_digest(url: str) -> str:
-    """The checksum of a head's weights."""
-    return file_digest(join(url, WEIGHTS_NAME))
+    """The checksum of a head's weights; of several files', that of their checksums."""
+    digests = [file_digest(file) for file in weight_urls(url)]
+    return digests[0] if len(digests) == 1 else storage.sha256("".join(digests).encode())
 
 
 def file_digest(url: str) -> str:

@@ -309,6 +309,19 @@ def test_copies_that_lose_are_left_alone_and_plain_decode_stays_the_measure() ->
     assert planner.headless_speed(1) == pytest.approx(1.25 / plain, rel=0.1)
 
 
+def test_copies_that_lose_little_are_given_up_where_many_requests_tell_so() -> None:
+    """Two percent of a round of one request is less than what one round more or less decides; of 32 it isn't."""
+    hopeless = CostCurve((1,), (2.0,))
+    planner = Planner(CostModel(COST.target, hopeless), topk=4, confident=True, lookup=7)
+    plain, rng, asked = COST.plain_seconds(32), random.Random(3), 0
+    for _ in range(4000):
+        plan = planner.choose(32, behind=32)
+        asked += plan is not None
+        slower = (1.02 if plan else 1.0) * rng.lognormvariate(0, 0.03)
+        planner.observe(PLAIN if plan else None, 32, plain * slower, [0] * 32, asked=plan is not None)
+    assert 0 < asked < 1000
+
+
 def test_the_host_belongs_to_the_kind_of_round_it_followed() -> None:
     host, exposed = HostSeconds(), 0.0
     for number in range(200):

@@ -26,6 +26,7 @@ class RayOptions:
 
     address: str  # of a cluster; "local" starts one on this machine
     actors: int = 2
+    gpus: int = 0  # of each actor that holds a target; without them Ray hides the machine's
 
 
 def examine_on_ray(settings: ExaminerSettings, ray_options: RayOptions) -> ExamineAll:
@@ -44,8 +45,10 @@ def map_in_order(
     actor: Callable[..., Any],
     arguments: tuple[Any, ...],
     ray_options: RayOptions,
+    *,
+    gpus: int = 0,
 ) -> Iterator[Any]:
-    """actor(*arguments)(item) for each item, on Ray Data, in order."""
+    """actor(*arguments)(item) for each item, on Ray Data, in order; `gpus` for each actor."""
     ray = _connected(ray_options)
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -56,6 +59,7 @@ def map_in_order(
         fn_constructor_args=arguments,
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(ray_options.actors, len(rows))),
+        num_gpus=gpus or None,
     )
     try:
         for row in dataset.iter_rows():

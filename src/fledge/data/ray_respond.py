@@ -52,7 +52,8 @@ def respond_on_ray(
     writer = ConversationWriter(output_url)
     shards = range(writer.shards, -(-prompts // options.shard_size))
     if shards:
-        answered = map_in_order(shards, _RespondActor, (spec, prompts_url, options, privacy), ray_options)
+        arguments = (spec, prompts_url, options, privacy)
+        answered = map_in_order(shards, _RespondActor, arguments, ray_options, gpus=ray_options.gpus)
         for shard, found in zip(shards, answered, strict=True):
             write_audit(output_url, writer.shards, found)
             writer.write(found)

@@ -37,7 +37,7 @@ def write_head(
 
 def read_head(url: str) -> Head:
     """Read a head from a folder, any fsspec URL, or a hub id."""
-    url = _local(url)
+    url = local_url(url)
     raw, tensors = read_files(url)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
     flat = flat_config(raw, url)
@@ -60,22 +60,32 @@ def read_files(url: str) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
         raise HeadError(f"can't read the head in {url}: {error}") from error
 
 
-def _read_tensors(url: str) -> dict[str, Tensor]:
-    """From one safetensors file, several, or EAGLE's own pickle, which is read as tensors only."""
+def weight_urls(url: str) -> list[str]:
+    """The files a head's weights are in: one of safetensors, several, or EAGLE's own pickle."""
     if exists(join(url, WEIGHTS_NAME)):
-        return _read_safetensors(join(url, WEIGHTS_NAME))
+        return [join(url, WEIGHTS_NAME)]
     if exists(join(url, INDEX_NAME)):
-        tensors: dict[str, Tensor] = {}
-        for name in sorted(set(read_json(join(url, INDEX_NAME))["weight_map"].values())):
-            tensors |= _read_safetensors(join(url, name))
-        return tensors
+        names = sorted(set(read_json(join(url, INDEX_NAME))["weight_map"].values()))
+        return [join(url, name) for name in names]
     if exists(join(url, PICKLE_NAME)):
-        try:
-            found = torch.load(io.BytesIO(read_bytes(join(url, PICKLE_NAME))), weights_only=True)
-            return {str(name): tensor for name, tensor in found.items()}
-        except Exception as error:  # torch raises what the broken or foreign file happens to cause
-            raise HeadError(f"{join(url, PICKLE_NAME)} can't be read ({error}): get it again") from error
+        return [join(url, PICKLE_NAME)]
     raise HeadError(f"{url} is no draft head, {WEIGHTS_NAME} is missing: name a folder with a trained head")
+
+
+def _read_tensors(url: str) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in weight_urls(url):
+        tensors |= _read_pickle(file) if file.endswith(PICKLE_NAME) else _read_safetensors(file)
+    return tensors
+
+
+def _read_pickle(url: str) -> dict[str, Tensor]:
+    """As tensors only."""
+    try:
+        found = torch.load(io.BytesIO(read_bytes(url)), weights_only=True)
+        return {str(name): tensor for name, tensor in found.items()}
+    except Exception as error:  # torch raises what the broken or foreign file happens to cause
+        raise HeadError(f"{url} can't be read ({error}): get it again") from error
 
 
 def _read_safetensors(url: str) -> dict[str, Tensor]:
@@ -86,7 +96,7 @@ def _read_safetensors(url: str) -> dict[str, Tensor]:
         raise HeadError(f"{url} isn't a whole safetensors file ({error}): get it again") from error
 
 
-def _local(url: str) -> str:
+def local_url(url: str) -> str:
     """The folder itself, or the local snapshot of a hub id such as org/name."""
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", url) and not exists(url):
         return str(hub_folder(url))

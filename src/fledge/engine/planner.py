@@ -45,8 +45,9 @@ _GAIN_PRIOR = 16  # rounds of a request that the first guess is worth
 _ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
 _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
 _FAR_AHEAD = 1.5
-# Lookup's drafts over none: what it takes to ask for them, and to go on; the weight of a new measurement, and of hope.
-_ASK, _ASK_ON, _COPY_STEP, _HOPE = 0.995, 0.975, 0.01, 0.004
+# Lookup's drafts over none: what it takes to ask for them, what they may lack of that to go on with one request (rounds of
+# many tell more); the weight of a new measurement, and of hope.
+_ASK, _ASK_LESS, _COPY_STEP, _HOPE = 0.997, 0.025, 0.01, 0.004
 _PLAIN_AMONG_COPIES = 16  # rounds between those that aren't asked for copies, while they pay
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
 _TRY_LENGTH = 3  # rounds of a try of speculation
@@ -334,7 +335,7 @@ class Planner:
         if not self._confident or not self._lookup:
             return None
         size = self._size(requests)
-        size.copies = self._copied(requests) > (_ASK_ON if size.copies else _ASK)
+        size.copies = self._copied(requests) > _ASK - size.copies * _ASK_LESS / math.sqrt(requests)
         if not size.copies or size.since_plain >= _PLAIN_AMONG_COPIES:
             return None
         return self._confident_plan(copies(self._lookup), requests)

