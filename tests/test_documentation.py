@@ -98,8 +98,8 @@ def spoken(text: str, results: Results) -> Iterator[tuple[str, float]]:
             yield figure, tokens["released", int(level)] / tokens["plain", int(level)]
     for released, tau, own, took in shown(
         text,
-        r"`make demo` says ([\d.]+)x with the shipped head \(tau ([\d.]+)\) and ([\d.]+)x with its own, plain decode at "
-        r"([\d.]+) ms",
+        r"`make demo` says ([\d.]+)x with the shipped head \(tau ([\d.]+)\) and ([\d.]+)x with its own, plain decode "
+        r"at ([\d.]+) ms",
     ):
         assert other.released is not None
         shipped = other.released.workloads["mixed"]
