@@ -86,6 +86,17 @@ def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> Non
     assert "unknown key train.epoch; did you mean train.epochs?" in line
 
 
+def test_a_run_that_is_not_there_is_not_made_by_reporting_on_it(fledge: Fledge, tmp_path: Path) -> None:
+    assert "there is no run in" in fledge.error("report", "--run-dir", tmp_path / "typo")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_settings_without_a_recipe_say_which_they_change(fledge: Fledge, tmp_path: Path) -> None:
+    said = fledge("report", "train.epochs=2", "--run-dir", tmp_path / "none", expect=2)
+    assert "these settings change the recipe demo" in said
+    assert "recipe demo" not in fledge("report", "demo", "--run-dir", tmp_path / "none", expect=2)
+
+
 def test_a_wrong_target_path(fledge: Fledge, tmp_path: Path) -> None:
     line = fledge.error("run", "demo", f"target.model={tmp_path}/no-model", "--run-dir", tmp_path / "run")
     assert f"{tmp_path}/no-model" in line
@@ -199,6 +210,7 @@ def test_bench_measures_given_heads_on_given_prompts(
 
 
 def test_report_is_made_from_what_is_there(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     output = fledge("report", small_recipe, "--run-dir", tmp_path / "run")
     assert (tmp_path / "run" / "report.html").exists()
     assert f"report: {tmp_path}/run/report.html" in output

@@ -7,13 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from fledge.bench import Summary
-from fledge.errors import FingerprintError, StorageError
+from fledge.errors import FingerprintError, HeadError, StorageError
 from fledge.estimate import estimate
 from fledge.pipeline import run_pipeline, run_stage
 from fledge.recipe import Recipe, load_recipe
-from fledge.run_folder import Run
+from fledge.run_folder import Run, head_digest
 from fledge.stages import STAGES, finished_records
 from fledge.storage import exists, read_json
 
@@ -149,6 +151,40 @@ def test_training_goes_on_from_a_given_head(tmp_path: Path, finished_run: Path, 
     first = json.loads((tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] == 0
     assert (tmp_path / "run" / "head" / "config.json").exists()
+
+
+def test_a_head_in_several_files_is_gone_on_from(tmp_path: Path, finished_run: Path, recipe: Recipe) -> None:
+    for part in ("prompts", "conversations", "features"):
+        shutil.copytree(finished_run / part, tmp_path / "run" / part)
+    folder = sharded(finished_run / "head", tmp_path / "sharded")
+    options = recipe.train.model_copy(update={"init_head": str(folder), "epochs": 1.0})
+    run_stage(Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run")), "train")
+    assert (tmp_path / "run" / "head" / "config.json").exists()
+    before = head_digest(str(folder))
+    safetensors.torch.save_file({"fc.weight": torch.zeros(2, 2)}, folder / "model-1.safetensors")
+    assert head_digest(str(folder)) != before
+
+
+def test_a_wrong_head_is_noticed_before_anything_takes_time(tmp_path: Path, recipe: Recipe) -> None:
+    (tmp_path / "none").mkdir()
+    options = recipe.train.model_copy(update={"init_head": str(tmp_path / "none")})
+    run = Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run"))
+    with pytest.raises(HeadError, match="is no draft head"):
+        run_pipeline(run)
+    assert not (tmp_path / "run" / "prompts").exists()
+
+
+def sharded(head: Path, folder: Path) -> Path:
+    """The head's weights in two files."""
+    folder.mkdir()
+    shutil.copy(head / "config.json", folder)
+    tensors = safetensors.torch.load_file(head / "model.safetensors")
+    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(places.values()):
+        part = {name: tensor for name, tensor in tensors.items() if places[name] == file}
+        safetensors.torch.save_file(part, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
 
 
 def test_what_the_benchmark_measures_on_is_kept_out_of_training(tmp_path: Path, recipe: Recipe) -> None:

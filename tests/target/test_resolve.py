@@ -183,6 +183,15 @@ def test_the_default_without_hub_or_package_says_what_was_tried(
         resolve_target(DEFAULT_TARGET, tmp_path)
 
 
+def test_the_package_where_it_is_not_installed_means_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, offline: None
+) -> None:
+    monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", "no-such-package")
+    with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
+        resolve_target("no-such-package", tmp_path)
+    assert f"taking {DEFAULT_TARGET} from the model hub" in caplog.text
+
+
 def test_a_hub_that_never_answers_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent:
         def model_info(self, repo_id: str, timeout: float) -> None:

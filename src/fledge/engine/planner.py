@@ -45,8 +45,8 @@ _GAIN_PRIOR = 16  # rounds of a request that the first guess is worth
 _ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
 _PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
 _FAR_AHEAD = 1.5
-# Lookup's drafts over none: what it takes to ask for them, and what they may lack of that to go on with one request (rounds
-# of many tell more); the weight of a new measurement, and of hope.
+# Lookup's drafts over none: what it takes to ask for them, and what they may lack of that to go on with one request, as
+# rounds of many tell more; the weight of a new measurement, and of hope.
 _ASK, _ASK_LESS, _COPY_STEP, _HOPE = 0.997, 0.025, 0.01, 0.004
 _PLAIN_AMONG_COPIES = 16  # rounds between those that aren't asked for copies, while they pay
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
