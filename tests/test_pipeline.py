@@ -12,7 +12,7 @@ import torch
 
 from fledge.bench import Summary
 from fledge.errors import FingerprintError, HeadError, StorageError
-from fledge.estimate import estimate
+from fledge.estimate import Expected, estimate
 from fledge.pipeline import run_pipeline, run_stage
 from fledge.recipe import Recipe, load_recipe
 from fledge.run_folder import Run, head_digest
@@ -132,6 +132,19 @@ def test_the_estimate_covers_what_is_pending(finished_run: Path, recipe: Recipe)
     on_disk = sum(p.stat().st_size for p in (finished_run / "features").glob("*.safetensors"))
     assert features.bytes == pytest.approx(on_disk, rel=0.05)
     assert all(row.seconds > 0 for row in rows)
+
+
+def test_the_estimate_knows_what_is_stored_and_drawn(finished_run: Path, recipe: Recipe) -> None:
+    def expected(**changes: dict[str, object]) -> dict[str, Expected]:
+        parts = {part: getattr(recipe, part).model_copy(update=update) for part, update in changes.items()}
+        rows = estimate(Run(recipe.model_copy(update=parts), str(finished_run)), ["features", "train"])
+        return {row.stage: row for row in rows}
+
+    whole, online = expected(), expected(features={"feed": "online"})
+    few = expected(train={"response_tokens": 10})
+    assert online["features"].bytes == pytest.approx(whole["features"].bytes * recipe.respond.heldout)
+    assert online["train"].tokens == whole["train"].tokens
+    assert few["train"].tokens < whole["train"].tokens / 10
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])

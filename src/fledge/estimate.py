@@ -75,14 +75,22 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     written, asked = attempts * _ATTEMPT_TOKENS, count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
     answers = count * _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
     tokens = conversation_tokens(run, known="respond" not in pending)
-    trained = tokens * (1 - heldout) * recipe.train.epochs
+    drawn = _drawn_share(run, tokens * (1 - heldout))
+    trained = tokens * (1 - heldout) * drawn * recipe.train.epochs
+    # What the target does while training reads its features from it; what it doesn't is stored beforehand.
+    feed = recipe.features.feed
+    extracted = tokens if feed == "offline" else tokens * heldout
+    online = {"offline": 0.0, "online": trained, "hybrid": tokens * (1 - heldout) * drawn}[feed]
     pauses = trained / recipe.train.batch_tokens / recipe.train.evaluate_every  # to measure tau
     measured = pauses * min(tokens * heldout, recipe.train.evaluate_tokens)
     judged = min(tokens * heldout, recipe.evaluate.max_tokens)
     sizes = {
         "prompts": (written, count * _PROMPT_TOKENS * _PARQUET_BYTES),
         "respond": (answers, tokens * _PARQUET_BYTES),
-        "features": (tokens, tokens * bytes_per_token(run.target.config.hidden_size, recipe.features.codec)),
+        "features": (
+            extracted,
+            extracted * bytes_per_token(run.target.config.hidden_size, recipe.features.codec),
+        ),
         "train": (trained, speeds.head_size * _CHECKPOINT_BYTES),
         "evaluate": (judged, 0.0),
     }
@@ -95,9 +103,11 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         "respond": lambda: (
             (answers / speeds.greedy + asked / speeds.prefill) if recipe.respond.server is None else 0.0
         ),
-        "features": lambda: tokens / speeds.prefill,
+        "features": lambda: extracted / speeds.prefill,
         "train": lambda: min(
-            (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train, 60 * (recipe.train.minutes or math.inf)
+            (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train
+            + (online / speeds.prefill if online else 0.0),
+            60 * (recipe.train.minutes or math.inf),
         ),
         "evaluate": lambda: judged / _TRAIN_OVER_MEASURE / speeds.train,
         "bench": lambda: estimate_seconds(recipe.bench, 2, speeds.plain_ms),
@@ -107,6 +117,15 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         for name, time_of in seconds.items()
         if name in pending
     ]
+
+
+def _drawn_share(run: Run, tokens: float) -> float:
+    """Of these tokens of conversations, the share that training draws, if it is told to use no more response tokens."""
+    most, respond = run.recipe.train.response_tokens, run.recipe.respond
+    if most is None:
+        return 1.0
+    answer = _ANSWER_SHARE * respond.max_new_tokens
+    return min(1.0, most / max(tokens * answer / (answer + _PROMPT_TOKENS + _TEMPLATE_TOKENS), 1.0))
 
 
 def conversation_tokens(run: Run, *, known: bool) -> float:

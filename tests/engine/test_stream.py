@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -145,3 +146,16 @@ def test_what_made_a_step_fail_is_told_to_those_who_suffer(target: Target) -> No
     with pytest.raises(EngineError, match="earlier step failed") as failure:
         engine.step()
     assert isinstance(failure.value.__cause__, ValueError)
+
+
+def test_statistics_can_begin_after_a_warm_up(target: Target, plain: Engine) -> None:
+    expected = plain.generate(QUESTIONS[:1], max_tokens=12, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, expected, 0.9), tree=TreeShape(3, 2, 6))
+    fresh = engine.stats()
+    engine.generate(QUESTIONS[:1], max_tokens=12, ignore_eos=True)
+    assert engine.stats().drafts > 0
+    engine.restart_stats()
+    began = engine.stats()
+    assert replace(began, pages_cached=0) == fresh
+    engine.generate(QUESTIONS[:1], max_tokens=12, ignore_eos=True)
+    assert 0 < engine.stats().rounds < 12

@@ -45,7 +45,8 @@ class EngineCore:
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._clock = PhaseClock()
-        self._hidden = 0.0  # seconds of the host's work while the lane was busy
+        self._hidden = 0.0  # seconds of the host's work while the lane was busy,
+        self._earlier = 0.0  # and of what it kept the lane waiting before statistics began
         on_cpu = parts.models.decoder.device.type == "cpu"
         self._lessons = Lessons(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
         self._counts = Counts()
@@ -160,6 +161,14 @@ class EngineCore:
         with self._lock, self._queue_lock:
             self._scheduler.check()
 
+    def restart_stats(self) -> None:
+        """Count from here on, of an idle engine; what it has learnt and cached stays."""
+        with self._lock, self._queue_lock:
+            self._counts, self._hidden, self._earlier = Counts(), 0.0, self._lane.exposed
+            self._scheduler.preemptions = self._scheduler.hit_tokens = self._pool.evictions = 0
+            self._planner.records.clear()
+            self._clock.restart()
+
     def stats(self) -> EngineStats:
         """Counters and times since the engine started."""
         pool, scheduler, counts = self._pool, self._scheduler, self._counts
@@ -185,7 +194,7 @@ class EngineCore:
         )
 
     def _phases(self) -> PhaseSeconds:
-        return replace(self._clock.read(), host=self._lane.exposed, hidden=self._hidden)
+        return replace(self._clock.read(), host=self._lane.exposed - self._earlier, hidden=self._hidden)
 
     def _prefill(self) -> bool:
         """Launch a prefill forward, if prompts are waiting, and let those whose prompts are done join the batch."""

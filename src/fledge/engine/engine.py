@@ -243,6 +243,10 @@ class Engine:
             raise EngineError(f"{_PROMPTS}; this list holds messages and something else")
         return self.target.chat.prompt_ids(messages)
 
+    def restart_stats(self) -> None:
+        """Begin `stats` anew, as after a warm-up, while nothing is running."""
+        self._core.restart_stats()
+
     def stats(self) -> EngineStats:
         """Counters and times since the engine started."""
         return self._core.stats()

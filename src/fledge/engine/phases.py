@@ -36,8 +36,13 @@ class PhaseClock:
     """Adds the time since the last lap to a phase. It belongs to the lane: only works use it."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Phase, float] = dict.fromkeys(get_args(Phase), 0.0)
-        self._mark = time.perf_counter()
+        self._seconds: dict[Phase, float] = {}
+        self.restart()
+        self.start()
+
+    def restart(self) -> None:
+        """Forget all seconds."""
+        self._seconds = dict.fromkeys(get_args(Phase), 0.0)
 
     def start(self) -> None:
         """Begin a work."""

@@ -70,7 +70,8 @@ def serve(
             tuned=tuned,
             cuda_graphs=cuda_graphs,
         )
-        engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's
+        engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's,
+        engine.restart_stats()  # and don't count
         sys.setswitchinterval(SWITCH_S)
         app = create_app(engine, options)
         gc.collect()
