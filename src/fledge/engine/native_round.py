@@ -242,16 +242,10 @@ class NativeRound(NativePlain):
         drawing: Drawing | None,
     ) -> NativeOutcome:
         """See `round.speculative_round`: `draft`, then verify, accept and extend; what is carried is written to."""
-        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
         wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
-        self._round(
-            byref(self._models),
-            byref(self._view(now)),
-            byref(wanted),
-            byref(drawn),
-            byref(made.raw),
-            byref(room.raw),
-        )
+        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
+        given = self._models, self._view(now), wanted, drawn, made.raw, room.raw
+        self._round(*map(byref, given))
         return room.outcome(made)
 
     def lookup(
@@ -266,17 +260,10 @@ class NativeRound(NativePlain):
         keep: bool,
     ) -> NativeOutcome | None:
         """See `round.lookup_round`; None, and nothing done, if no copy is worth it. `keep`: as in `plain`."""
-        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
         wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
-        self._lookup(
-            byref(self._models),
-            byref(self._view(now)),
-            byref(wanted),
-            byref(drawn),
-            byref(recent_of(now, keep)),
-            byref(made.raw),
-            byref(room.raw),
-        )
+        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
+        given = self._models, self._view(now), wanted, drawn, made.raw, room.raw
+        self._lookup(*map(byref, given), byref(recent_of(now, keep)))
         return None if made.raw.nodes == 1 else room.outcome(made)
 
     def extend(

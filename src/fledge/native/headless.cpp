@@ -95,7 +95,7 @@ double fledge_plain_round(const RoundModels* m, const CarriedState* c, const Dra
 // A round whose drafts are all copied, where no request wants logits; see `lookup_round` in round.py. If none is worth
 // it, `made` has one node per request, and nothing is done.
 void fledge_lookup_round(const RoundModels* m, const CarriedState* c, const DraftTerms* t, const Drawing* draws,
-                         const Recent* recent, Drafts* made, Accepted* out) {
+                         Drafts* made, Accepted* out, const Recent* recent) {
   auto begun = std::chrono::steady_clock::now();
   copy_tokens(*c, *t, made);
   out->draft = seconds_since(begun);
