@@ -78,6 +78,20 @@ def file_size(url: str) -> int:
         return int(_tried(filesystem, url, lambda: _size(filesystem, path)))
 
 
+def version_of(url: str) -> str:
+    """Something that is another when the file has changed."""
+    filesystem, path = _resolve(url)
+    with _explained(url, "look at"):
+        return str(_tried(filesystem, url, lambda: filesystem.ukey(path)))
+
+
+def copy_here(url: str, path: Path) -> None:
+    """Copy a file to this machine's disk, however large it is."""
+    filesystem, source = _resolve(url)
+    with _explained(url, "read"):
+        _tried(filesystem, url, lambda: filesystem.get_file(source, str(path)))
+
+
 def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
     """The bytes [start, stop) of a file for each pair, fetched at once where the store can; short at the file's end."""
     filesystem, path = _resolve(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -10,11 +11,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
+from fledge import storage
 from fledge.errors import StorageError, TargetError
 from fledge.target import DEFAULT_TARGET, Target, resolve_target
 from fledge.target import hub as hub_module
@@ -228,3 +231,42 @@ def test_a_file_or_folder_of_another_kind_is_one_clear_error(tmp_path: Path) -> 
     (folder / "model.safetensors").unlink()
     with pytest.raises(TargetError, match="no complete safetensors"):
         resolve_target(str(folder), tmp_path)
+
+
+def test_a_folder_in_an_object_store_is_copied_once(tiny_target_folder: Path, tmp_path: Path) -> None:
+    url = "memory://bucket/models/tiny"
+    store = fsspec.filesystem("memory")
+    for file in tiny_target_folder.iterdir():
+        store.pipe_file(f"{url}/{file.name}", file.read_bytes())
+    store.pipe_file(f"{url}/training_args.bin", b"unwanted")
+    first = resolve_target(url, tmp_path)
+    assert first.name == "tiny"
+    assert first.revision == resolve_target(str(tiny_target_folder), tmp_path).revision
+    assert not (first.folder / "training_args.bin").exists()
+    before = first.folder.stat().st_mtime_ns
+    assert resolve_target(url, tmp_path).folder == first.folder
+    assert first.folder.stat().st_mtime_ns == before
+    config = json.loads((tiny_target_folder / "config.json").read_text())
+    store.pipe_file(f"{url}/config.json", json.dumps({**config, "rms_norm_eps": 0.5}).encode())
+    assert resolve_target(url, tmp_path).config.rms_norm_eps == 0.5
+    with pytest.raises(TargetError, match="there is no model in memory://bucket/none"):
+        resolve_target("memory://bucket/none", tmp_path)
+
+
+def test_a_copy_that_breaks_off_leaves_nothing(
+    tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "memory://bucket/models/broken"
+    store = fsspec.filesystem("memory")
+    for file in tiny_target_folder.iterdir():
+        store.pipe_file(f"{url}/{file.name}", file.read_bytes())
+
+    def broken(source: str, path: Path) -> None:
+        raise StorageError("the line is cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "copy_here", broken)
+        with pytest.raises(StorageError, match="cut"):
+            resolve_target(url, tmp_path)
+    assert not [path for path in (tmp_path / "targets").iterdir() if path.is_dir()]
+    assert resolve_target(url, tmp_path).name == "broken"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import transformers
-from filelock import FileLock
 
-from fledge.errors import StorageError, TargetError
+from fledge.errors import TargetError
 from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
+from fledge.target.made_once import made_once
 from fledge.target.revision import file_sha256
 
 logger = logging.getLogger("fledge")
@@ -27,36 +24,14 @@ def converted_folder(file: Path, cache: Path) -> Path:
     """The cached folder of a GGUF file, made now if it isn't there. Two processes don't make it twice."""
     targets = cache / "targets"
     final = targets / f"{file.stem}-{file_sha256(file, cache)[:16]}-v{_FORMAT}"
-    if final.exists():  # it is renamed into place, so it is whole
-        return final
-    try:
-        targets.mkdir(parents=True, exist_ok=True)
-        with FileLock(targets / f"{final.name}.lock"):
-            if not final.exists():
-                _convert_into(file, final)
-    except OSError as error:
-        raise StorageError(
-            f"can't write the converted target to {targets} ({error}): "
-            "free some disk space, or set FLEDGE_CACHE to another folder"
-        ) from error
-    return final
 
-
-def _convert_into(file: Path, final: Path) -> None:
-    """Convert beside `final`, check the result, and rename it into place."""
-    logger.info("converting %s to bf16 safetensors in %s (done once)", file, final)
-    prefix = f".making-{final.name}-"
-    for left_over in final.parent.glob(f"{prefix}*"):  # of a killed process: the lock is ours now
-        shutil.rmtree(left_over, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=prefix))
-    try:
+    def convert(folder: Path) -> None:
+        logger.info("converting %s to bf16 safetensors in %s (done once)", file, final)
         _refuse_dropped_rope(file)
-        _convert(file, scratch)
-        DecoderConfig.from_folder(scratch)  # an unsupported architecture never enters the cache
-        os.chmod(scratch, 0o755)
-        os.rename(scratch, final)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _convert(file, folder)
+        DecoderConfig.from_folder(folder)  # an unsupported architecture never enters the cache
+
+    return made_once(final, convert)
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """From what a user writes to one folder of safetensors, and the hash that names it.
 
 spec                              becomes
+a folder at a URL (gs://, s3://)  its copy in the cache
 a folder                          itself (or the conversion of the one GGUF file in it)
 a .gguf file                      its conversion to bf16, in the cache
 an installed package              the conversion of the GGUF file inside; the package is never imported
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import posixpath
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from fledge.native.build import cache_folder
 from fledge.target.config import DecoderConfig
 from fledge.target.gguf import converted_folder
 from fledge.target.hub import HubUnreachableError, hub_folder
+from fledge.target.remote import is_remote, remote_folder
 from fledge.target.revision import folder_revision
 from fledge.target.weights import weight_files
 
@@ -54,6 +57,9 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
 
 def _find(spec: str, cache: Path) -> tuple[Path, str]:
     """The folder, and a name for reports."""
+    if is_remote(spec):
+        name = posixpath.basename(spec.rstrip("/"))
+        return _local_folder(remote_folder(spec, cache), cache)[0], name
     path = Path(spec).expanduser()
     if spec and path.is_dir():
         return _local_folder(path.resolve(), cache)

@@ -1,0 +1,42 @@
+"""Targets in object stores: a folder at any fsspec URL, copied into the cache once."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fledge import storage
+from fledge.errors import TargetError
+from fledge.target.made_once import made_once
+
+logger = logging.getLogger("fledge")
+
+WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt", "*.gguf")
+
+
+def is_remote(spec: str) -> bool:
+    """Whether this is the URL of another place than this machine's disk."""
+    return "://" in spec and storage.local_path(spec) is None
+
+
+def remote_folder(url: str, cache: Path) -> Path:
+    """The copy of a folder's files; made anew when one of them has changed there."""
+    files = {
+        name: file
+        for file in storage.list_files(url)
+        if any(fnmatch(name := posixpath.basename(file), pattern) for pattern in WANTED)
+    }
+    if not files:
+        raise TargetError(f"there is no model in {url}: no safetensors, no GGUF file; check the URL")
+    versions = "".join(f"{name} {storage.version_of(file)}\n" for name, file in files.items())
+    name = posixpath.basename(url.rstrip("/")) or "target"
+    key = storage.sha256(f"{url}\n{versions}".encode())[:16]
+
+    def copy(folder: Path) -> None:
+        logger.info("copying %s into the cache (done once)", url)
+        for name, file in files.items():
+            storage.copy_here(file, folder / name)
+
+    return made_once(cache / "targets" / f"{name}-{key}", copy)
