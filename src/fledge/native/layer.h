@@ -1,5 +1,8 @@
 // One transformer layer over a batch of rows, shared by the target's decoder and the draft head.
 #pragma once
+#include <algorithm>
+#include <functional>
+
 #include "attention.h"
 
 namespace fledge {
@@ -138,9 +141,10 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
     });
 }
 
-// Whether of a forward's rows only `count`, `wanted` in ascending order, matter: null means all.
+// Whether only `count` of a forward's rows matter, `wanted` in ascending order; null: all do.
 inline bool are_some(const int* wanted, int count, int rows) {
-  return wanted && count < rows && std::is_sorted(wanted, wanted + count, std::less_equal<int>());
+  const int* end = wanted + count;
+  return wanted && count < rows && std::adjacent_find(wanted, end, std::greater_equal<int>()) == end;
 }
 
 // Behind the last layer's attention, rows that nobody wants are done: moves the others to the front. Inside Team::run.
