@@ -120,6 +120,7 @@ def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
         ({"stop": ""}, "stop"),
         ({"stop": [999999]}, "stop"),
         ({"stop_token_ids": [999999]}, "stop_token_ids"),

@@ -66,7 +66,7 @@ class StrictBody(BaseModel):
     def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        idle = {**_NOTHING_ASKED, "best_of": (None, 1, data.get("n"))}  # the best n of n are all of them
+        idle = {**_NOTHING_ASKED, "best_of": (None, data.get("n") or 1)}  # the best n of n are all of them
         return {
             key: value
             for key, value in data.items()
