@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fledge.engine.carried import RunningBatch
-from fledge.engine.native_round import NativeOutcome, NativeRound
+from fledge.engine.native_round import DraftInputs, NativeOutcome, NativeRound
 from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
@@ -11,18 +11,13 @@ from fledge.engine.plans import RoundPlan
 
 def speculate(native: NativeRound, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
     """See `round.speculative_round`."""
-    now = batch.view()
-    rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
-    done = native.round(now, plan.bound, plan.terms(), rates, speculates, batch.selection.drawing())
-    return _outcome(done, clock)
+    return _outcome(native.round(DraftInputs.of(batch, plan)), clock)
 
 
 def look_up(native: NativeRound, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome | None:
     """See `round.lookup_round`."""
-    now, keep = batch.view(), bool(batch.sizes.pending)  # without room to remember, the head is never run
-    rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
-    drawing = batch.selection.drawing()
-    done = native.lookup(now, plan.bound, plan.terms(), rates, speculates, drawing, keep=keep)
+    keep = bool(batch.sizes.pending)  # without room to remember, the head is never run
+    done = native.lookup(DraftInputs.of(batch, plan), keep=keep)
     if done is None:
         clock.lap("draft")
         return None

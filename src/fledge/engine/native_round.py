@@ -20,11 +20,18 @@ from torch import Tensor
 from fledge.draft.cpu import NativeHeadRunner
 from fledge.draft.runner import HeadRunner
 from fledge.draft.tree import DraftTree
-from fledge.engine.carried import Carried
+from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import LONGEST, Proposal
-from fledge.engine.native_plain import NativePlain, drawing_of, recent_of
-from fledge.engine.plans import Terms
+from fledge.engine.native_plain import (
+    CarriedStruct,
+    DrawingStruct,
+    ModelsStruct,
+    NativePlain,
+    drawing_of,
+    recent_of,
+)
+from fledge.engine.plans import RoundPlan, Terms
 from fledge.engine.rows import Drawing
 from fledge.native.build import library
 from fledge.native.ops import address
@@ -179,6 +186,23 @@ class NativeOutcome(NamedTuple):
     accept: float
 
 
+class DraftInputs(NamedTuple):
+    """What drafting depends on."""
+
+    now: Carried
+    bound: TreeShape
+    terms: Terms | None  # None: trees are grown to their bound, whatever they promise
+    log_rates: Tensor  # see `MatchRates.log_rates`
+    speculates: Tensor | None  # [B] bool; None: all do
+    drawing: Drawing | None
+
+    @classmethod
+    def of(cls, batch: RunningBatch, plan: RoundPlan) -> DraftInputs:
+        """Of the running batch, by its plan."""
+        rates, speculates = plan.match_rates.log_rates(batch.device), batch.speculating().mask
+        return cls(batch.view(), plan.bound, plan.terms(), rates, speculates, batch.selection.drawing())
+
+
 class _Room:
     """For what a round accepts, within a plan's bound."""
 
@@ -217,53 +241,24 @@ class NativeRound(NativePlain):
         self._extend: Callable[..., None] = library().fledge_extend
         self._extend.argtypes = [c_void_p] * 8 + [c_int64] * 2
 
-    def draft(
-        self,
-        now: Carried,
-        bound: TreeShape,
-        terms: Terms | None,
-        log_rates: Tensor,
-        speculates: Tensor | None,
-        drawing: Drawing | None,
-    ) -> NativeDraft:
-        """See `round.draft`; `terms` None: trees are grown to their bound, whatever they promise."""
-        made = NativeDraft(len(now.length), bound)
-        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
-        self._draft(byref(self._models), byref(self._view(now)), byref(wanted), byref(drawn), byref(made.raw))
+    def draft(self, given: DraftInputs) -> NativeDraft:
+        """See `round.draft`."""
+        made = NativeDraft(len(given.now.length), given.bound)
+        self._draft(*map(byref, (*self._inputs(given), made.raw)))
         return made
 
-    def round(
-        self,
-        now: Carried,
-        bound: TreeShape,
-        terms: Terms | None,
-        log_rates: Tensor,
-        speculates: Tensor | None,
-        drawing: Drawing | None,
-    ) -> NativeOutcome:
+    def round(self, given: DraftInputs) -> NativeOutcome:
         """See `round.speculative_round`: `draft`, then verify, accept and extend; what is carried is written to."""
-        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
-        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
-        given = self._models, self._view(now), wanted, drawn, made.raw, room.raw
-        self._round(*map(byref, given))
+        requests, bound = len(given.now.length), given.bound
+        made, room = NativeDraft(requests, bound), _Room(requests, bound)
+        self._round(*map(byref, (*self._inputs(given), made.raw, room.raw)))
         return room.outcome(made)
 
-    def lookup(
-        self,
-        now: Carried,
-        bound: TreeShape,
-        terms: Terms | None,
-        log_rates: Tensor,
-        speculates: Tensor | None,
-        drawing: Drawing | None,
-        *,
-        keep: bool,
-    ) -> NativeOutcome | None:
+    def lookup(self, given: DraftInputs, *, keep: bool) -> NativeOutcome | None:
         """See `round.lookup_round`; None, and nothing done, if no copy is worth it. `keep`: as in `plain`."""
-        wanted, drawn = self._bounds(bound, terms, log_rates, speculates), drawing_of(drawing)
-        made, room = NativeDraft(len(now.length), bound), _Room(len(now.length), bound)
-        given = self._models, self._view(now), wanted, drawn, made.raw, room.raw
-        self._lookup(*map(byref, given), byref(recent_of(now, keep)))
+        requests, bound = len(given.now.length), given.bound
+        made, room = NativeDraft(requests, bound), _Room(requests, bound)
+        self._lookup(*map(byref, (*self._inputs(given), made.raw, room.raw, recent_of(given.now, keep))))
         return None if made.raw.nodes == 1 else room.outcome(made)
 
     def extend(
@@ -285,10 +280,12 @@ class NativeRound(NativePlain):
             path.shape[1], move,
         )  # fmt: skip
 
-    def _bounds(
-        self, bound: TreeShape, terms: Terms | None, log_rates: Tensor, speculates: Tensor | None
-    ) -> _Terms:
+    def _inputs(self, given: DraftInputs) -> tuple[ModelsStruct, CarriedStruct, _Terms, DrawingStruct]:
+        return self._models, self._view(given.now), self._bounds(given), drawing_of(given.drawing)
+
+    def _bounds(self, given: DraftInputs) -> _Terms:
         """What bounds a draft. A plan that is used again has the same terms."""
+        bound, terms = given.bound, given.terms
         last_bound, last_terms, wanted = self._last
         if bound != last_bound or terms is not last_terms:
             wanted = _Terms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
@@ -302,7 +299,7 @@ class NativeRound(NativePlain):
                 )
                 wanted.step, wanted.points = terms.step, points
             self._last = bound, terms, wanted
-        wanted.log_rates, wanted.speculates = log_rates.data_ptr(), address(speculates)
+        wanted.log_rates, wanted.speculates = given.log_rates.data_ptr(), address(given.speculates)
         return wanted
 
 

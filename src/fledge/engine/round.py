@@ -30,6 +30,7 @@ from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
+from fledge.engine.native_round import DraftInputs
 from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
@@ -137,8 +138,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     """Grow a tree per request, from the carried first level and its own tokens' repetitions down."""
     now, bound, native = batch.view(), plan.bound, models.native
     if native is not None and plan.by_terms:
-        rates, speculates = plan.match_rates.log_rates(now.length.device), batch.speculating().mask
-        made = native.draft(now, bound, plan.terms(), rates, speculates, batch.selection.drawing())
+        made = native.draft(DraftInputs.of(batch, plan))
         return Drafted(
             made.tree, made.shape, made.levels, made.proposal, made.counts, made.seconds, made.verified
         )

@@ -167,7 +167,7 @@ class Screening {
     return found;
   }
 
-  // One panel for a block of at most 32 rows.
+  // One panel for a block of at most 32 rows, as many as a mask has bits.
   void look(const Screen& screen, int p, int first, int rows, Ahead ahead, std::vector<Candidate>& found) {
     const Packed& w = screen.weights;
     const float* bound = screen.bound(p);

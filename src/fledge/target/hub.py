@@ -16,8 +16,8 @@ logger = logging.getLogger("fledge")
 
 _ANSWER_SECONDS = 3.0  # for one request to the hub
 _GIVE_UP_SECONDS = 5.0  # for all of it, name resolution included, which has no timeout of its own
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
-_UNWANTED = ["*/*", "consolidated*"]  # other formats' folders, and Mistral's second copy of the weights
+WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+UNWANTED = ["*/*", "consolidated*"]  # other formats' folders, and Mistral's second copy of the weights
 
 
 class HubUnreachableError(TargetError):
@@ -35,8 +35,8 @@ def hub_folder(repo_id: str) -> Path:
     reason = _unreachable_reason(repo_id)
     try:
         if not reason:
-            return Path(snapshot_download(repo_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
-        folder = Path(snapshot_download(repo_id, allow_patterns=_WANTED, local_files_only=True))
+            return Path(snapshot_download(repo_id, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        folder = Path(snapshot_download(repo_id, allow_patterns=WANTED, local_files_only=True))
     except GatedRepoError as error:
         raise TargetError(
             f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from fledge import storage
 from fledge.errors import TargetError
+from fledge.target.hub import UNWANTED, WANTED
 from fledge.target.made_once import made_once
 
 logger = logging.getLogger("fledge")
-
-WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt", "*.gguf")
 
 
 def is_remote(spec: str) -> bool:
@@ -23,11 +22,7 @@ def is_remote(spec: str) -> bool:
 
 def remote_folder(url: str, cache: Path) -> Path:
     """The copy of a folder's files; made anew when one of them has changed there."""
-    files = {
-        name: file
-        for file in storage.list_files(url)
-        if any(fnmatch(name := posixpath.basename(file), pattern) for pattern in WANTED)
-    }
+    files = {name: file for file in storage.list_files(url) if _is_wanted(name := posixpath.basename(file))}
     if not files:
         raise TargetError(f"there is no model in {url}: no safetensors, no GGUF file; check the URL")
     versions = "".join(f"{name} {storage.version_of(file)}\n" for name, file in files.items())
@@ -40,3 +35,9 @@ def remote_folder(url: str, cache: Path) -> Path:
             storage.copy_here(file, folder / name)
 
     return made_once(cache / "targets" / f"{name}-{key}", copy)
+
+
+def _is_wanted(name: str) -> bool:
+    """What is taken from the hub, and GGUF files."""
+    wanted, unwanted = (any(fnmatch(name, one) for one in some) for some in ((*WANTED, "*.gguf"), UNWANTED))
+    return wanted and not unwanted
