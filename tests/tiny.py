@@ -9,15 +9,23 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 CHATML = (
@@ -50,9 +58,19 @@ _SENTENCES = (
 )
 _CLASSES: dict[str, tuple[Any, Any]] = {
     "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
+    "Llama4ForCausalLM": (Llama4TextConfig, Llama4ForCausalLM),
     "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
+    "MixtralForCausalLM": (MixtralConfig, MixtralForCausalLM),
+    "Phi3ForCausalLM": (Phi3Config, Phi3ForCausalLM),
     "Qwen2ForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
     "Qwen3ForCausalLM": (Qwen3Config, Qwen3ForCausalLM),
+    "Qwen3MoeForCausalLM": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
+# What the mixtures of experts say besides a TinyShape: two experts of five or six, where not said otherwise.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "Llama4ForCausalLM": {"num_local_experts": 5, "intermediate_size_mlp": 160},
+    "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
 
@@ -105,10 +123,12 @@ def save_tiny_target(
     rope_parameters: dict[str, Any] | None = None,
     max_shard_size: str = "5GB",
     chat_template: str | None = CHATML,
+    **others: Any,
 ) -> Path:
     """Write a tiny random checkpoint and its tokenizer into `folder`, and return the folder.
 
     Weights are drawn larger than HF's default, so that logits differ clearly and greedy text doesn't repeat itself.
+    `others`: further fields of the configuration.
     """
     shape = shape or TinyShape()
     config_class, model_class = _CLASSES[architecture]
@@ -128,6 +148,7 @@ def save_tiny_target(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **EXPERTS.get(architecture, {}) | others,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

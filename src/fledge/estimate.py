@@ -16,13 +16,14 @@ import torch
 from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
 from fledge.console import clock, console, print_table
-from fledge.draft import DraftVocabulary, Head, HeadConfig
+from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
 from fledge.run_folder import Run
 from fledge.storage import Manifest, local_path
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
+from fledge.train.random_head import random_head
 
 # Typical of self-written prompts and the answers to them, until the real ones are on disk.
 _KEPT = 0.85  # share of attempts that pass the filters
@@ -177,7 +178,7 @@ class Calibration:
             torch.zeros(self._target.config.vocab_size), self._draft_vocab_size
         )
         learner = Learner(
-            Head.from_target(self._target, vocabulary), self._target.weights, dtype, self._target.device
+            random_head(self._target, vocabulary), self._target.weights, dtype, self._target.device
         )
         batch = make_batch([self._random_sample() for _ in range(_SAMPLES)], dtype).to(self._target.device)
         weights = [1 / options.ttt_steps] * options.ttt_steps

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from fledge.target import DecoderConfig, TorchDecoder, load_weights
@@ -27,6 +31,20 @@ CASES = {
     "mistral_odd_head_dim": ("MistralForCausalLM", TinyShape(heads=6, head_dim=10, tied=False), None),
     "qwen2_bias": ("Qwen2ForCausalLM", TinyShape(head_dim=16), None),
     "qwen3_norms": ("Qwen3ForCausalLM", TinyShape(tied=False), None),
+    "phi3_fused": ("Phi3ForCausalLM", TinyShape(head_dim=16, tied=False), None),
+    "mixtral": ("MixtralForCausalLM", TinyShape(tied=False), None),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", TinyShape(tied=False), None),
+    "llama4": ("Llama4ForCausalLM", TinyShape(tied=False), LLAMA3_ROPE),
+}
+OTHER_EXPERTS = {
+    "softmax over all experts": ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}),
+    "some layers dense": ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1, 7], "norm_topk_prob": True}),
+    "every other layer": ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}),
+    "dense layers of another size": ("Llama4ForCausalLM", {"interleave_moe_layer_step": 2}),
+    "no norms, two layers with RoPE": (
+        "Llama4ForCausalLM",
+        {"use_qk_norm": False, "no_rope_layers": [1, 0, 0, 0, 0, 0, 0, 1]},
+    ),
 }
 
 
@@ -48,18 +66,58 @@ def decoder(tiny_target_folder: Path) -> TorchDecoder:
 def test_logits_and_features_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, shape, rope = CASES[case]
     save_tiny_target(tmp_path, architecture, shape=shape, rope_parameters=rope, dtype=torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    decoder = load_decoder(tmp_path)
+    assert_agrees_with_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("case", OTHER_EXPERTS)
+def test_every_form_of_experts_agrees_with_transformers(case: str, tmp_path: Path) -> None:
+    architecture, others = OTHER_EXPERTS[case]
+    save_tiny_target(tmp_path, architecture, shape=TinyShape(tied=False), dtype=torch.float32, **others)
+    assert_agrees_with_transformers(tmp_path)
+
+
+def test_the_text_model_of_a_multimodal_checkpoint_is_read(tmp_path: Path) -> None:
+    text = save_tiny_target(tmp_path / "text", "Llama4ForCausalLM", shape=TinyShape(tied=False))
+    both = tmp_path / "both"
+    shutil.copytree(text, both)
+    weights = load_file(text / "model.safetensors")
+    renamed = {f"language_model.{name}": tensor for name, tensor in weights.items()}
+    save_file(
+        renamed | {"vision_model.class_embedding": torch.zeros(4)},
+        both / "model.safetensors",
+        {"format": "pt"},
+    )
+    config = json.loads((text / "config.json").read_text())
+    multimodal = {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "text_config": config,
+    }
+    (both / "config.json").write_text(json.dumps(multimodal))
+    ids, pages = random_ids(40), scattered_pages(1, 3)
+    first, second = (
+        logits_of(decoder, make_batch([ids], pages), decoder.allocate_kv(3))
+        for decoder in map(load_decoder, (text, both))
+    )
+    assert torch.equal(first, second)
+
+
+def assert_agrees_with_transformers(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    decoder = load_decoder(folder)
     ids = random_ids(150)
     batch = make_batch([ids], scattered_pages(1, 10))
     ours = decoder.forward(batch, decoder.allocate_kv(10), logits="logits", features=True, hidden=True)
     with torch.no_grad():
         theirs = model(torch.tensor([ids]), output_hidden_states=True)
-    scale = theirs.logits.abs().max()
-    assert (ours.logits - theirs.logits[0]).abs().max() <= 1e-4 * scale
     states = [theirs.hidden_states[layer + 1][0] for layer in decoder.config.feature_layers]
-    torch.testing.assert_close(ours.features, torch.cat(states, dim=-1), rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(ours.hidden, theirs.hidden_states[-1][0], rtol=1e-4, atol=1e-3)
+    assert_close(ours.logits, theirs.logits[0])
+    assert_close(ours.features, torch.cat(states, dim=-1))
+    assert_close(ours.hidden, theirs.hidden_states[-1][0])
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("case", ["llama_tied", "qwen2_bias", "qwen3_norms"])

@@ -6,6 +6,7 @@ import importlib.util
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from fledge.target import Target
@@ -22,6 +23,15 @@ TEXT = (
     "ones. At sunset the light comes a longer way through the air, most of the blue is lost on it, and what is left "
     "looks orange and red. To see this yourself, put a few drops of milk into a glass of water and shine a torch "
     "through it: from the side the water looks a little blue, and the torch seen through the glass looks orange."
+)
+CODE = (
+    "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n    if len(ordered) % 2:\n"
+    "        return ordered[middle]\n    return (ordered[middle - 1] + ordered[middle]) / 2\n\n\n"
+    "assert median([3, 1, 2]) == 2"
+)
+SUMS = (
+    "A farmer has 17 sheep. She buys 8 more and sells 5 of them. Then two lambs are born.\n17 + 8 = 25\n25 - 5 = 20\n"
+    "20 + 2 = 22\nSo she has 22 sheep now. If each gives 3 kg of wool, she gets 22 * 3 = 66 kg."
 )
 
 
@@ -53,42 +63,25 @@ def test_logits_agree_with_transformers_in_float32() -> None:
 
 def test_bf16_argmax_agrees_with_transformers_but_for_near_ties() -> None:
     target = load("bfloat16")
-    ids = target.tokenizer.encode(TEXT)
-    kv = target.decoder.allocate_kv(20)
-    ours = logits_of(target.decoder, make_batch([ids], scattered_pages(1, 20)), kv)
-    exact, theirs = (
-        AutoModelForCausalLM.from_pretrained(target.folder, dtype=dtype)
-        .eval()(torch.tensor([ids]))
-        .logits[0]
-        .detach()
+    models = [
+        AutoModelForCausalLM.from_pretrained(target.folder, dtype=dtype).eval()
         for dtype in (torch.float32, torch.bfloat16)
-    )
-    error, their_error = (ours - exact).abs().mean(), (theirs.float() - exact).abs().mean()
+    ]
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    for text in (TEXT, CODE, SUMS):
+        ids = target.tokenizer.encode(text)
+        kv = target.decoder.allocate_kv(20)
+        with torch.no_grad():
+            logits = [model(torch.tensor([ids])).logits[0].float() for model in models]
+        rows.append((logits_of(target.decoder, make_batch([ids], scattered_pages(1, 20)), kv), *logits))
+    ours, exact, theirs = (torch.cat(part) for part in zip(*rows, strict=True))
+    error, their_error = (ours - exact).abs().mean(), (theirs - exact).abs().mean()
     print(f"mean error {error:.4f}, transformers' {their_error:.4f}")
     assert error <= 1.1 * their_error
     top = exact.topk(2, dim=-1).values
     differs = ours.argmax(dim=-1) != theirs.argmax(dim=-1)
     gaps = (top[:, 0] - top[:, 1])[differs]
     print(
-        f"{int(differs.sum())} of {len(ids)} argmax differ; gaps of the exact top two there: {gaps.tolist()}"
+        f"{int(differs.sum())} of {len(ours)} argmax differ; gaps of the exact top two there: {gaps.tolist()}"
     )
     assert differs.float().mean() < 0.05
-    assert bool((gaps < 4 * error).all())  # there the exact top two are closer than what bf16 can tell apart
-
-
-def test_greedy_text_agrees_with_transformers_in_float32() -> None:
-    target = load("float32")
-    ids = target.chat.prompt_ids([{"role": "user", "content": "Why is the sky blue?"}])
-    table, kv, text = scattered_pages(1, 8), target.decoder.allocate_kv(8), list(ids)
-    fresh, done = ids, 0
-    for _ in range(24):
-        last = [len(fresh) - 1]
-        out = target.decoder.forward(
-            make_batch([fresh], table, prefix=[done], logit_rows=last), kv, logits="argmax"
-        )
-        assert out.argmax is not None
-        done, fresh = len(text), [int(out.argmax)]
-        text += fresh
-    model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32).eval()
-    theirs = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0].tolist()
-    assert text[: len(theirs)] == theirs

@@ -74,15 +74,20 @@ def measure_costs(
 
 
 def weight_bytes(target: Target) -> int:
-    """Bytes of weights a greedy plain step reads: what the CPU kernels say, elsewhere all but the embedding."""
+    """Bytes of weights a greedy plain step reads: what the CPU kernels say, else all but embedding and idle experts."""
     if isinstance(target.decoder, NativeDecoder):
         return target.decoder.weight_bytes_per_token
     weights = target.weights
     tensors: list[Tensor | None] = [weights.norm, weights.lm_head]
+    routed = 0.0
     for layer in weights.layers:
         tensors += [layer.input_norm, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, layer.o]
         tensors += [layer.post_norm, layer.gate_up, layer.down]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+        if layer.experts and target.config.experts:
+            tensors.append(layer.experts.router)
+            chosen = target.config.experts.per_token / target.config.experts.count
+            routed += chosen * (layer.experts.gate_up.nbytes + layer.experts.down.nbytes)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None) + round(routed)
 
 
 class BatchMaker:

@@ -112,6 +112,7 @@ class Head:
         )
         source = target.weights
         last, size = source.layers[-1], config.hidden_size
+        gate_up, down = last.dense_mlp
         scale = 1.0 if fc_norm else 1.0 / _high_feature_rms(target)
         fc = torch.zeros(size, 3 * config.target_hidden_size)
         fc[:, 2 * config.target_hidden_size :] = torch.eye(size) * scale
@@ -125,23 +126,15 @@ class Head:
             qkv=torch.cat((from_embedding, last.qkv.float().cpu()), dim=1),
             o=last.o.float() * scale,
             post_norm=last.post_norm,
-            gate_up=last.gate_up,
-            down=last.down.float() * scale,
+            gate_up=gate_up,
+            down=down.float() * scale,
             norm=source.norm,
             lm_head=source.lm_head[vocabulary.token_ids.to(source.lm_head.device)],
             d2t=vocabulary.d2t,
             fc_norms=torch.ones(3, config.target_hidden_size) if fc_norm else None,
         )
         owned = {name: t.detach().float().cpu().clone() for name, t in weights.trainable().items()}
-        metadata = HeadMetadata(
-            target.name,
-            target.revision,
-            target.chat.hash,
-            target_architecture=target.config.architecture,
-            target_layers=target.config.num_layers,
-            feature_layers=target.config.feature_layers,
-        )
-        return cls(config, replace(weights, **owned), metadata)
+        return cls(config, replace(weights, **owned), metadata_for(target))
 
     def check_target(self, target: Target) -> None:
         """Raise a HeadError unless this head was made for `target`."""
@@ -169,6 +162,18 @@ class Head:
                 f"this head was made for another target than {target.name}: it has {'; '.join(differences)}. "
                 "Use the head's own target, or train a head for this one with `fledge run`"
             )
+
+
+def metadata_for(target: Target) -> HeadMetadata:
+    """What a new head says of its target."""
+    return HeadMetadata(
+        target.name,
+        target.revision,
+        target.chat.hash,
+        target_architecture=target.config.architecture,
+        target_layers=target.config.num_layers,
+        feature_layers=target.config.feature_layers,
+    )
 
 
 def _listed(layers: tuple[int, ...]) -> str:
@@ -199,21 +204,24 @@ def _high_feature_rms(target: Target) -> float:
     return max(float(high.pow(2).mean(dim=-1).sqrt().median()), 1e-6)
 
 
-def _check_shapes(config: HeadConfig, w: HeadWeights) -> None:
+def weight_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every trained weight, by its name in HeadWeights."""
     size, target, heads = config.hidden_size, config.target_hidden_size, config.num_heads * config.head_dim
-    expected: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         "fc": (size, 3 * target),
         "qkv": (config.qkv_size, 2 * size),
         "o": (size, heads),
         "gate_up": (2 * config.intermediate_size, size),
         "down": (size, config.intermediate_size),
         "lm_head": (config.draft_vocab_size, size),
-        "d2t": (config.draft_vocab_size,),
     } | dict.fromkeys(("hidden_norm", "input_norm", "post_norm", "norm"), (size,))
-    if config.fc_norm:
-        expected["fc_norms"] = (3, target)
+    return shapes | ({"fc_norms": (3, target)} if config.fc_norm else {})
+
+
+def _check_shapes(config: HeadConfig, w: HeadWeights) -> None:
+    expected = weight_shapes(config) | {"d2t": (config.draft_vocab_size,)}
     if w.embedding is not None:
-        expected["embedding"] = (config.vocab_size, size)
+        expected["embedding"] = (config.vocab_size, config.hidden_size)
     for name, shape in expected.items():
         tensor: Tensor | None = getattr(w, name)
         if tensor is None or tuple(tensor.shape) != shape:

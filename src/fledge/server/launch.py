@@ -142,10 +142,7 @@ def load_engine(
 
 def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -> None:
     """Raise a ServerError if the target's weights alone don't fit in `available` bytes."""
-    attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
-    layer = attention + 3 * config.hidden_size * config.intermediate_size
-    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    needed = bytes_per_weight * (config.num_layers * layer + embeddings)
+    needed = bytes_per_weight * config.weight_count
     if needed > available:
         raise ServerError(
             f"the target's weights take {needed / 2**30:.1f} GiB, but only {available / 2**30:.1f} GiB of memory are "

@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from fledge.errors import TargetError
+from fledge.target.experts import ExpertsConfig
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
-# What transformers takes when config.json leaves the field out.
+# What transformers takes for max_position_embeddings when config.json leaves it out.
 _DEFAULT_MAX_POSITIONS = {
     "LlamaForCausalLM": 2048,
+    "Llama4ForCausalLM": 131072,
+    "Llama4ForConditionalGeneration": 131072,
     "MistralForCausalLM": 131072,
+    "MixtralForCausalLM": 131072,
+    "Phi3ForCausalLM": 4096,
     "Qwen2ForCausalLM": 32768,
     "Qwen3ForCausalLM": 32768,
+    "Qwen3MoeForCausalLM": 32768,
 }
+SUPPORTED_ARCHITECTURES = tuple(_DEFAULT_MAX_POSITIONS)
 
 
 def engine_feature_layers(n: int) -> tuple[int, int, int] | None:
@@ -57,6 +62,8 @@ class DecoderConfig:
     tie_word_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
+    experts: ExpertsConfig | None = None  # None: every MLP is dense
+    rope_free_layers: tuple[int, ...] = ()  # Llama 4: layers without rotary embedding
 
     @property
     def feature_layers(self) -> tuple[int, int, int]:
@@ -67,6 +74,17 @@ class DecoderConfig:
     def qkv_size(self) -> int:
         """Rows of the fused query, key and value projection."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def weight_count(self) -> int:
+        """Weights of all matrices, the embedding with them."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        widths = self.num_layers * self.intermediate_size  # of all MLPs together
+        if e := self.experts:
+            routed = len(e.layers) * (e.count * e.intermediate_size + e.shared_size)
+            widths = routed + (self.num_layers - len(e.layers)) * e.dense_size
+        return self.num_layers * attention + 3 * self.hidden_size * widths + embeddings
 
     @classmethod
     def from_folder(cls, folder: Path) -> DecoderConfig:
@@ -86,8 +104,9 @@ class DecoderConfig:
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
-        """Translate an HF configuration, as written by transformers 4 or 5."""
+        """Translate an HF configuration, as written by transformers 4 or 5; of a multimodal one, the text part."""
         architecture = _supported_architecture(raw)
+        raw = {**raw, **(raw.get("text_config") or {})}
         _refuse_variants(raw, architecture)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
         max_positions = int(raw.get("max_position_embeddings") or _DEFAULT_MAX_POSITIONS[architecture])
@@ -108,10 +127,12 @@ class DecoderConfig:
             rms_norm_eps=float(f"{raw.get('rms_norm_eps', 1e-6):.7g}"),  # GGUF keeps 1e-5 as 9.9999997e-06
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=min(max_positions, _sliding_window(raw, architecture) or max_positions),
+            max_position_embeddings=min(max_positions, _full_attention(raw, architecture) or max_positions),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=architecture == "Qwen2ForCausalLM",
-            qk_norm=architecture == "Qwen3ForCausalLM",
+            qk_norm=architecture.startswith("Qwen3") or _is_llama4_normed(raw, architecture),
+            experts=_experts(raw, architecture),
+            rope_free_layers=_rope_free_layers(raw, architecture),
         )
 
 
@@ -165,11 +186,37 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return theta, {"rope_type": kind, **parameters}
 
 
-def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
-    """The attention window, within which sliding attention equals full attention; None if there is none."""
+def _full_attention(raw: Mapping[str, Any], architecture: str) -> int | None:
+    """The longest context in which the target's attention is plain full attention; None: there is no limit.
+
+    Within its window sliding attention is. Within its chunk Llama 4's is, and the temperature of its layers without
+    RoPE is 1 up to `floor_scale`.
+    """
+    if architecture.startswith("Llama4"):
+        return min(int(raw.get("attention_chunk_size") or 8192), int(raw.get("floor_scale") or 8192) - 1)
     if architecture == "LlamaForCausalLM":
         return None
-    if architecture != "MistralForCausalLM" and not raw.get("use_sliding_window", False):
+    if architecture.startswith("Qwen") and not raw.get("use_sliding_window", False):
         return None
     window = raw.get("sliding_window")
     return int(window) if window else None
+
+
+def _experts(raw: Mapping[str, Any], architecture: str) -> ExpertsConfig | None:
+    try:
+        return ExpertsConfig.from_hf(raw, architecture)
+    except KeyError as error:
+        raise TargetError(f"config.json has no {error.args[0]}: download the model again") from None
+
+
+def _is_llama4_normed(raw: Mapping[str, Any], architecture: str) -> bool:
+    return architecture.startswith("Llama4") and bool(raw.get("use_qk_norm", True))
+
+
+def _rope_free_layers(raw: Mapping[str, Any], architecture: str) -> tuple[int, ...]:
+    """Llama 4's layers without RoPE: zeros of `no_rope_layers`, or every so many-th."""
+    if not architecture.startswith("Llama4"):
+        return ()
+    layers, every = int(raw["num_hidden_layers"]), int(raw.get("no_rope_layer_interval") or 4)
+    turned = raw.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
+    return tuple(layer for layer, has_rope in enumerate(turned) if not has_rope)

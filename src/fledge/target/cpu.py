@@ -27,6 +27,8 @@ def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.de
         return f"the kernels are for the CPU, not {device}"
     if dtype != torch.bfloat16:
         return f"the kernels compute in bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if config.experts or config.rope_free_layers:
+        return f"the kernels have neither experts nor layers without RoPE, as {config.architecture} has"
     return (
         shape_reason(
             config.hidden_size,
@@ -55,11 +57,12 @@ class PackedLayer:
     """A layer's matrices in tile order and its vectors, with the C structure that points at them."""
 
     def __init__(self, weights: LayerWeights) -> None:
+        gate_up, down = weights.dense_mlp
         self.matrices = [
             ops.PackedMatrix(weights.qkv),
             ops.PackedMatrix(weights.o),
-            ops.PackedMatrix(weights.gate_up, interleaved=True),
-            ops.PackedMatrix(weights.down),
+            ops.PackedMatrix(gate_up, interleaved=True),
+            ops.PackedMatrix(down),
         ]
         vectors = (weights.input_norm, weights.post_norm, weights.qkv_bias, weights.q_norm, weights.k_norm)
         self.vectors = [None if v is None else v.detach().to(torch.bfloat16).contiguous() for v in vectors]

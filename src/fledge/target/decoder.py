@@ -9,6 +9,7 @@ from torch import Tensor
 from fledge.attention import Attention, paged_attention
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
+from fledge.target.experts import mix_experts
 from fledge.target.rope import apply_rope, rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
@@ -18,7 +19,10 @@ _POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the la
 
 
 class TorchDecoder:
-    """A Llama-family decoder over a paged KV pool of layout [layers, 2, pages * page_size, kv_heads, head_dim]."""
+    """A decoder of the Llama family, dense or with experts.
+
+    It works over a paged KV pool of layout [layers, 2, pages * page_size, kv_heads, head_dim].
+    """
 
     backend = "torch"
 
@@ -55,7 +59,7 @@ class TorchDecoder:
         """Run all layers over the rows, writing their keys and values into `kv`."""
         attention = paged_attention(batch, self.page_size)
         positions = batch.positions.long()
-        cos, sin = self._cos[positions], self._sin[positions]  # [R, head_dim // 2]
+        turns = self._cos[positions], self._sin[positions]  # [R, head_dim // 2] each
         x = F.embedding(batch.token_ids.long(), self._weights.embedding)  # [R, H]
         captured: dict[int, Tensor] = {}
         last = self.config.num_layers - 1
@@ -63,7 +67,8 @@ class TorchDecoder:
         wanted = batch.logit_rows if logits != "none" else batch.positions[:0]  # [M], None: all
         for index, layer in enumerate(self._weights.layers):
             kept = wanted if narrows and index == last else None
-            x = self._layer(layer, x, cos, sin, kv[index], attention, kept)
+            rope = None if index in self.config.rope_free_layers else turns
+            x = self._layer(layer, x, rope, kv[index], attention, kept)
             if features and index in self.config.feature_layers:
                 captured[index] = x
         eps = self.config.rms_norm_eps
@@ -86,8 +91,7 @@ class TorchDecoder:
         self,
         w: LayerWeights,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
         kv: Tensor,
         attention: Attention,
         kept: Tensor | None,
@@ -106,7 +110,8 @@ class TorchDecoder:
             turned = torch.cat((query, key), dim=1)
         else:
             turned = heads[:, : c.num_heads + c.num_kv_heads]
-        turned = apply_rope(turned, cos, sin)
+        if rope is not None:
+            turned = apply_rope(turned, *rope)
         kv[0].index_copy_(0, attention.write_slots, turned[:, c.num_heads :])
         kv[1].index_copy_(0, attention.write_slots, value)
         mixed = attention.attend(turned[:, : c.num_heads], kv[0], kv[1])  # [R, heads, D]
@@ -114,8 +119,13 @@ class TorchDecoder:
         if kept is not None:
             x, mixed = x.index_select(0, kept), mixed.index_select(0, kept)
         x = x + F.linear(mixed, w.o)
-        gate, up = F.linear(F.rms_norm(x, (c.hidden_size,), w.post_norm, eps), w.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, w.down)
+        normed = F.rms_norm(x, (c.hidden_size,), w.post_norm, eps)
+        if w.gate_up is not None and w.down is not None:
+            gate, up = F.linear(normed, w.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, w.down)
+        if w.experts is not None and c.experts is not None:
+            x = x + mix_experts(normed, w.experts, c.experts)
+        return x
 
     def _argmax(self, hidden: Tensor) -> Tensor:
         """[M, H] -> [M] int64. Tensor.max returns the first of equals, as argmax does, but faster in bf16."""

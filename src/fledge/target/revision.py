@@ -82,7 +82,7 @@ def _write_note(note: Path, text: str) -> None:
 
 def _compute(folder: Path, config: DecoderConfig) -> str:
     digest = hashlib.sha256()
-    digest.update(json.dumps([asdict(config), _tokenizer_parts(folder)], sort_keys=True).encode())
+    digest.update(json.dumps([_shape(config), _tokenizer_parts(folder)], sort_keys=True).encode())
     handles: dict[str, Any] = {}
     for file in weight_files(folder):
         handle = safe_open(str(file), framework="pt")
@@ -92,6 +92,12 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
+
+
+def _shape(config: DecoderConfig) -> dict[str, Any]:
+    """All fields; those added later only where they say something, so that older revisions stay what they were."""
+    shape = asdict(config)
+    return {name: shape[name] for name in shape if name not in ("experts", "rope_free_layers") or shape[name]}
 
 
 def _tokenizer_parts(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fledge.errors import TargetError
 from fledge.target.config import DecoderConfig
+from fledge.target.experts import ExpertWeights
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,19 @@ class LayerWeights:
     k_norm: Tensor | None  # [D]
     o: Tensor  # [H, q]
     post_norm: Tensor  # [H]
-    gate_up: Tensor  # [2 * I, H], gate rows first
-    down: Tensor  # [H, I]
+    gate_up: Tensor | None  # [2 * I, H], gate rows first; None in a layer of routed experts alone
+    down: Tensor | None  # [H, I]
+    experts: ExpertWeights | None = None
+
+    @property
+    def dense_mlp(self) -> tuple[Tensor, Tensor]:
+        """gate_up and down where they must be; a TargetError in a layer that has routed experts alone."""
+        if self.gate_up is None or self.down is None:
+            raise TargetError(
+                "the target's layer has routed experts alone, no MLP that every token passes: a head can't start as a "
+                "copy of it; use train.init=lm_head or train.init=random"
+            )
+        return self.gate_up, self.down
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ def load_weights(
 
 
 class _TensorSource:
-    """Tensors by HF name, whichever shard they are in, checked for their shape."""
+    """Tensors by the name they have in a text model, whichever shard they are in, checked for their shape."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         files = weight_files(folder)
@@ -76,7 +88,7 @@ class _TensorSource:
                 f"{folder} lacks some or all safetensors weights: download or save the model again"
             )
         self._folder, self._dtype, self._device = folder, dtype, device
-        self._handles: dict[str, Any] = {}
+        self._tensors: dict[str, tuple[Any, str]] = {}
         for file in files:
             try:
                 handle = safe_open(str(file), framework="pt")
@@ -84,12 +96,15 @@ class _TensorSource:
                 raise TargetError(
                     f"{file} isn't a whole safetensors file ({error}): download it again"
                 ) from error
-            self._handles.update(dict.fromkeys(handle.keys(), handle))
+            names: list[str] = list(handle.keys())
+            for name in names:  # in a multimodal checkpoint the text model has a prefix
+                self._tensors[name.removeprefix("language_model.")] = handle, name
 
     def read(self, name: str, *shape: int) -> Tensor:
-        if name not in self._handles:
+        if name not in self._tensors:
             raise TargetError(f"{self._folder} has no tensor {name}: download or save the model again")
-        tensor: Tensor = self._handles[name].get_tensor(name)
+        handle, stored_name = self._tensors[name]
+        tensor: Tensor = handle.get_tensor(stored_name)
         if tuple(tensor.shape) != shape:
             raise TargetError(
                 f"{name} in {self._folder} has shape {tuple(tensor.shape)}, but config.json says {shape}: "
@@ -100,23 +115,87 @@ class _TensorSource:
 
 def _read_layer(source: _TensorSource, config: DecoderConfig, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    attention = f"{prefix}.self_attn"
+    hidden, head = config.hidden_size, config.head_dim
+    llama4 = config.architecture.startswith("Llama4")
+    has_rope = index not in config.rope_free_layers
     sizes = {"q": config.num_heads * head, "k": config.num_kv_heads * head, "v": config.num_kv_heads * head}
 
     def read_qkv(kind: str, *columns: int) -> Tensor:
-        return torch.cat(
-            [source.read(f"{attention}.{n}_proj.{kind}", rows, *columns) for n, rows in sizes.items()]
-        )
+        if config.architecture == "Phi3ForCausalLM":
+            return source.read(f"{attention}.qkv_proj.{kind}", config.qkv_size, *columns)
+        parts = {n: source.read(f"{attention}.{n}_proj.{kind}", rows, *columns) for n, rows in sizes.items()}
+        if llama4 and has_rope:
+            parts |= {n: _half_turns(parts[n], head) for n in ("q", "k")}
+        return torch.cat(list(parts.values()))
 
+    def read_norm(name: str) -> Tensor | None:
+        if llama4:  # it has no weights, and only layers with RoPE have it
+            return input_norm.new_ones(head) if config.qk_norm and has_rope else None
+        return source.read(f"{attention}.{name}.weight", head) if config.qk_norm else None
+
+    input_norm = source.read(f"{prefix}.input_layernorm.weight", hidden)
+    gate_up, down = _read_mlp(source, config, prefix, index) or (None, None)
     return LayerWeights(
-        input_norm=source.read(f"{prefix}.input_layernorm.weight", hidden),
+        input_norm=input_norm,
         qkv=read_qkv("weight", hidden),
         qkv_bias=read_qkv("bias") if config.qkv_bias else None,
-        q_norm=source.read(f"{attention}.q_norm.weight", head) if config.qk_norm else None,
-        k_norm=source.read(f"{attention}.k_norm.weight", head) if config.qk_norm else None,
+        q_norm=read_norm("q_norm"),
+        k_norm=read_norm("k_norm"),
         o=source.read(f"{attention}.o_proj.weight", hidden, sizes["q"]),
         post_norm=source.read(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=torch.cat([source.read(f"{mlp}.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]),
-        down=source.read(f"{mlp}.down_proj.weight", hidden, inner),
+        gate_up=gate_up,
+        down=down,
+        experts=_read_experts(source, config, prefix, index),
     )
+
+
+def _half_turns(weight: Tensor, head_dim: int) -> Tensor:
+    """Rows of q or k whose dimensions turn in neighbouring pairs, reordered so that i turns with i + head_dim / 2."""
+    heads = weight.view(-1, head_dim // 2, 2, weight.shape[-1])
+    return heads.transpose(1, 2).reshape(weight.shape)
+
+
+def _read_mlp(
+    source: _TensorSource, config: DecoderConfig, prefix: str, index: int
+) -> tuple[Tensor, Tensor] | None:
+    """The MLP every token passes: a dense layer's, or the shared expert; None if the layer has neither."""
+    place = f"{prefix}.feed_forward" if config.architecture.startswith("Llama4") else f"{prefix}.mlp"
+    size = config.intermediate_size
+    if experts := config.experts:
+        size = experts.shared_size if index in experts.layers else experts.dense_size
+        place += ".shared_expert" if index in experts.layers else ""
+    if not size:
+        return None
+    down = source.read(f"{place}.down_proj.weight", config.hidden_size, size)
+    if config.architecture == "Phi3ForCausalLM":
+        return source.read(f"{place}.gate_up_proj.weight", 2 * size, config.hidden_size), down
+    gate, up = (source.read(f"{place}.{n}_proj.weight", size, config.hidden_size) for n in ("gate", "up"))
+    return torch.cat((gate, up)), down
+
+
+def _read_experts(
+    source: _TensorSource, config: DecoderConfig, prefix: str, index: int
+) -> ExpertWeights | None:
+    experts, hidden = config.experts, config.hidden_size
+    if experts is None or index not in experts.layers:
+        return None
+    count, inner = experts.count, experts.intermediate_size
+    if config.architecture.startswith("Llama4"):  # all experts in one tensor, its columns the outputs
+        place = f"{prefix}.feed_forward"
+        return ExpertWeights(
+            router=source.read(f"{place}.router.weight", count, hidden),
+            gate_up=source.read(f"{place}.experts.gate_up_proj", count, hidden, 2 * inner).mT.contiguous(),
+            down=source.read(f"{place}.experts.down_proj", count, inner, hidden).mT.contiguous(),
+        )
+    mixtral = config.architecture == "MixtralForCausalLM"
+    place = f"{prefix}.block_sparse_moe" if mixtral else f"{prefix}.mlp"
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    router = source.read(f"{place}.gate.weight", count, hidden)
+    gate_ups, downs = router.new_empty(count, 2 * inner, hidden), router.new_empty(count, hidden, inner)
+    for expert in range(count):
+        own = f"{place}.experts.{expert}"
+        gate_ups[expert, :inner] = source.read(f"{own}.{gate}.weight", inner, hidden)
+        gate_ups[expert, inner:] = source.read(f"{own}.{up}.weight", inner, hidden)
+        downs[expert] = source.read(f"{own}.{down}.weight", hidden, inner)
+    return ExpertWeights(router, gate_ups, downs)

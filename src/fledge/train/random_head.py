@@ -6,12 +6,12 @@ With Muon and little data a copy of the target's last layer is a worse start tha
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary, Head, HeadConfig, HeadWeights
+from fledge.draft.head import metadata_for, weight_shapes
 from fledge.target import Target
 
 
@@ -25,16 +25,21 @@ def random_head(
 ) -> Head:
     """The shapes of `Head.from_target`; matrices normal with variance 1 / inputs, norms 1. The same every time.
 
-    `keep_output`: the final norm and the lm_head stay the target's.
+    `keep_output`: the final norm and the lm_head are the target's.
     """
-    like = Head.from_target(target, vocabulary, fc_norm=fc_norm, norm_output=norm_output)
+    config = HeadConfig.for_target(target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output)
     generator = torch.Generator().manual_seed(0)
+    source = target.weights
+    kept: dict[str, Tensor] = {}
+    if keep_output:
+        rows = source.lm_head[vocabulary.token_ids.to(source.lm_head.device)]
+        kept = {"norm": source.norm.float().cpu().clone(), "lm_head": rows.float().cpu()}
 
-    def fresh(tensor: Tensor) -> Tensor:
-        if tensor.dim() == 1:
-            return torch.ones_like(tensor)
-        return torch.empty_like(tensor).normal_(std=1 / math.sqrt(tensor.shape[1]), generator=generator)
+    def fresh(name: str, shape: tuple[int, ...]) -> Tensor:
+        if name == "fc_norms" or len(shape) == 1:
+            return torch.ones(shape)
+        return torch.empty(shape).normal_(std=1 / math.sqrt(shape[1]), generator=generator)
 
-    kept = {"fc_norms", "norm", "lm_head"} if keep_output else {"fc_norms"}
-    named = {name: fresh(t) for name, t in like.weights.trainable().items() if name not in kept}
-    return Head(like.config, replace(like.weights, **named), like.metadata)
+    shapes = weight_shapes(config)
+    weights = kept | {name: fresh(name, shape) for name, shape in shapes.items() if name not in kept}
+    return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), metadata_for(target))

@@ -1,0 +1,105 @@
+"""Mixtures of experts in plain torch: how a token is routed, and what its experts make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Routing = Literal["softmax", "renormalised", "sigmoid"]
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """A target's mixtures of experts.
+
+    Routing "softmax" weighs the chosen experts' outputs with their probabilities among all experts (Qwen3-MoE with
+    norm_topk_prob=false), "renormalised" among the chosen (Mixtral, arXiv 2401.04088), and "sigmoid" multiplies each
+    expert's input by the sigmoid of its score (Llama 4).
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int  # of one expert
+    routing: Routing
+    shared_size: int  # of the expert that every token passes; 0: there is none
+    layers: tuple[int, ...]  # those with experts; the others have a dense MLP
+    dense_size: int  # of those
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any], architecture: str) -> ExpertsConfig | None:
+        """What an HF configuration says of experts, None for a dense target."""
+        layers = int(raw["num_hidden_layers"])
+        moe: Sequence[int]
+        routing: Routing
+        if architecture == "MixtralForCausalLM":
+            moe, routing, size, shared, dense = range(layers), "renormalised", raw["intermediate_size"], 0, 0
+        elif architecture == "Qwen3MoeForCausalLM":
+            step, excepted = int(raw.get("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or []
+            moe = [layer for layer in range(step - 1, layers, step) if layer not in excepted]
+            routing = "renormalised" if raw.get("norm_topk_prob") else "softmax"
+            size, shared, dense = raw["moe_intermediate_size"], 0, raw["intermediate_size"]
+        elif architecture.startswith("Llama4"):
+            step = int(raw.get("interleave_moe_layer_step") or 1)
+            moe = raw.get("moe_layers") or range(step - 1, layers, step)
+            size = shared = raw["intermediate_size"]
+            routing, dense = "sigmoid", raw["intermediate_size_mlp"]
+        else:
+            return None
+        count = raw.get("num_local_experts") or raw["num_experts"]
+        return cls(int(count), int(raw["num_experts_per_tok"]), size, routing, shared, tuple(moe), dense)
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The routed experts of one layer. E experts, H hidden, I an expert's intermediate size."""
+
+    router: Tensor  # [E, H]
+    gate_up: Tensor  # [E, 2 * I, H], gate rows first
+    down: Tensor  # [E, H, I]
+
+
+def mix_experts(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
+    """Rows x [R, H] through the experts each of them chooses, summed, [R, H].
+
+    Rows are sorted by expert, so that each expert is one matrix product over its rows. In bf16 nothing waits for the
+    device, and the call can be captured in a CUDA graph; other dtypes ask once per layer how many rows each got.
+    """
+    scores = F.linear(x, w.router).float()  # [R, E]
+    if config.routing == "sigmoid":
+        values, chosen = scores.topk(config.per_token)
+        weights = values.sigmoid()
+    else:
+        weights, chosen = scores.softmax(dim=-1).topk(config.per_token)
+        if config.routing == "renormalised":
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+    weights = weights.to(x.dtype).flatten().unsqueeze(1)  # [R * K, 1]
+    order = chosen.flatten().argsort(stable=True)
+    sorted_experts = chosen.flatten()[order]
+    ends = torch.searchsorted(sorted_experts, torch.arange(config.count, device=x.device), right=True)
+    rows = x.index_select(0, order // config.per_token)  # [R * K, H]
+    if config.routing == "sigmoid":
+        rows = rows * weights[order]
+    gate, up = _each_expert(rows, w.gate_up, ends).chunk(2, dim=-1)
+    mixed = torch.empty_like(rows)
+    mixed[order] = _each_expert(F.silu(gate) * up, w.down, ends)
+    if config.routing != "sigmoid":
+        mixed = mixed * weights
+    return mixed.view(-1, config.per_token, x.shape[1]).sum(dim=1)
+
+
+def _each_expert(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Rows [N, in], sorted by expert, times that expert's matrix [E, out, in]; `ends` [E]: where its rows end."""
+    wide = all(size % 8 == 0 for size in weights.shape[1:])  # grouped_mm wants rows of whole 16 bytes
+    if rows.dtype == torch.bfloat16 and wide and hasattr(F, "grouped_mm"):  # torch 2.10 and later
+        return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends.int())
+    out, start = rows.new_empty(rows.shape[0], weights.shape[1]), 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            out[start:end] = F.linear(rows[start:end], weights[expert])
+        start = end
+    return out
