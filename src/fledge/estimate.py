@@ -178,7 +178,7 @@ class Calibration:
             torch.zeros(self._target.config.vocab_size), self._draft_vocab_size
         )
         learner = Learner(
-            random_head(self._target, vocabulary), self._target.weights, dtype, self._target.device
+            random_head(self._target, vocabulary), self._target.ends, dtype, self._target.device
         )
         batch = make_batch([self._random_sample() for _ in range(_SAMPLES)], dtype).to(self._target.device)
         weights = [1 / options.ttt_steps] * options.ttt_steps

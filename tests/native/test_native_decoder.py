@@ -56,7 +56,10 @@ def make_weights(config: DecoderConfig, seed: int = 0) -> DecoderWeights:
         for _ in range(config.num_layers)
     ]
     return DecoderWeights(
-        random(config.vocab_size, h, scale=1.0), layers, norm(h), random(config.vocab_size, h)
+        embedding=random(config.vocab_size, h, scale=1.0),
+        layers=layers,
+        norm=norm(h),
+        lm_head=random(config.vocab_size, h),
     )
 
 
@@ -115,12 +118,12 @@ def test_logits_features_and_hidden_agree_with_torch_in_float32(
     weights = make_weights(config)
     wide = DecoderWeights(
         weights.embedding.float(),
+        weights.norm.float(),
+        weights.lm_head.float(),
         [
             LayerWeights(*(None if t is None else t.float() for t in vars(layer).values()))
             for layer in weights.layers
         ],
-        weights.norm.float(),
-        weights.lm_head.float(),
     )  # type: ignore[arg-type]
     native, reference = NativeDecoder(config, weights), TorchDecoder(config, wide, page_size=16)
     tokens = tokens_of(length, config.vocab_size, seed=length)

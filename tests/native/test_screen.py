@@ -31,7 +31,7 @@ def decoder_of(lm_head: Tensor, rows: Tensor) -> NativeDecoder:
     embedding = torch.zeros(len(lm_head), lm_head.shape[1]).bfloat16()
     embedding[: len(rows)] = rows
     return NativeDecoder(
-        config, DecoderWeights(embedding, layers, torch.ones_like(weights.norm), lm_head.bfloat16())
+        config, DecoderWeights(embedding, torch.ones_like(weights.norm), lm_head.bfloat16(), layers)
     )
 
 

@@ -74,6 +74,15 @@ def undisturbed(target: Target, features: str, tmp_path_factory: pytest.TempPath
     return folder
 
 
+def test_training_reads_only_the_ends_of_the_target(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    fresh = Target.load(str(target.folder))
+    run(fresh, features, tmp_path)
+    assert not {"weights", "decoder"} & set(vars(fresh))
+    assert files(tmp_path / "head") == files(undisturbed / "head")
+
+
 def test_training_learns_and_leaves_a_head_and_metrics(target: Target, features: str, undisturbed: Path):
     rows = [json.loads(line) for line in (undisturbed / "train" / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["step"] == 0

@@ -57,7 +57,7 @@ class Probe:
     def score(self, head: Head, shift: int = 0) -> Score:
         """The head's score with the target's features, or those of layers `shift` further."""
         own = head.weights.embedding
-        embedding = (self._target.weights.embedding if own is None else own).float().cpu()
+        embedding = (self._target.ends.embedding if own is None else own).float().cpu()
         runner = TorchHeadRunner(head.config, head.weights, embedding, page_size=16)
         hits, rows, largest = 0, 0, 0.0
         for answer, features in zip(self._answers, self._layer_features(shift), strict=True):
@@ -103,7 +103,7 @@ class Probe:
         ).long()
         ids = head.vocabulary.token_ids[some]
         mine = F.normalize(head.weights.lm_head[some].float(), dim=-1)
-        theirs = F.normalize(self._target.weights.lm_head[ids].float().cpu(), dim=-1)
+        theirs = F.normalize(self._target.ends.lm_head[ids].float().cpu(), dim=-1)
         cosines = mine @ theirs.T  # [rows, rows]
         own, best = cosines.diagonal().median(), cosines.max(dim=1).values.median()
         misplaced = float((cosines.argmax(dim=1) != torch.arange(len(ids))).float().mean())

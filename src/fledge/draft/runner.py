@@ -183,7 +183,7 @@ def head_runner(
             f"draft_weights is {draft_weights!r}; choose one of {', '.join(get_args(DraftWeights))}"
         )
     head.check_target(target)
-    embedding = target.weights.embedding if head.weights.embedding is None else head.weights.embedding
+    embedding = target.ends.embedding if head.weights.embedding is None else head.weights.embedding
     reason = "the target decodes with torch"
     if backend == "native" or (backend == "auto" and target.decoder.backend == "native"):
         from fledge.draft.cpu import NativeHeadRunner, native_head_reason  # may compile its kernels

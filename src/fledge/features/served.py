@@ -99,7 +99,7 @@ class ServedExtractor:
         return states
 
     def _sample(self, c: Conversation, states: Tensor) -> FeatureSample:
-        config, weights = self._target.config, self._target.weights
+        config, weights = self._target.config, self._target.ends
         last = states[:, 3].float()
         normed = last * (last.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
         normed *= weights.norm.float().cpu()

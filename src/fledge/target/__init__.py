@@ -7,7 +7,7 @@ from fledge.target.decoder import TorchDecoder
 from fledge.target.resolve import DEFAULT_TARGET, ResolvedTarget, resolve_target
 from fledge.target.rope import apply_rope, rope_table, rope_tables
 from fledge.target.target import Target
-from fledge.target.weights import DecoderWeights, LayerWeights, load_weights
+from fledge.target.weights import DecoderWeights, EndWeights, LayerWeights, load_weights
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -16,6 +16,7 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "DecoderWeights",
+    "EndWeights",
     "ForwardBatch",
     "ForwardOutput",
     "LayerWeights",

@@ -18,7 +18,7 @@ from fledge.target.chat import ChatTemplate
 from fledge.target.config import DecoderConfig
 from fledge.target.decoder import TorchDecoder
 from fledge.target.resolve import DEFAULT_TARGET, ResolvedTarget, resolve_target
-from fledge.target.weights import DecoderWeights, load_weights
+from fledge.target.weights import DecoderWeights, EndWeights, load_ends, load_weights
 
 logger = logging.getLogger("fledge")
 
@@ -75,9 +75,14 @@ class Target:
         return cls(resolved, tokenizer, _DTYPES[dtype], _usable_device(device), backend)
 
     @cached_property
+    def ends(self) -> EndWeights:
+        """Embedding, final norm and lm_head; of a target of any size, training loads no more."""
+        return load_ends(self.folder, self.config, self.dtype, self.device)
+
+    @cached_property
     def weights(self) -> DecoderWeights:
         """The fused weights, shared by both decoders and by head initialisation."""
-        return load_weights(self.folder, self.config, self.dtype, self.device)
+        return load_weights(self.folder, self.config, self.dtype, self.device, self.ends)
 
     @cached_property
     def decoder(self) -> Decoder:

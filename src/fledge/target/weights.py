@@ -43,13 +43,19 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class DecoderWeights:
-    """All weights of a target. `lm_head` is `embedding` itself where they are tied."""
+class EndWeights:
+    """A target's two ends: all that training a head takes of it. `lm_head` is `embedding` where they are tied."""
 
     embedding: Tensor  # [V, H]
-    layers: list[LayerWeights]
     norm: Tensor  # [H]
     lm_head: Tensor  # [V, H]
+
+
+@dataclass(frozen=True)
+class DecoderWeights(EndWeights):
+    """All weights of a target."""
+
+    layers: list[LayerWeights]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -63,19 +69,32 @@ def weight_files(folder: Path) -> list[Path]:
     return files if all(file.exists() for file in files) else []
 
 
-def load_weights(
+def load_ends(
     folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> DecoderWeights:
-    """Read and fuse the weights of an HF folder, cast to `dtype`."""
+) -> EndWeights:
+    """Read embedding, final norm and lm_head of an HF folder, cast to `dtype`, and nothing between them."""
     source = _TensorSource(folder, dtype, torch.device(device))
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.read("model.embed_tokens.weight", vocab, hidden)
-    return DecoderWeights(
+    return EndWeights(
         embedding=embedding,
-        layers=[_read_layer(source, config, index) for index in range(config.num_layers)],
         norm=source.read("model.norm.weight", hidden),
         lm_head=embedding if config.tie_word_embeddings else source.read("lm_head.weight", vocab, hidden),
     )
+
+
+def load_weights(
+    folder: Path,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    ends: EndWeights | None = None,
+) -> DecoderWeights:
+    """Read and fuse the weights of an HF folder, cast to `dtype`; `ends`: those that are read already."""
+    ends = ends or load_ends(folder, config, dtype, device)
+    source = _TensorSource(folder, dtype, torch.device(device))
+    layers = [_read_layer(source, config, index) for index in range(config.num_layers)]
+    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
 
 
 class _TensorSource:

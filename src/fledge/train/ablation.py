@@ -118,7 +118,7 @@ def run_row(
         raise DataError(
             f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
         )
-    learner = Learner(Head.load(head_url), target.weights, compute_dtype(target), target.device)
+    learner = Learner(Head.load(head_url), target.ends, compute_dtype(target), target.device)
     found = measure(learner, store, batches, judged.depth, progress)
     acceptance = Acceptance.of((r for r, _ in found), judged.depth)
     counts = round_counts([info for batch in batches for info in batch], found)

@@ -60,7 +60,7 @@ def compare_heads(
     counts = []
     for head in heads:
         head.check_target(target)
-        learner = Learner(head, target.weights, compute_dtype(target), target.device)
+        learner = Learner(head, target.ends, compute_dtype(target), target.device)
         counts.append(round_counts(infos, measure(learner, store, batches, options.depth, progress)))
     both = torch.stack(counts)  # [2, conversations, 2]
     categories = sorted({info.category for info in infos})

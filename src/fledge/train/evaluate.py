@@ -54,7 +54,7 @@ def evaluate(
     """Measure a head and write evaluation.json (not if `output_url` is None)."""
     head.check_target(target)
     store = FeatureStore(features_url)
-    learner = Learner(head, target.weights, compute_dtype(target), target.device)
+    learner = Learner(head, target.ends, compute_dtype(target), target.device)
     batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
     if not batches:
         raise DataError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft import Head, HeadWeights
-from fledge.target.weights import DecoderWeights
+from fledge.target import EndWeights
 from fledge.train.batches import TrainBatch
 from fledge.train.elementwise import LossMix
 from fledge.train.loss import step_loss, teacher_probabilities
@@ -39,7 +39,7 @@ class Learner:
     def __init__(
         self,
         head: Head,
-        target: DecoderWeights,
+        target: EndWeights,
         dtype: torch.dtype,
         device: torch.device,
         mix: LossMix = LossMix(),  # noqa: B008 - immutable

@@ -29,7 +29,7 @@ def random_head(
     """
     config = HeadConfig.for_target(target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output)
     generator = torch.Generator().manual_seed(0)
-    source = target.weights
+    source = target.ends
     kept: dict[str, Tensor] = {}
     if keep_output:
         rows = source.lm_head[vocabulary.token_ids.to(source.lm_head.device)]
