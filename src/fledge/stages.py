@@ -31,7 +31,9 @@ from fledge.data import (
 from fledge.data.ray_respond import TargetSpec, respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
+from fledge.errors import RecipeError
 from fledge.features import OnlineFeatures, extract_features, features_fingerprint
+from fledge.features.hooks import extract_spread
 from fledge.features.ray_extract import extract_features_on_ray
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.storage import Fingerprint, Manifest, make_fingerprint
@@ -89,7 +91,15 @@ def _target_spec(run: Run) -> TargetSpec:
 
 def _features(run: Run, progress: Progress) -> Outcome:
     places = run.url("conversations"), run.recipe.features, run.url("features")
-    if run.ray is not None:
+    spread = run.recipe.features.device_map
+    if spread and run.ray is not None:
+        raise RecipeError(
+            f"features.device_map={spread} spreads one target over this machine's devices, --ray gives every actor one "
+            "of its own: leave one of them out"
+        )
+    if spread:
+        made = extract_spread(run.target, *places, progress)
+    elif run.ray is not None:
         made = extract_features_on_ray(run.target, _target_spec(run), *places, run.ray, progress)
     else:
         made = extract_features(run.target, *places, progress)

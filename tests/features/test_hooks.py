@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from pydantic import ValidationError
 from torch import nn
 
-from fledge.errors import DataError, TargetError
-from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, HookExtractor, extract_with_hooks
-from fledge.features.hooks import text_tower
+from fledge.errors import DataError, FingerprintError, TargetError
+from fledge.features import (
+    FeatureExtractor,
+    FeatureOptions,
+    FeatureStore,
+    HookExtractor,
+    extract_with_hooks,
+    features_fingerprint,
+)
+from fledge.features.hooks import extract_spread, text_tower
 from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
 
@@ -149,3 +157,23 @@ def test_what_does_not_work_is_explained(tmp_path: Path):
     too_long[0].token_ids.extend([1] * 128)
     with pytest.raises(DataError, match="takes 1 to 128"):
         HookExtractor(tiny("mixtral")).extract(too_long)
+
+
+def test_a_target_spread_over_devices_fills_the_run_s_store(tiny_target_folder: Path, tmp_path: Path):
+    target = load_tiny_target(tiny_target_folder)
+    url, folder = (
+        write_conversations(tmp_path / "conversations", make_conversations(9)),
+        tmp_path / "features",
+    )
+    options = FeatureOptions(device_map="auto")
+    made = extract_spread(target, url, options, str(folder))
+    assert made.conversations == 9
+    assert not {"weights", "decoder"} & set(vars(target))  # the target itself isn't loaded beside it
+    features_fingerprint(target, url, options).claim(str(folder))
+    with pytest.raises(FingerprintError, match="by"):
+        features_fingerprint(target, url, FeatureOptions()).claim(str(folder))
+
+
+def test_a_spread_target_feeds_no_training():
+    with pytest.raises(ValidationError, match="device_map needs feed=offline"):
+        FeatureOptions(device_map="auto", feed="online")

@@ -119,6 +119,12 @@ def check_finite(features: Tensor, hidden: Tensor) -> None:
         )
 
 
+def fingerprinted(options: FeatureOptions) -> dict[str, object]:
+    """What of the options a store depends on."""
+    by = {"by": "transformers"} if options.device_map else {}
+    return options.model_dump(mode="json", exclude={"batch_tokens", "price_per_gb", "device_map"}) | by
+
+
 def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
     """What the store depends on; how many rows go through the target at once is not part of it."""
     return make_fingerprint(
@@ -126,7 +132,7 @@ def features_fingerprint(target: Target, conversations_url: str, options: Featur
             "stage": "features",
             "format": FORMAT,
             "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash},
-            "features": options.model_dump(mode="json", exclude={"batch_tokens", "price_per_gb"}),
+            "features": fingerprinted(options),
             "conversations": conversations_digest(conversations_url),
         }
     )

@@ -21,10 +21,18 @@ from torch import Tensor, nn
 from fledge.data import Conversation, Progress
 from fledge.data.options import silent
 from fledge.errors import DataError, TargetError
-from fledge.features.extract import FeatureSummary, check_finite, conversations_digest, fill_store
+from fledge.features.extract import (
+    FeatureSummary,
+    check_finite,
+    conversations_digest,
+    features_fingerprint,
+    fill_store,
+    fingerprinted,
+)
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
 from fledge.storage import make_fingerprint
+from fledge.target import Target
 from fledge.target.config import default_feature_layers
 
 FORMAT = 1
@@ -53,7 +61,12 @@ class HookExtractor:
 
     @classmethod
     def load(
-        cls, spec: str, *, dtype: str = "bfloat16", device_map: str | dict[str, Any] = "cpu"
+        cls,
+        spec: str,
+        *,
+        dtype: str = "bfloat16",
+        device_map: str | dict[str, Any] = "cpu",
+        batch_tokens: int = 4096,
     ) -> HookExtractor:
         """A local folder or hub id; `device_map` as in transformers ("auto" spreads a large one over all devices)."""
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -67,7 +80,7 @@ class HookExtractor:
             raise TargetError(
                 f"transformers can't load {spec}: {error}; check the name or the folder"
             ) from error
-        return cls(model)
+        return cls(model, batch_tokens)
 
     @torch.no_grad()
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
@@ -172,10 +185,28 @@ def extract_with_hooks(
             "stage": "features",
             "format": FORMAT,
             "target": {"revision": revision, "by": "hooks"},
-            "features": options.model_dump(mode="json", exclude={"batch_tokens", "price_per_gb"}),
+            "features": fingerprinted(options),
             "conversations": conversations_digest(conversations_url),
         }
     ).claim(output_url)
+    return fill_store(extractor, conversations_url, options, output_url, progress)
+
+
+def extract_spread(
+    target: Target,
+    conversations_url: str,
+    options: FeatureOptions,
+    output_url: str,
+    progress: Progress = silent,
+) -> FeatureSummary:
+    """`extract_features` with the target run by transformers, over devices as `options.device_map` says."""
+    features_fingerprint(target, conversations_url, options).claim(output_url)
+    extractor = HookExtractor.load(
+        str(target.folder),
+        dtype=str(target.dtype).removeprefix("torch."),
+        device_map=options.device_map or "cpu",
+        batch_tokens=options.batch_tokens,
+    )
     return fill_store(extractor, conversations_url, options, output_url, progress)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fledge.features.codec import Codec
 
@@ -26,6 +26,19 @@ class FeatureOptions(BaseModel):
         "bf16", description="how hidden states are kept: bf16, or fp8 with a scale per row at half the bytes"
     )
     shard_mib: int = Field(256, ge=1, description="size of a shard in MiB: what a kill can lose")
+    device_map: str | None = Field(
+        None,
+        description="extract with transformers' own model instead of fledge's decoder, spread over devices as its "
+        "device_map says (`auto`, `balanced`, ...): for a target that is larger than one device",
+    )
     price_per_gb: float = Field(
         0.02, ge=0.0, description="what a GB (10^9 bytes) in the store's place costs per month, for estimates"
     )
+
+    @model_validator(mode="after")
+    def _decoder_feeds_training(self) -> FeatureOptions:
+        if self.device_map and self.feed != "offline":
+            raise ValueError(
+                f"feed={self.feed} runs fledge's own decoder while training; device_map needs feed=offline"
+            )
+        return self
