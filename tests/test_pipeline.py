@@ -145,6 +145,9 @@ def test_the_estimate_knows_what_is_stored_and_drawn(finished_run: Path, recipe:
     assert online["features"].bytes == pytest.approx(whole["features"].bytes * recipe.respond.heldout)
     assert online["train"].tokens == whole["train"].tokens
     assert few["train"].tokens < whole["train"].tokens / 10
+    assert whole["features"].seconds is not None
+    # Timing it would load a target that may not fit.
+    assert expected(features={"device_map": "auto"})["features"].seconds is None
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])

@@ -48,7 +48,7 @@ class Expected(NamedTuple):
     stage: str
     tokens: float
     bytes: float
-    seconds: float
+    seconds: float | None  # None: not known, the work isn't done by this target here
 
 
 def print_estimate(run: Run, pending: Collection[str]) -> None:
@@ -56,7 +56,7 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     rows = estimate(run, pending)
     if not rows:
         return
-    size, seconds = sum(row.bytes for row in rows), sum(row.seconds for row in rows)
+    size, seconds = sum(row.bytes for row in rows), sum(row.seconds or 0.0 for row in rows)
     cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
     print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
     path = local_path(run.folder)
@@ -95,16 +95,16 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
         "train": (trained, speeds.head_size * _CHECKPOINT_BYTES),
         "evaluate": (judged, 0.0),
     }
-    seconds: dict[str, Callable[[], float]] = {
+    seconds: dict[str, Callable[[], float | None]] = {
         "prompts": lambda: (
             (written / speeds.sampled + attempts * _TEMPLATE_TOKENS / speeds.prefill)
             if recipe.prompts.writes
             else 0.0
         ),
         "respond": lambda: (
-            (answers / speeds.greedy + asked / speeds.prefill) if recipe.respond.server is None else 0.0
+            (answers / speeds.greedy + asked / speeds.prefill) if recipe.respond.server is None else None
         ),
-        "features": lambda: extracted / speeds.prefill,
+        "features": lambda: None if recipe.features.device_map else extracted / speeds.prefill,
         "train": lambda: min(
             (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train
             + (online / speeds.prefill if online else 0.0),
@@ -241,4 +241,5 @@ def _timed(work: Callable[[], object]) -> float:
 
 def _cells(row: Expected) -> list[str]:
     tokens = f"{row.tokens:,.0f}" if row.tokens else ""
-    return [row.stage, tokens, human_bytes(row.bytes) if row.bytes else "", clock(row.seconds)]
+    time = "" if row.seconds is None else clock(row.seconds)
+    return [row.stage, tokens, human_bytes(row.bytes) if row.bytes else "", time]
