@@ -78,6 +78,18 @@ def test_damaged_lines_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert [r.turns[0] for r in found if isinstance(r, Record)] == [row["prompt"] for row in ROWS]
 
 
+def test_half_an_emoji_costs_its_row(tmp_path: Path) -> None:
+    lines = [
+        r'{"prompt": "cut \ud83d here"}',
+        r'{"prompt": "a", "category": "\udc00"}',
+        r'{"prompt": "whole \ud83d\ude00"}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    found = list(source(tmp_path / "a.jsonl").records())
+    assert found[:2] == [Unusable(0, "encoding"), Unusable(1, "encoding")]
+    assert found[2] == Record(2, ("whole 😀",), None, "general")
+
+
 def test_a_line_too_long_is_read_past_without_being_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import IO, Any
@@ -28,6 +29,7 @@ _CHUNK = 2**20
 _PARQUET_ROWS = 64
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".log")
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 class FileRows:
@@ -197,7 +199,7 @@ def _csv_rows(file: IO[bytes], separator: str, path: str) -> Iterator[Any]:
             continue
         if not cells:
             continue
-        if any(not cell.isascii() and _has_surrogate(cell) for cell in cells):
+        if any(map(has_surrogate, cells)):
             yield BadRow("encoding")
         elif len(cells) != len(header):
             yield BadRow("columns")
@@ -214,8 +216,9 @@ def _csv_text(file: IO[bytes]) -> Iterator[str]:
         first = False
 
 
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+def has_surrogate(text: str) -> bool:
+    """Whether the text holds half a character, as JSON can (`"\\ud83d"`) and UTF-8 can't."""
+    return _HALVES.search(text) is not None
 
 
 def _json_cell(cell: str) -> Any:

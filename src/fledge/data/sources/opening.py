@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from fledge.data.sources.base import BadRow, Record, RowSource, Source, Unusable
-from fledge.data.sources.files import FileRows
+from fledge.data.sources.files import FileRows, has_surrogate
 from fledge.data.sources.hub import HubRows
 from fledge.data.sources.options import SourceOptions
 from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
@@ -60,7 +60,11 @@ class ShapedSource(Source):
                 yield Unusable(number, found)
                 continue
             category = options.category or found.category or DEFAULT_CATEGORY
-            yield Record(number, found.turns, found.system if options.system else None, category)
+            system = found.system if options.system else None
+            if any(map(has_surrogate, (*found.turns, system or "", category))):
+                yield Unusable(number, "encoding")  # half an emoji: it can't be written as UTF-8
+                continue
+            yield Record(number, found.turns, system, category)
 
     def digest(self) -> str:
         """Over the rows and how they are read."""
