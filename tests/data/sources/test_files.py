@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,12 @@ from fledge.errors import DataError
 ROWS = [
     {"prompt": f"question {number}?", "category": "code" if number % 2 else "chat"} for number in range(10)
 ]
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+}
 
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]] = ROWS) -> Path:
@@ -27,8 +36,8 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]] = ROWS) -> Path:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if name.endswith(".jsonl"):
         path.write_text(lines)
-    elif name.endswith(".gz"):
-        path.write_bytes(gzip.compress(lines.encode()))
+    elif path.suffix in PACKED:
+        path.write_bytes(PACKED[path.suffix](lines.encode()))
     elif name.endswith(".json"):
         path.write_text(json.dumps(rows, indent=1))
     elif name.endswith(".csv"):
@@ -42,7 +51,9 @@ def source(path: object, **options: Any) -> Any:
     return open_source(SourceOptions(path=str(path), licence="own", **options))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.json", "a.csv", "a.parquet", *(f"a.jsonl{packed}" for packed in PACKED)]
+)
 def test_every_format_gives_the_same_records_from_any_row_on(tmp_path: Path, name: str) -> None:
     opened = source(write(tmp_path, name))
     records = list(opened.records())

@@ -85,6 +85,9 @@ class FileRows:
                 yield from _lines(file, parse=True)
 
     def _open(self, path: str) -> IO[bytes]:
+        if path.lower().endswith(".zst"):  # fsspec needs another package for it, which isn't ours
+            unpacked: IO[bytes] = pa.CompressedInputStream(self._filesystem.open(path, "rb"), "zstd")
+            return unpacked
         stream: IO[bytes] = self._filesystem.open(path, "rb", compression="infer")
         return stream
 
