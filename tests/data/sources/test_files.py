@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,12 @@ def test_cells_with_json_hold_conversations(tmp_path: Path) -> None:
     [
         ("a.jsonl", "".encode("utf-16") + "x".encode("utf-16"), "UTF-16; save it as UTF-8"),
         ("a.xlsx", b"PK", "can't tell the format"),
-        ("a.parquet", b"not parquet at all", "not a Parquet file"),
+        ("a.parquet", b"not parquet at all", r"a\.parquet can't be read .*; mend or replace it"),
+        ("a.jsonl.gz", b"not packed at all", r"a\.jsonl\.gz can't be read"),
+        *(
+            (f"a.jsonl{suffix}", pack(random.Random(0).randbytes(9000))[:4000], rf"a\.jsonl\{suffix} can't be read")
+            for suffix, pack in PACKED.items()
+        ),
         ("a.csv", b"", "no header"),
         ("a.jsonl", b"", "none of the first 0 rows can be read"),
         ("a.jsonl", b"{bad\n{worse\n", r"none of the first 2 rows can be read \(not_json\)"),

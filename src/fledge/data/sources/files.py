@@ -9,8 +9,11 @@ import csv
 import hashlib
 import json
 import logging
+import lzma
 import re
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import IO, Any
 
@@ -42,33 +45,35 @@ class FileRows:
     def rows(self, skip: int = 0) -> Iterator[Any]:
         """Rows without the first `skip`."""
         for path in self._paths:
-            kind = _kind(path)
-            if kind == "parquet":
-                with self._filesystem.open(path, "rb") as file:
-                    parquet = _parquet(file, path)
-                    count = parquet.metadata.num_rows
-                    if skip < count:
-                        yield from islice(_parquet_rows(parquet), skip, None)
-                    skip = max(0, skip - count)
-                continue
-            for row in self._text_rows(path, kind):
-                if skip:
-                    skip -= 1
-                else:
-                    yield row
+            with _read(path):
+                if _kind(path) == "parquet":
+                    with self._filesystem.open(path, "rb") as file:
+                        parquet = pq.ParquetFile(file)
+                        count = parquet.metadata.num_rows
+                        if skip < count:
+                            yield from islice(_parquet_rows(parquet), skip, None)
+                        skip = max(0, skip - count)
+                    continue
+                for row in self._text_rows(path):
+                    if skip:
+                        skip -= 1
+                    else:
+                        yield row
 
     def digest(self) -> str:
         """Over each file's name, length, beginning and end."""
         digest = hashlib.sha256()
         for path in self._paths:
-            size = self._filesystem.size(path) or 0
-            name = path.rsplit("/", 1)[-1]
-            digest.update(f"{name}\0{size}\0".encode())
-            digest.update(self._filesystem.read_block(path, 0, _CHUNK))
-            digest.update(self._filesystem.read_block(path, max(0, size - _CHUNK), _CHUNK))
+            with _read(path):
+                size = self._filesystem.size(path) or 0
+                name = path.rsplit("/", 1)[-1]
+                digest.update(f"{name}\0{size}\0".encode())
+                digest.update(self._filesystem.read_block(path, 0, _CHUNK))
+                digest.update(self._filesystem.read_block(path, max(0, size - _CHUNK), _CHUNK))
         return digest.hexdigest()
 
-    def _text_rows(self, path: str, kind: str) -> Iterator[Any]:
+    def _text_rows(self, path: str) -> Iterator[Any]:
+        kind = _kind(path)
         with self._open(path) as file:
             start = file.read(4096)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -114,6 +119,17 @@ def _find(path: str) -> tuple[Any, list[str]]:
     for file in found:
         _kind(file)
     return filesystem, sorted(found)
+
+
+@contextmanager
+def _read(path: str) -> Iterator[None]:
+    """Turn what file systems and formats raise into an error that names the file."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid) as error:
+        raise DataError(
+            f"{path} can't be read ({error}); mend or replace it, or leave it out of the source"
+        ) from error
 
 
 def _hidden(path: str, folder: str) -> bool:
@@ -232,13 +248,6 @@ def _json_cell(cell: str) -> Any:
         return json.loads(cell)
     except (ValueError, RecursionError):
         return cell
-
-
-def _parquet(file: IO[bytes], path: str) -> Any:
-    try:
-        return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} is not a Parquet file ({error}); replace it") from error
 
 
 def _parquet_rows(parquet: Any) -> Iterator[Any]:
