@@ -29,6 +29,7 @@ _REFUSAL = re.compile(
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])\w)+"
 )
+_WHITE = str.maketrans("", "", "\n\r\t")
 _LONGEST_WORD = 45  # letters; longer ones are noise, hashes or glued text
 _LETTERS = 0.5  # least share of letters, digits and spaces
 _SCRIPTS = 2  # more scripts than this besides Latin in one prompt are noise
@@ -125,11 +126,11 @@ def is_loop(found: Sequence[str]) -> bool:
 
 
 def _is_plain_ascii(text: str) -> bool:
-    return text.isascii() and text.replace("\n", "").replace("\t", "").isprintable()
+    return text.isascii() and text.translate(_WHITE).isprintable()
 
 
 def _is_unprintable(character: str) -> bool:
-    if character in "\n\t":
+    if character in "\n\r\t":
         return False
     return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cn", "Co", "Cs")
 
