@@ -15,6 +15,7 @@ GOOD = [
     "为什么天空是蓝色的？请用简单的语言解释一下。",
     "Is the list [1, 1, 1, 1, 1, 1, 1] sorted, and why or why not?",
     "Почему небо голубое, а закат красный?",
+    "Prove for all α ∈ ℝ, k ∈ ℕ and ℓ > 0 that |xⁿ| ≤ 𝑦 · eᵏ, with Ω as the set.",
     "Which of these is a fruit?\r\n- apple\r\n- stone, für Windows",
 ]
 

@@ -139,5 +139,6 @@ def _script(character: str) -> str | None:
     """A letter's script, by the first word of its Unicode name; Latin for speed's sake known at once."""
     if character < "\x80" or not character.isalpha():
         return None
-    first = unicodedata.name(character, "UNKNOWN").split(" ", 1)[0]
+    plain = unicodedata.normalize("NFKC", character)[0]  # ℝ and ⁿ are Latin letters, not scripts of their own
+    first = unicodedata.name(plain, "UNKNOWN").split(" ", 1)[0]
     return _SCRIPT_OF.get(first, first)
