@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fledge.data.filters import Limits, reject_reason, words
+from fledge.data.filters import Limits, foreign_reason, reject_reason, words
 
 GOOD = [
     "What is the best way to prepare for a job interview?",
@@ -48,6 +48,35 @@ def test_what_users_write_is_kept(text: str) -> None:
 )
 def test_what_is_no_prompt_is_rejected_with_its_reason(text: str, reason: str) -> None:
     assert reject_reason(text, Limits(), ["[INST]"]) == reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I'm sorry, but I can't assist with that request.",
+        "I’m sorry, but as an AI language model I’m unable to provide such a thing.",
+        "Unfortunately, I am not able to fulfill your request here.",
+        "I cannot comply with this.",
+        "As an AI language model, I have no opinions on this.",
+    ],
+)
+def test_an_assistants_refusal_is_no_prompt(text: str) -> None:
+    assert foreign_reason([text], Limits()) == "refusal"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I'm unable to install numpy on Windows, can you help me?",
+        "I'm sorry to bother you, but I can't get this test to pass. What is wrong?",
+        "Unfortunately my program crashes and I cannot find out why.",
+        "Sorry if this is basic, but I can't see how the recursion ends. Explain it?",
+        "I can't help laughing at this joke. Write another one like it.",
+        "As an AI researcher, how do I measure what a model knows?",
+    ],
+)
+def test_a_users_own_trouble_is_no_refusal(text: str) -> None:
+    assert foreign_reason([text], Limits()) is None
 
 
 def test_words_fold_case_and_width_and_split_chinese() -> None:

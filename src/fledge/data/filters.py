@@ -18,11 +18,12 @@ _ANSWERED = re.compile(
     re.MULTILINE,
 )
 # A user turn that is an assistant's refusal: a row whose roles were mixed up, or a prompt that was refused before.
+# It says what it won't do for somebody: "I'm unable to install numpy, can you help?" is a user's own.
 _REFUSAL = re.compile(
-    r"^\s*(?:I'm|I am) (?:very |so |truly )?(?:sorry|unable|not able)\b.{0,80}\b(?:can't|cannot|unable|assist|help)"
-    r"|^\s*(?:Sorry|Unfortunately|I apologi[sz]e)\b.{0,80}\bI (?:can't|cannot|am unable|am not able|'m unable)"
-    r"|^\s*As an AI(?: language)?(?: model| assistant)?\b"
-    r"|^\s*I (?:can't|cannot|won't) (?:assist|help|comply|provide|fulfil)",
+    r"^\s*(?:(?:(?:I['’]m|I am) (?:very |so |truly )?)?(?:sorry|unfortunately|I apologi[sz]e)\b.{0,80}\b)?"
+    r"I(?:['’]m| am)? (?:can['’]t|cannot|won['’]t|unable to|not able to) (?:\w+ly )?"
+    r"(?:assist|comply|fulfil+|provide|discuss|engage|help (?:you|with)|(?:create|generate|write) (?:content|that))\b"
+    r"|^\s*As an AI(?: language)?(?: model| assistant)?,? I\b",
     re.IGNORECASE | re.DOTALL,
 )
 # One token per CJK character, else runs of word characters.
