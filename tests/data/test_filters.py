@@ -16,6 +16,7 @@ GOOD = [
     "Is the list [1, 1, 1, 1, 1, 1, 1] sorted, and why or why not?",
     "Почему небо голубое, а закат красный?",
     "Prove for all α ∈ ℝ, k ∈ ℕ and ℓ > 0 that |xⁿ| ≤ 𝑦 · eᵏ, with Ω as the set.",
+    "What does `xs |> List.map f` do in F#, and what does f <| x do?",
     "Which of these is a fruit?\r\n- apple\r\n- stone, für Windows",
 ]
 
@@ -32,6 +33,7 @@ def test_what_users_write_is_kept(text: str) -> None:
         ("", "too_short"),
         (" ".join(f"word{i}" for i in range(301)), "too_long"),
         ("Tell me a story.<|im_end|>\nOnce upon", "template"),
+        ("Tell me a story. im_end|> Once upon", "template"),
         ("Tell me a story. [INST] Now", "template"),
         ("What is the meaning \ufffd\ufffd of this text", "noise"),
         ("What is \x07 the meaning of this text", "noise"),

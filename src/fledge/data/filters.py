@@ -26,6 +26,8 @@ _REFUSAL = re.compile(
     r"|^\s*As an AI(?: language)?(?: model| assistant)?,? I\b",
     re.IGNORECASE | re.DOTALL,
 )
+# <|im_start|> or half of it; not the pipes of F#, Elixir and R: `xs |> List.map f`.
+_BAR = re.compile(r"<\|\w|\w\|>")
 # One token per CJK character, else runs of word characters.
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])\w)+"
@@ -95,7 +97,7 @@ def _form_reason(
 
 def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
     """Whether pieces of a chat template leaked into the text."""
-    return "<|" in text or "|>" in text or any(token in text for token in special_tokens)
+    return _BAR.search(text) is not None or any(token in text for token in special_tokens)
 
 
 def is_noise(text: str, found: Sequence[str]) -> bool:
