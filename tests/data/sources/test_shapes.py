@@ -51,6 +51,8 @@ def test_single_turn_shapes() -> None:
     alpaca = {"instruction": "Add.", "input": "1 2", "output": "FOREIGN"}
     assert user_turns(alpaca, "alpaca") == (("Add.\n\n1 2",), None, None)
     assert user_turns({**alpaca, "input": ""}, "alpaca") == (("Add.",), None, None)
+    dolly = {"instruction": "Who ran it?", "context": "It was run by X.", "response": "FOREIGN"}
+    assert user_turns(dolly, "alpaca") == (("Who ran it?\n\nIt was run by X.",), None, None)
     assert user_turns({"turns": ["a", "b"], "category": "code"}, "turns") == (("a", "b"), None, "code")
     assert user_turns({"prompt": " Hi ", "response": "FOREIGN"}, "prompt") == (("Hi",), None, None)
     assert user_turns("Hi", "prompt") == (("Hi",), None, None)

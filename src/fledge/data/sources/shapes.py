@@ -2,7 +2,7 @@
 
 sharegpt   {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}
 messages   {"messages": [{"role": "user", "content": ...}, ...]}            OpenAI; content may be a list of parts
-alpaca     {"instruction": ..., "input": ..., "output": ...}
+alpaca     {"instruction": ..., "input" or "context": ..., "output": ...}
 turns      {"turns": ["first", "second"]}
 prompt     {"prompt": ...} or {"text": ...} or {"question": ...}, or a bare text
 request    {"body": {"messages": [...]}} and the like: one logged request a row
@@ -42,17 +42,16 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
     """The user's turns of a row, or the reason why there are none: `shape`, `no_user_turn` or `no_text`."""
     if shape == "request":
         return _from_request(row, field)
-    category = _category(row)
+    category = _first(row, _CATEGORIES)
     if shape in ("sharegpt", "messages"):
         name = field or next((n for n in _LISTS if isinstance(row, Mapping) and n in row), "")
         messages = _get(row, name) if name else row
         return _from_messages(messages, category)
     if shape == "alpaca":
-        instruction, more = _get(row, field or "instruction"), _get(row, "input")
+        instruction, more = _get(row, field or "instruction"), _first(row, ("input", "context"))
         if not isinstance(instruction, str):
             return "shape"
-        texts = [instruction, more] if isinstance(more, str) and more.strip() else [instruction]
-        return _kept(["\n\n".join(texts)], None, category)
+        return _kept(["\n\n".join([instruction, more] if more else [instruction])], None, category)
     if shape == "turns":
         turns = row if _is_list(row) else _get(row, field or "turns")
         return _kept(turns, None, category) if _is_list(turns) else "shape"
@@ -106,7 +105,7 @@ def _from_messages(messages: Any, category: str | None) -> UserTurns | str:
 
 
 def _from_request(row: Any, field: str) -> UserTurns | str:
-    body, category = row, _category(row)
+    body, category = row, _first(row, _CATEGORIES)
     for name in (field, *_BODIES) if field else _BODIES:
         inner = _get(body, name)
         if isinstance(inner, str):
@@ -155,8 +154,9 @@ def _text(content: Any) -> str | None:
     return "\n".join(parts)
 
 
-def _category(row: Any) -> str | None:
-    for name in _CATEGORIES:
+def _first(row: Any, names: Sequence[str]) -> str | None:
+    """The first of these columns that holds some text."""
+    for name in names:
         value = _get(row, name)
         if isinstance(value, str) and value.strip():
             return value.strip()
