@@ -15,6 +15,8 @@ ROWS: dict[str, list[Any]] = {
                            {"from": "gpt", "value": "FOREIGN"}, {"from": "human", "value": "two"}]},
         {"conversations": [{"from": "gpt", "value": "FOREIGN"}, {"from": "human", "value": "one"},
                            {"from": "user", "value": "two"}, {"from": "system", "value": "S"}]},
+        {"system": "S", "conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "FOREIGN"},
+                                          {"from": "human", "value": "two"}]},
     ],
     "messages": [
         {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
@@ -34,6 +36,8 @@ ROWS: dict[str, list[Any]] = {
                                              {"role": "user", "content": "two"}]}), "response": "FOREIGN"},
         {"body": {"input": [{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
                             {"role": "user", "content": [{"type": "input_text", "text": "two"}]}]}},
+        {"body": {"instructions": "S", "input": [{"role": "user", "content": "one"},
+                                                 {"role": "user", "content": "two"}]}},
     ],
 }  # fmt: skip
 
@@ -55,6 +59,9 @@ def test_single_turn_shapes() -> None:
     assert user_turns(dolly, "alpaca") == (("Who ran it?\n\nIt was run by X.",), None, None)
     assert user_turns({"turns": ["a", "b"], "category": "code"}, "turns") == (("a", "b"), None, "code")
     assert user_turns({"prompt": " Hi ", "response": "FOREIGN"}, "prompt") == (("Hi",), None, None)
+    orca = {"system_prompt": "S", "question": "Hi", "response": "FOREIGN"}
+    assert user_turns(orca, "prompt") == (("Hi",), "S", None)
+    assert user_turns({**alpaca, "system": "S"}, "alpaca") == (("Add.\n\n1 2",), "S", None)
     assert user_turns("Hi", "prompt") == (("Hi",), None, None)
     assert user_turns({"body": {"prompt": "Hi"}}, "request") == (("Hi",), None, None)
 

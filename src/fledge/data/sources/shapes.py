@@ -6,6 +6,8 @@ alpaca     {"instruction": ..., "input" or "context": ..., "output": ...}
 turns      {"turns": ["first", "second"]}
 prompt     {"prompt": ...} or {"text": ...} or {"question": ...}, or a bare text
 request    {"body": {"messages": [...]}} and the like: one logged request a row
+
+A system prompt is a message of its own, or lies beside the turns: {"system": ...}.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ _LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog")
 _TEXTS = ("prompt", "text", "question", "query", "input")
 _BODIES = ("body", "request", "request_body", "requestBody", "payload", "params", "data")
 _CATEGORIES = ("category", "workload", "task")
+_SYSTEM_COLUMNS = ("system", "system_prompt")
 _USERS, _SYSTEMS = ("user", "human", "prompter"), ("system", "developer")
 
 SHAPES = ("sharegpt", "messages", "alpaca", "turns", "prompt", "request")
@@ -42,24 +45,24 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
     """The user's turns of a row, or the reason why there are none: `shape`, `no_user_turn` or `no_text`."""
     if shape == "request":
         return _from_request(row, field)
-    category = _first(row, _CATEGORIES)
+    category, system = _first(row, _CATEGORIES), _first(row, _SYSTEM_COLUMNS)
     if shape in ("sharegpt", "messages"):
         name = field or next((n for n in _LISTS if isinstance(row, Mapping) and n in row), "")
         messages = _get(row, name) if name else row
-        return _from_messages(messages, category)
+        return _from_messages(messages, system, category)
     if shape == "alpaca":
         instruction, more = _get(row, field or "instruction"), _first(row, ("input", "context"))
         if not isinstance(instruction, str):
             return "shape"
-        return _kept(["\n\n".join([instruction, more] if more else [instruction])], None, category)
+        return _kept(["\n\n".join([instruction, more] if more else [instruction])], system, category)
     if shape == "turns":
         turns = row if _is_list(row) else _get(row, field or "turns")
-        return _kept(turns, None, category) if _is_list(turns) else "shape"
+        return _kept(turns, system, category) if _is_list(turns) else "shape"
     if isinstance(row, str):
         return _kept([row], None, None)
     name = field or next((n for n in _TEXTS if isinstance(_get(row, n), str)), "")
     text = _get(row, name)
-    return _kept([text], None, category) if isinstance(text, str) else "shape"
+    return _kept([text], system, category) if isinstance(text, str) else "shape"
 
 
 def _shape_of(row: Any) -> str | None:
@@ -88,11 +91,11 @@ def _list_shape(messages: Sequence[Any]) -> str | None:
     return "sharegpt" if "from" in first else "messages" if "role" in first else None
 
 
-def _from_messages(messages: Any, category: str | None) -> UserTurns | str:
+def _from_messages(messages: Any, system: str | None, category: str | None) -> UserTurns | str:
     if not _is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
         return "shape"
     turns: list[str] = []
-    systems: list[str] = []
+    systems = [system] if system else []
     for message in messages:
         role = str(message.get("role", message.get("from", ""))).lower()
         if role not in _USERS and role not in _SYSTEMS:
@@ -116,15 +119,14 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
         if isinstance(inner, Mapping):
             body = inner
             break
-    messages = _get(body, "messages")
+    messages, system = _get(body, "messages"), _first(body, ("instructions", "system"))
     if _is_list(messages):
-        return _from_messages(messages, category)
+        return _from_messages(messages, system, category)
     asked = _get(body, "input") if _get(body, "prompt") is None else _get(body, "prompt")
     if isinstance(asked, str):
-        instructions = _get(body, "instructions")
-        return _kept([asked], instructions if isinstance(instructions, str) else None, category)
+        return _kept([asked], system, category)
     if _is_list(asked) and asked and isinstance(asked[0], Mapping):
-        return _from_messages(asked, category)
+        return _from_messages(asked, system, category)
     return "no_text" if asked is not None else "shape"
 
 
