@@ -21,6 +21,7 @@ from fledge.data.words import PLACEHOLDERS
         (PromptOptions, {"mix": {"chat": 0}}),
         (PromptOptions, {"mix": {"chat": -1, "code": 2}}),
         (PromptOptions, {"openings": []}),
+        (PromptOptions, {"traffic": [{"kind": "self", "licence": "own"}]}),
         (RespondOptions, {"max_tokens": 3}),
         (RespondOptions, {"temperatures": {}}),
         (RespondOptions, {"temperatures": {0.0: 0.0}}),

@@ -98,6 +98,15 @@ class PromptOptions(BaseModel):
             raise ValueError(f"two sources are called {', '.join(twice)}; give them different names")
         return sources
 
+    @field_validator("traffic")
+    @classmethod
+    def _traffic_is_somebodys(cls, traffic: tuple[SourceOptions, ...]) -> tuple[SourceOptions, ...]:
+        if any(source.kind == "self" for source in traffic):
+            raise ValueError(
+                "the target itself (kind self) is no sample of traffic; name files, logs or datasets"
+            )
+        return traffic
+
     @field_validator("mix")
     @classmethod
     def _mix_has_weight(cls, mix: dict[str, float] | None) -> dict[str, float] | None:
