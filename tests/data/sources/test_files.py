@@ -160,6 +160,22 @@ def test_unusable_files_are_one_clear_error(tmp_path: Path, name: str, data: byt
         list(source(tmp_path / name).records())
 
 
+def test_a_field_no_row_has_is_told_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no known shape \(columns prompt, category\)"):
+        source(write(tmp_path, "a.jsonl"), field="promt")
+
+
+def test_a_files_own_name_says_what_separates_its_cells(tmp_path: Path) -> None:
+    folder = tmp_path / "from.tsv.zip"
+    folder.mkdir()
+    (folder / "A.TSV").write_text("prompt\tcategory\nWhy?\tx\n")
+    (folder / "b.csv").write_text("prompt,category\nHow?,y\n")
+    assert list(source(folder).records()) == [
+        Record(0, ("Why?",), None, "x"),
+        Record(1, ("How?",), None, "y"),
+    ]
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.jsonl has no files"):
         source(tmp_path / "absent.jsonl")

@@ -80,7 +80,7 @@ class FileRows:
             raise DataError(f"{path} is UTF-16; save it as UTF-8")
         with self._open(path) as file:
             if kind == "csv":
-                separator = "\t" if ".tsv" in path else ","
+                separator = "\t" if ".tsv" in path.rsplit("/", 1)[-1].lower() else ","
                 yield from _csv_rows(file, separator, path)
             elif kind == "text":
                 yield from _lines(file, parse=False)
