@@ -129,11 +129,21 @@ def test_a_server_that_dies_half_way_stops_clearly_and_the_stage_goes_on_later(
     assert len(ids) == len(set(ids)) == COUNT
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda reply: 400, "status 400"),
+        (lambda reply: {"error": "x"}, "malformed_reply"),
+        (changed(token_ids=[5, 6, 7, 8]), "wrong_ids"),
+        (lambda reply: {"choices": [{"text": "Hi", "finish_reason": "stop"}]}, "no_token_ids"),
+    ],
+)
 def test_a_broken_server_stops_the_stage(
-    target: Target, server: CompletionServer, prompts: str, tmp_path: Path
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path, change: Any, what: str
 ) -> None:
-    with pytest.raises(DataError, match=r"failed 8 times in a row \(status 400\)"):
-        ask(target, server, prompts, tmp_path, lambda n, body, reply: 400, concurrency=1)
+    with pytest.raises(DataError, match=rf"failed 8 times in a row \({what}\)"):
+        ask(target, server, prompts, tmp_path, lambda n, body, reply: change(reply), concurrency=1)
+    assert server.requests == 8
 
 
 def test_the_token_budget_stops_and_the_next_call_goes_on(

@@ -32,6 +32,7 @@ T = TypeVar("T")
 _LARGEST_REPLY = 64 * 2**20  # bytes
 _LONGEST_PAUSE_S = 60.0
 _FAILURES_IN_A_ROW = 8  # replies that tell of a broken server rather than of a prompt it can't take
+_BROKEN = ("malformed_reply", "wrong_ids", "wrong_prompt_ids", "no_token_ids")  # and so do these
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
@@ -81,8 +82,14 @@ class AnswerServer:
             "skip_special_tokens": False,
         }
         reply = self._post("/v1/completions", body)
-        completion = self._read(wanted, reply)
+        try:
+            completion = self._read(wanted, reply)
+        except AnswerFailed as failed:
+            if failed.reason in _BROKEN:
+                self._count_failure(failed.reason)
+            raise
         with self._lock:
+            self._failures = 0
             self._spent += len(completion.token_ids)
         return completion
 
@@ -108,7 +115,6 @@ class AnswerServer:
             except ValueError:
                 last = "a reply that isn't JSON"
                 continue
-            self._failures = 0
             return reply
         if last.startswith(("status 5", "a reply")):
             self._count_failure(last)
@@ -132,7 +138,6 @@ class AnswerServer:
             text, finish = choice["text"], choice["finish_reason"]
             usage = reply.get("usage") or {}
         except (KeyError, IndexError, TypeError) as error:
-            self._count_failure("a reply without choices")
             raise AnswerFailed("malformed_reply") from error
         if not isinstance(text, str) or not isinstance(finish, str):
             raise AnswerFailed("malformed_reply")
@@ -212,7 +217,7 @@ class AnswerServer:
             if self._failures >= _FAILURES_IN_A_ROW:
                 raise DataError(
                     f"{self._options.url} failed {self._failures} times in a row ({what}); finished shards are kept: "
-                    "look at the server's log, and run again to go on"
+                    "see that it serves the recipe's target, look at its log, and run again to go on"
                 )
 
     def _gone(self, why: str) -> DataError:
