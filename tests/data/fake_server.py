@@ -25,6 +25,7 @@ class CompletionServer:
         self._target = target
         self._lock = threading.Lock()
         self.requests = 0
+        self.key = ""  # asked for before models are listed
         self.fault: Fault = lambda number, body, reply: reply
 
     def reply(self, body: dict[str, Any]) -> Any:
@@ -60,7 +61,12 @@ class CompletionServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._send(200, {"data": [{"id": "tiny"}]})
+                if owner.key and self.headers.get("Authorization") != f"Bearer {owner.key}":
+                    self._send(401, {"error": "no key"})
+                elif self.path != "/v1/models":
+                    self._send(404, {"error": "no such place"})
+                else:
+                    self._send(200, {"data": [{"id": "tiny"}]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

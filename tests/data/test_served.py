@@ -180,8 +180,24 @@ def test_text_alone_is_taken_where_it_round_trips(
 
 
 def test_without_any_server_the_error_names_it(target: Target) -> None:
-    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 can't be reached"):
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 can't be reached \(.*1 attempt\)"):
         AnswerServer(target, ServerOptions(url="http://127.0.0.1:9"))
+    with pytest.raises(DataError, match=r"http://gpu:PORT is no address"):
+        AnswerServer(target, ServerOptions(url="http://gpu:PORT"))
+
+
+def test_the_key_is_sent_and_a_missing_one_is_named(
+    target: Target, server: CompletionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "key", "secret")
+    monkeypatch.setenv("SERVER_KEY", "secret\n")
+    with server.serving() as url:
+        for place in (url, f"{url}/v1/"):
+            assert AnswerServer(target, ServerOptions(url=place, api_key_env="SERVER_KEY")).model == "tiny"
+        with pytest.raises(DataError, match=r"status 401.*api_key_env"):
+            AnswerServer(target, ServerOptions(url=url))
+        with pytest.raises(DataError, match=r"names OTHER_KEY, which isn't set"):
+            AnswerServer(target, ServerOptions(url=url, api_key_env="OTHER_KEY"))
 
 
 def test_the_rate_is_kept(target: Target, server: CompletionServer, prompts: str, tmp_path: Path) -> None:

@@ -45,13 +45,19 @@ class AnswerServer:
         """Finds out which model is served.
 
         Raises:
-            DataError: the server can't be reached, or serves several models and the recipe names none of them.
+            DataError: the server can't be reached, serves several models and the recipe names none of them, or the
+                variable that is to hold the key isn't set.
         """
         self._target, self._options, self._pause = target, options, pause
-        key = os.environ.get(options.api_key_env, "") if options.api_key_env else ""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx2.Timeout(options.timeout_s, connect=min(10.0, options.timeout_s))
-        self._client = httpx2.Client(base_url=options.url.rstrip("/"), headers=headers, timeout=timeout)
+        url = options.url.rstrip("/").removesuffix("/v1")
+        headers = _headers(options.api_key_env)
+        try:
+            self._client = httpx2.Client(base_url=url, headers=headers, timeout=timeout)
+        except httpx2.InvalidURL as error:
+            raise DataError(
+                f"respond.server.url: {options.url} is no address ({error}); correct it"
+            ) from error
         self._lock = threading.Lock()
         self._next_slot = 0.0
         self._spent = 0
@@ -119,7 +125,7 @@ class AnswerServer:
         if last.startswith(("status 5", "a reply")):
             self._count_failure(last)
             raise AnswerFailed("server_error")
-        raise self._gone(last)
+        raise self._gone(last, self._options.retries + 1)
 
     def _exchange(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         """Status and body; a body without end is given up."""
@@ -220,10 +226,10 @@ class AnswerServer:
                     "see that it serves the recipe's target, look at its log, and run again to go on"
                 )
 
-    def _gone(self, why: str) -> DataError:
+    def _gone(self, why: str, attempts: int) -> DataError:
         return DataError(
-            f"{self._options.url} can't be reached ({why}, {self._options.retries + 1} attempts); finished shards are "
-            "kept: start the server, and run again to go on"
+            f"{self._options.url} can't be reached ({why}, {attempts} attempt{'s' * (attempts > 1)}); finished shards "
+            "are kept: start the server, and run again to go on"
         )
 
     def _only_model(self) -> str:
@@ -231,16 +237,28 @@ class AnswerServer:
             reply = self._client.get("/v1/models")
             names = [model["id"] for model in reply.json()["data"]]
         except httpx2.HTTPError as error:
-            raise self._gone(f"{type(error).__name__} {error}") from error
+            raise self._gone(f"{type(error).__name__} {error}", 1) from error
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{self._options.url} doesn't list its models; set respond.server.model, or correct the URL"
+                f"{self._options.url} doesn't list its models (status {reply.status_code}); set respond.server.model, "
+                "give a key with respond.server.api_key_env, or correct the URL"
             ) from error
         if len(names) != 1:
             raise DataError(
                 f"{self._options.url} serves {', '.join(names) or 'no model'}; set respond.server.model to one"
             )
         return str(names[0])
+
+
+def _headers(key_variable: str) -> dict[str, str]:
+    if not key_variable:
+        return {}
+    key = os.environ.get(key_variable, "").strip()  # files of secrets end with a newline
+    if not key:
+        raise DataError(
+            f"respond.server.api_key_env names {key_variable}, which isn't set; export it, or drop it"
+        )
+    return {"Authorization": f"Bearer {key}"}
 
 
 def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) -> Generator[T, None, None]:
