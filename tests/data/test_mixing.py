@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fledge.data import PromptOptions, make_prompts, prompt_summary, read_prompts
+from fledge.data import PrivacyOptions, PromptOptions, make_prompts, prompt_summary, read_prompts
 from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
 from fledge.errors import DataError, FingerprintError
@@ -220,6 +222,28 @@ def test_nothing_is_written_before_it_is_treated(
             assert "garden" not in prompt.turns[0]
             assert "python" not in prompt.turns[0]
     assert read_selection(str(tmp_path / "out"))["sources"][1]["rejected"]["private_policy"] > 0
+
+
+class SayWhere:
+    """Puts the number of its process in the place of a word."""
+
+    def treat(self, conversation: Sequence[str], key: str) -> Blackened:
+        return Blackened([text.replace("garden", f"process {os.getpid()}") for text in conversation])
+
+
+def test_rows_are_treated_in_as_many_processes_as_asked_for(
+    target: Target, sharegpt: str, log: str, tmp_path: Path
+) -> None:
+    chosen, privacy = options(sharegpt, log, count=200, shard_size=10), PrivacyOptions(processes=2)
+    make_prompts(target, None, chosen, str(tmp_path / "out"), privacy=privacy, make_treatment=SayWhere)
+    texts = " ".join(prompt.turns[0] for prompt in read_prompts(str(tmp_path / "out")))
+    found = set(re.findall(r"process (\d+)", texts))
+    assert found
+    assert str(os.getpid()) not in found
+    for name, processes in (("one", 1), ("two", 2)):
+        privacy = PrivacyOptions(processes=processes)
+        make_prompts(target, None, chosen, str(tmp_path / name), privacy=privacy, make_treatment=Blacken)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -2,17 +2,19 @@
 
 source ──► batches of rows ──► examine() ──► pool/NAME/prompts-00000.parquet
                                   │          pool/NAME/rejects/...           reasons, never texts
-           in this process, or ───┘
-           in Ray actors: a row's fate depends on that row alone
+           in this process, ──────┘
+           in several, or in Ray actors: a row's fate depends on that row alone
 """
 
 from __future__ import annotations
 
+import multiprocessing
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from fledge.data.filters import Limits, foreign_reason
 from fledge.data.language import LanguageFilter
@@ -156,6 +158,36 @@ def examine_here(settings: ExaminerSettings) -> ExamineAll:
             yield examiner.examine(batch.rows, batch.source, batch.licence)
 
     return run
+
+
+def examine_in_processes(settings: ExaminerSettings, processes: int) -> ExamineAll:
+    """Several batches at once, each in a process of its own; results come in the batches' order."""
+
+    def run(batches: Iterable[Batch]) -> Iterator[Examined]:
+        context = multiprocessing.get_context("spawn")  # forking a process that runs threads can hang
+        with context.Pool(processes, _start_worker, (settings,)) as pool:
+            under_way: deque[Any] = deque()
+            for batch in batches:
+                under_way.append(pool.apply_async(_examine_in_worker, (batch,)))
+                if len(under_way) > 2 * processes:
+                    yield under_way.popleft().get()
+            while under_way:
+                yield under_way.popleft().get()
+
+    return run
+
+
+_worker: Examiner | None = None
+
+
+def _start_worker(settings: ExaminerSettings) -> None:
+    global _worker
+    _worker = Examiner(settings)
+
+
+def _examine_in_worker(batch: Batch) -> Examined:
+    assert _worker is not None  # the pool starts each process with _start_worker
+    return _worker.examine(batch.rows, batch.source, batch.licence)
 
 
 def gather(

@@ -10,7 +10,7 @@ from typing import Any
 
 from fledge import storage
 from fledge.data.filters import Limits, reject_reason
-from fledge.data.gathering import ExaminerSettings, Treatment
+from fledge.data.gathering import ExaminerSettings, Treatment, examine_in_processes
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
@@ -74,6 +74,11 @@ def make_prompts(
     fingerprint.claim(output_url)
     special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
     settings = ExaminerSettings(options, special, fingerprint.digest, make_treatment)
+    examine = None
+    if ray is not None:
+        examine = examine_on_ray(settings, ray)
+    elif privacy is not None and privacy.processes > 1:
+        examine = examine_in_processes(settings, privacy.processes)
     mix_prompts(
         sources,
         settings,
@@ -89,7 +94,7 @@ def make_prompts(
         ),
         lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
         progress,
-        examine_on_ray(settings, ray) if ray is not None else None,
+        examine,
     )
     return prompt_summary(output_url)
 

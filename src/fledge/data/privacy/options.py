@@ -126,7 +126,9 @@ class PrivacyOptions(BaseModel):
         description="what answers are scanned for; null: as in prompts, but for PERSON, LOCATION and ORGANIZATION, "
         "which an answer may name of its own knowledge",
     )
-    processes: int = Field(1, ge=1, description="processes for scanning many texts; the result is the same")
+    processes: int = Field(
+        1, ge=1, description="processes that scan the rows of sources; the result is the same"
+    )
 
     @property
     def known_entities(self) -> tuple[str, ...]:
