@@ -88,6 +88,18 @@ def test_a_stage_alone_needs_the_stages_it_builds_on(tmp_path: Path, recipe: Rec
     assert [record.stage for record in finished_records(run)] == ["prompts", "respond", "features"]
 
 
+def test_rows_that_were_not_needed_are_not_told_as_rejected(tmp_path: Path, small_recipe: Path) -> None:
+    birds = ("heron", "robin", "falcon", "stork", "plover")
+    rows = [*({"prompt": f"Where does the {bird} spend its winters?"} for bird in birds), {"prompt": "Hi"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"{{path: {tmp_path / 'a.jsonl'}, licence: own}}"
+    settings = [f"prompts.sources=[{source}]", "prompts.count=3", "privacy.enabled=false"]
+    run = Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run"))
+    run_stage(run, "prompts")
+    (record,) = finished_records(run)
+    assert record.line == "3 prompts kept, 1 attempts rejected, 2 fit but not needed"
+
+
 def test_conversations_that_were_put_there_are_taken_as_they_are(
     finished_run: Path, tmp_path: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:

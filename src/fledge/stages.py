@@ -61,8 +61,10 @@ def _prompts(run: Run, progress: Progress) -> Outcome:
     made = make_prompts(
         run.target, engine, options, run.url("prompts"), progress, privacy=run.privacy, ray=run.ray
     )
-    rejected = made.attempts - made.prompts
-    return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected")
+    rejected = sum(made.rejected.values())
+    spare = made.attempts - made.prompts - rejected
+    more = f", {spare:,} fit but not needed" if spare else ""
+    return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected{more}")
 
 
 def _respond(run: Run, progress: Progress) -> Outcome:
