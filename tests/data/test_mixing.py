@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from fledge.data import PrivacyOptions, PromptOptions, make_prompts, prompt_summary, read_prompts
@@ -299,6 +300,10 @@ def test_refusals_languages_and_sizes_are_rejected(target: Target, tmp_path: Pat
     )
     summary = make_prompts(target, None, chosen, str(tmp_path / "out"))
     assert summary.rejected == {"language": 1, "refusal": 2, "too_large": 1, "too_long": 1}
+    pool = tmp_path / "out/pool" / chosen.sources[0].label / "rejects/rejects-00000.parquet"
+    hashes = {row["reason"]: row["hash"] for row in pq.read_table(pool).to_pylist()}
+    assert hashes["too_long"]
+    assert not hashes["too_large"]  # not treated, so not even a hash
     assert [prompt.row for prompt in read_prompts(str(tmp_path / "out"))] == [3]
     with pytest.raises(DataError, match=r"prompts\.languages: xx isn't known"):
         make_prompts(target, None, chosen.model_copy(update={"languages": ("xx",)}), str(tmp_path / "other"))

@@ -101,7 +101,7 @@ class Examiner:
         row = replace(row, category=self._category(row.category))
         texts = (*row.turns, row.system) if row.system else row.turns
         if sum(map(len, texts)) > self._largest:
-            return self._reject(row, texts, "too_large")
+            return Reject(row.row, row.category, "too_large", "")  # without a hash: it isn't treated
         if self._treatment is not None:
             treated = self._treatment.treat(texts, f"{source}:{row.row}")
             if audit is not None:
