@@ -162,6 +162,17 @@ def test_the_target_is_a_source_among_others(
     assert found == {(True, "own output of the target"): 3, (False, "own"): 6}
 
 
+def test_the_target_makes_up_for_what_the_others_lack(target: Target, engine: Engine, tmp_path: Path) -> None:
+    few = write_lines(tmp_path / "few.jsonl", [{"prompt": text} for text in sentences(CODE, 4, 1)])
+    chosen = PromptOptions(
+        count=9, max_tokens=24, temperature=1.0, min_words=2, shard_size=5, mix={"chat": 1}, near_duplicate=1.0,
+        sources=({"kind": "self"}, {"path": few, "licence": "own", "weight": 2}),
+    )  # fmt: skip
+    make_prompts(target, engine, chosen, str(tmp_path / "out"))
+    found = Counter(prompt.source == "self" for prompt in read_prompts(str(tmp_path / "out")))
+    assert found == {True: 5, False: 4}
+
+
 def test_matching_moves_the_choice_towards_traffic(
     target: Target, sharegpt: str, log: str, tmp_path: Path
 ) -> None:

@@ -87,11 +87,12 @@ def mix_prompts(
         AuditWriter(traffic_url(output_url), 0).write(audit)
     by_name = {source.name: source for source in sources.prompts}
     weights = {source.label: source.weight for source in options.sources}
-    own = share_out(options.count, weights, dict.fromkeys(weights, options.count))
-    for chosen in options.sources:
+    available = dict.fromkeys(weights, options.count)
+    # The target comes last: it makes up for what the others have too little of.
+    for chosen in sorted(options.sources, key=lambda source: source.kind == "self"):
         url = pool_url(output_url, chosen.label)
         if chosen.kind == "self":
-            write_pool(max(1, own[chosen.label]), url)
+            write_pool(max(1, share_out(options.count, weights, available)[chosen.label]), url)
         else:
             gather(
                 by_name[chosen.label],
@@ -100,6 +101,7 @@ def mix_prompts(
                 options.shard_size,
                 lambda rows, name=chosen.label: progress(0, 0, f"{name}: {rows:,} rows"),  # type: ignore[misc]
             )
+            available[chosen.label] = Manifest.load(url).records
     pools = [PoolSource(s.label, pool_url(output_url, s.label), s.weight) for s in options.sources]
     if not sum(Manifest.load(pool.url).records for pool in pools):
         raise DataError(
