@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Protocol
 
-from fledge.data.filters import Limits, foreign_reason
+from fledge.data.filters import Limits, foreign_reason, has_template_text
 from fledge.data.language import LanguageFilter
 from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
@@ -112,6 +112,8 @@ class Examiner:
         turns = texts[: len(row.turns)]
         system = texts[-1] if row.system else None
         reason = foreign_reason(turns, self._limits, self._special_tokens)
+        if reason is None and system is not None and has_template_text(system, self._special_tokens):
+            reason = "template"  # its tokens would become turns of the conversation
         if reason is None and not all(map(self._language.accepts, turns)):
             reason = "language"
         if reason is not None:
