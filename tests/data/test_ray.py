@@ -49,6 +49,18 @@ def test_two_actors_give_the_same_records_as_a_local_run(
         ray.shutdown()
 
 
+def test_answers_too_long_for_the_target_are_refused_before_any_actor_starts(
+    target: Target, talking_folder: Path, tmp_path: Path
+) -> None:
+    spec = TargetSpec(str(talking_folder), "float32", "cpu", "torch")
+    options = RespondOptions(max_prompt_tokens=target.config.max_position_embeddings)
+    places = str(tmp_path / "prompts"), options, str(tmp_path / "conversations")
+    with pytest.raises(DataError, match=r"answers may need \d+ tokens of context, the engine has 2048"):
+        respond_on_ray(target, spec, *places, RayOptions("local"))
+    assert not ray.is_initialized()
+    assert not (tmp_path / "conversations").exists()
+
+
 @pytest.mark.slow
 def test_a_node_lost_midway_changes_no_answer(
     target: Target, talking_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

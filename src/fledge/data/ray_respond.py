@@ -16,7 +16,13 @@ from fledge.data.privacy.answers import answer_scan
 from fledge.data.privacy.filter import require_privacy_extra
 from fledge.data.prompt_store import read_prompts
 from fledge.data.ray_map import RayOptions, map_in_order
-from fledge.data.responses import RespondSummary, respond_fingerprint, respond_summary, write_audit
+from fledge.data.responses import (
+    RespondSummary,
+    check_context,
+    respond_fingerprint,
+    respond_summary,
+    write_audit,
+)
 from fledge.data.served import AnswerServer, run_served
 from fledge.engine import Engine
 from fledge.storage import Manifest
@@ -47,6 +53,8 @@ def respond_on_ray(
     """`respond` with a target per actor. Same files as the local stage, whatever the number of actors."""
     if privacy is not None and privacy.answers:
         require_privacy_extra()
+    if options.server is None:
+        check_context(target.config.max_position_embeddings, options)
     prompts = Manifest.load(prompts_url).records
     respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
     writer = ConversationWriter(output_url)

@@ -60,7 +60,7 @@ def respond(
         scan: looks at them in its place.
     """
     if isinstance(engine, Engine):
-        _check_context(engine, options)
+        check_context(engine.max_context, options)
     scan = scan or answer_scan(privacy)
     prompts = Manifest.load(prompts_url).records
     respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
@@ -140,9 +140,10 @@ def respond_fingerprint(
     return make_fingerprint(parts)
 
 
-def _check_context(engine: Engine, options: RespondOptions) -> None:
-    if options.longest_request > engine.max_context:
+def check_context(available: int, options: RespondOptions) -> None:
+    """Refuse options whose longest request doesn't fit the engine's context."""
+    if options.longest_request > available:
         raise DataError(
-            f"answers may need {options.longest_request} tokens of context, the engine has {engine.max_context}; "
+            f"answers may need {options.longest_request} tokens of context, the engine has {available}; "
             "lower respond.max_prompt_tokens or respond.max_new_tokens"
         )
