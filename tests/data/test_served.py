@@ -161,6 +161,15 @@ def test_the_token_budget_stops_and_the_next_call_goes_on(
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
 
 
+def test_a_budget_too_small_for_a_shard_says_that_nothing_is_kept(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"before a shard of \d+ prompts was finished.*nothing of this call is kept"
+    ):
+        ask(target, server, prompts, tmp_path, token_budget=1, concurrency=1)
+
+
 def test_text_alone_is_taken_where_it_round_trips(
     target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
 ) -> None:

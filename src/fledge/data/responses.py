@@ -19,7 +19,7 @@ from fledge.data.privacy import Audit, AuditWriter, PrivacyOptions
 from fledge.data.privacy.answers import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
-from fledge.data.served import AnswerServer, run_served
+from fledge.data.served import AnswerServer, BudgetSpent, run_served
 from fledge.engine import Engine
 from fledge.errors import DataError
 from fledge.storage import Fingerprint, Manifest, make_fingerprint
@@ -65,7 +65,8 @@ def respond(
     prompts = Manifest.load(prompts_url).records
     respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
-    done = min(writer.shards * options.shard_size, prompts)
+    before = writer.shards
+    done = min(before * options.shard_size, prompts)
     progress(done, prompts, "")
     rate = TokenRate()
     jobs = DialogueJobs(target, options, scan)
@@ -85,6 +86,14 @@ def respond(
                 writer.write(shard)
                 shard = []
             progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
+    except BudgetSpent as error:
+        if writer.shards > before:
+            raise
+        raise DataError(
+            f"the token budget was spent before a shard of {options.shard_size} prompts was finished, so that nothing "
+            "of this call is kept: raise respond.server.token_budget, or answer into a new folder with a smaller "
+            "respond.shard_size"
+        ) from error
     finally:
         results.close()
     return respond_summary(prompts, output_url)

@@ -36,6 +36,10 @@ _BROKEN = ("malformed_reply", "wrong_ids", "wrong_prompt_ids", "no_token_ids")  
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
+class BudgetSpent(DataError):
+    """The token budget of this call is spent."""
+
+
 class AnswerServer:
     """One server and the limits on its use. Safe to use from several threads."""
 
@@ -206,7 +210,7 @@ class AnswerServer:
         budget, per_second = self._options.token_budget, self._options.requests_per_second
         with self._lock:
             if budget is not None and self._spent >= budget:
-                raise DataError(
+                raise BudgetSpent(
                     f"the token budget of {budget:,} is spent; finished shards are kept: raise "
                     "respond.server.token_budget and run again to go on"
                 )
