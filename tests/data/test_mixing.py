@@ -21,6 +21,8 @@ from fledge.engine import Engine
 from fledge.errors import DataError, FingerprintError
 from fledge.target import Target
 from tests.data.conftest import Killed, files_of
+from tests.data.templates import FIXTURES
+from tests.data.test_contract import with_template
 
 CODE = [
     "function",
@@ -303,6 +305,15 @@ def test_a_system_prompt_with_pieces_of_a_template_is_rejected(target: Target, t
     chosen = PromptOptions(sources=({"path": path, "licence": "own", "system": True},))
     assert make_prompts(target, None, chosen, str(tmp_path / "out")).rejected == {"template": 1}
     assert [prompt.system for prompt in read_prompts(str(tmp_path / "out"))] == ["Be brief."]
+
+
+def test_system_prompts_the_template_refuses_are_noticed_before_any_work(
+    target: Target, sharegpt: str, log: str, tmp_path: Path
+) -> None:
+    strict = with_template(target, next(f for f in FIXTURES if f.name == "mistral"))
+    with pytest.raises(DataError, match=r"can't be given system prompts .*leave `system: true` out"):
+        make_prompts(strict, None, options(sharegpt, log), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_refusals_languages_and_sizes_are_rejected(target: Target, tmp_path: Path) -> None:

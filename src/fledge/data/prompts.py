@@ -32,7 +32,7 @@ from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
 from fledge.data.words import PLACEHOLDERS
 from fledge.engine import Engine
-from fledge.errors import DataError
+from fledge.errors import DataError, TargetError
 from fledge.storage import Fingerprint, make_fingerprint
 from fledge.target import Target
 
@@ -71,6 +71,8 @@ def make_prompts(
         _write_own(target, engine, options, output_url, fingerprint.digest, progress, make_treatment)
         return prompt_summary(output_url)
     sources = Sources.open(options)
+    if any(source.system for source in options.sources):
+        _check_system_prompts(target)
     fingerprint.claim(output_url)
     special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
     settings = ExaminerSettings(options, special, fingerprint.digest, make_treatment)
@@ -97,6 +99,16 @@ def make_prompts(
         examine,
     )
     return prompt_summary(output_url)
+
+
+def _check_system_prompts(target: Target) -> None:
+    """Refuse to collect what the respond stage couldn't render."""
+    try:
+        target.chat.prompt_ids([{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}])
+    except TargetError as error:
+        raise DataError(
+            f"the target can't be given system prompts ({error}); leave `system: true` out of prompts.sources"
+        ) from error
 
 
 def _write_own(
