@@ -31,6 +31,13 @@ FOUND = [
     ("Reisepass-Nr. N22519961", "N22519961", "PASSPORT"),
     ("ann@acme.org / Xy12-3kk and it is locked", "Xy12-3kk", "PASSWORD"),
     ("IBAN DE89 3704 0044 0532 0130 00.", "DE89 3704 0044 0532 0130 00", "IBAN_CODE"),
+    (
+        "IBAN DE89\u00a03704\u00a00044\u00a00532\u00a00130\u00a000.",
+        "DE89\u00a03704\u00a00044\u00a00532\u00a00130\u00a000",
+        "IBAN_CODE",
+    ),
+    ("tél. 06\u202f12\u202f77\u202f52\u202f37", "06\u202f12\u202f77\u202f52\u202f37", "PHONE_NUMBER"),
+    ("write to anna＠acme.org", "anna＠acme.org", "EMAIL_ADDRESS"),
     ("card 4111 1111 1111 1111 declined", "4111 1111 1111 1111", "CREDIT_CARD"),
     ("my account number is 12345678.", "12345678", "BANK_ACCOUNT"),
     ("routing number 021000021", "021000021", "BANK_ROUTING"),

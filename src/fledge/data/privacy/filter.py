@@ -38,6 +38,14 @@ _CHUNK = 64  # texts handed to a process at once
 _REPEATED = 5  # characters from which on a value is looked for in the whole conversation
 _LONGEST = 100_000  # characters scanned at once; longer texts are scanned in pieces that overlap
 _OVERLAP = 1_000
+# What web pages and documents write instead of plain characters, one for one, so that places stay the same.
+_PLAIN = {
+    **dict.fromkeys(
+        (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " "
+    ),  # no-break, thin, ...
+    **dict.fromkeys((0x2010, 0x2011), "-"),
+    **{0xFF01 + n: chr(0x21 + n) for n in range(94)},  # full-width letters, digits and signs
+}
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,7 @@ class PrivacyFilter:
     def _scan_piece(self, text: str) -> list[Finding]:
         from fledge.data.privacy.recognizers import ANY, findings_of
 
+        text = text.translate(_PLAIN)
         found = findings_of(self._analyzer.analyze(text, ANY, entities=self._wanted))
         return [f for f in found if f.entity in self._looked_for and self._counts(text[f.start : f.end], f)]
 
