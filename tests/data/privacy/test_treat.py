@@ -41,6 +41,11 @@ def test_surrogates_are_consistent_seeded_and_never_the_original(privacy: Privac
     assert privacy.treat([TEXT], "c2").turns != [first]
 
 
+def test_a_name_found_once_is_found_in_capitals_too(redact: PrivacyFilter) -> None:
+    turns = ["My name is Anna Kowalski.", "Form 3b: KOWALSKI, as above"]
+    assert redact.treat(turns).turns == ["My name is <PERSON>.", "Form 3b: <PERSON>, as above"]
+
+
 def test_drop_by_entity_drops_the_record_only_where_the_entity_is_found() -> None:
     options = PrivacyOptions(policy="redact", policies={e.CREDIT_CARD: "drop"})
     privacy = PrivacyFilter(options=options)

@@ -177,7 +177,8 @@ class PrivacyFilter:
                 if finding.entity == e.PERSON:
                     words = [w for w in re.findall(r"[^\W\d_]{3,}", value) if w[0].isupper()]
                     plain = [w for w in words if lexicon().stands_alone(w.lower())]
-                    values.update((word, (e.PERSON, 0.55)) for word in plain)
+                    forms = (form for w in plain for form in (w, w.upper(), w.capitalize()))
+                    values.update((form, (e.PERSON, 0.55)) for form in forms)
                 elif finding.entity not in (e.LOCATION, e.DATE_OF_BIRTH) and len(value) >= _REPEATED:
                     values.setdefault(value, (finding.entity, finding.score))
         return values
