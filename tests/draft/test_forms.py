@@ -169,6 +169,15 @@ def test_export_and_import_end_where_they_began(head: Head, target: Target, tmp_
     ).read_bytes()
 
 
+def test_a_head_that_names_fewer_positions_is_handed_on_with_its_targets(
+    head: Head, target: Target, tmp_path: Path
+) -> None:
+    Head(replace(head.config, max_position_embeddings=128), head.weights).save(str(tmp_path / "short"))
+    import_head(str(tmp_path / "short"), str(tmp_path / "in"), target=str(target.folder))
+    export_head(str(tmp_path / "short"), str(tmp_path / "out"), form="vllm", target=str(target.folder))
+    assert Head.load(str(tmp_path / "in")).config == Head.load(str(tmp_path / "out")).config == head.config
+
+
 def test_the_card_tells_what_the_head_is(head: Head, tmp_path: Path) -> None:
     head.save(str(tmp_path / "head"))
     export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="vllm")

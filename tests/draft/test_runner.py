@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,21 @@ def test_wanted_rows_and_moved_entries(target: Target, head: Head):
     before = kv.clone()
     runner.move_kv(kv, torch.tensor([1, 2]), torch.tensor([2, 3]))
     assert torch.equal(kv[:, [2, 3]], before[:, [1, 2]])
+
+
+def test_a_head_that_names_fewer_positions_runs_as_far_as_its_target(target: Target, head: Head):
+    """EAGLE's own configs say 2,048 for targets of 131,072."""
+    short = Head(replace(head.config, max_position_embeddings=64), head.weights)
+    tokens, features = torch.arange(200), torch.randn(200, 192, generator=torch.Generator().manual_seed(3))
+    pages = torch.arange(13, dtype=torch.int32)[None]
+    found = []
+    for one in (head, short):
+        runner = head_runner(target, one)
+        kv = runner.allocate_kv(13)
+        found.append(
+            runner.forward(batch(tokens, 0, pages), kv, features=features, hidden=None, k=4).log_probs
+        )
+    assert torch.equal(*found)
 
 
 def test_misuse_is_refused(target: Target, head: Head, tmp_path: Path):

@@ -17,6 +17,7 @@ from fledge.features import FeatureOptions, FeatureStore, SampleInfo, extract_fe
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from fledge.train.batches import epoch_batches
+from fledge.train.compare import compare_heads
 from tests.draft.tiny_head import load_tiny_target, random_head
 from tests.features.test_features import make_conversations, write_conversations
 from tests.tiny import save_tiny_target
@@ -170,6 +171,18 @@ def test_training_goes_on_from_a_given_head(target: Target, features: str, undis
     assert torch.equal(again.weights.d2t, start.weights.d2t)
     for name, tensor in again.weights.trainable().items():
         torch.testing.assert_close(tensor, start.weights.trainable()[name], rtol=1e-2, atol=1e-4)
+
+
+def test_training_compares_and_goes_on_from_a_head_that_names_fewer_positions(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path
+):
+    """Fewer than the conversations have: EAGLE's own configs say 2,048 whatever the target reaches."""
+    head = Head.load(str(undisturbed / "head"))
+    short = Head(replace(head.config, max_position_embeddings=-60), head.weights)  # tables go 64 further
+    assert compare_heads(target, [head, short], features, EvaluateOptions())[0].high == 0
+    short.save(str(tmp_path / "short"))
+    run(target, features, tmp_path, OPTIONS.model_copy(update={"init_head": str(tmp_path / "short")}))
+    assert Head.load(str(tmp_path / "head")).config == head.config
 
 
 def test_a_head_for_another_target_is_refused(

@@ -136,6 +136,15 @@ class Head:
         owned = {name: t.detach().float().cpu().clone() for name, t in weights.trainable().items()}
         return cls(config, replace(weights, **owned), metadata_for(target))
 
+    def fitted_to(self, target: Target) -> Head:
+        """This head with positions as far as the target's: EAGLE's own configs say 2,048 whatever the target reaches.
+
+        Raises a HeadError like `check_target`.
+        """
+        self.check_target(target)
+        positions = max(self.config.max_position_embeddings, target.config.max_position_embeddings)
+        return Head(replace(self.config, max_position_embeddings=positions), self.weights, self.metadata)
+
     def check_target(self, target: Target) -> None:
         """Raise a HeadError unless this head was made for `target`."""
         theirs, ours = target.config, self.config

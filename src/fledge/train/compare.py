@@ -59,8 +59,7 @@ def compare_heads(
     infos = [info for batch in batches for info in batch]
     counts = []
     for head in heads:
-        head.check_target(target)
-        learner = Learner(head, target.ends, compute_dtype(target), target.device)
+        learner = Learner(head.fitted_to(target), target.ends, compute_dtype(target), target.device)
         counts.append(round_counts(infos, measure(learner, store, batches, options.depth, progress)))
     both = torch.stack(counts)  # [2, conversations, 2]
     categories = sorted({info.category for info in infos})

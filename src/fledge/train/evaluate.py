@@ -52,7 +52,7 @@ def evaluate(
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure a head and write evaluation.json (not if `output_url` is None)."""
-    head.check_target(target)
+    head = head.fitted_to(target)
     store = FeatureStore(features_url)
     learner = Learner(head, target.ends, compute_dtype(target), target.device)
     batches = heldout_batches(store, options.batch_tokens, options.max_tokens)

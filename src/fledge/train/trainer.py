@@ -366,8 +366,7 @@ def _initial_head(target: Target, source: FeatureSource, options: TrainOptions) 
     training = chosen(source.split("train"), options.response_tokens, options.seed)
     counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
-        head = Head.load(options.init_head)
-        head.check_target(target)
+        head = Head.load(options.init_head).fitted_to(target)
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
         vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
