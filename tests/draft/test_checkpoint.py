@@ -101,6 +101,7 @@ def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
         ({"d2t": "other"}, {}, "no d2t"),
         ({"fc.weight": "other"}, {}, "no tensor fc.weight"),
         ({}, {"norm_before_residual": True}, "norm_before_residual"),
+        ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic'"),
         ({}, {"hidden_size": 128}, "its config says"),
         ({}, {"hidden_size": None}, "lacks or misstates"),
     ],
@@ -111,6 +112,18 @@ def test_a_head_that_cannot_run_is_refused(head: Head, tmp_path: Path, rename, c
     broken = rewrite(tmp_path / "head", tmp_path / "broken", rename, config)
     with pytest.raises(HeadError, match=message):
         Head.load(str(broken))
+
+
+def test_yarn_counts_from_the_heads_own_length_where_none_is_named(head: Head, tmp_path: Path):
+    head.save(str(tmp_path / "head"))
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    config |= {"max_position_embeddings": 1024, "rope_scaling": {"type": "yarn", "factor": 2.0}}
+    yarn = Head.load(str(rewrite(tmp_path / "head", tmp_path / "yarn", {}, config)))
+    assert yarn.config.rope_scaling == {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 1024,
+    }
 
 
 def test_missing_and_truncated_files_are_named(head: Head, tmp_path: Path):

@@ -8,7 +8,7 @@ speculators               speculators_model_type           nested `transformer_l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV
 from fledge.draft.head import HeadWeights
 from fledge.errors import HeadError
+from fledge.target.config import read_rope
+from fledge.target.rope import SUPPORTED_SCALING
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -47,11 +49,16 @@ def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
     refused += [key for key in ("attention_bias", "mlp_bias", "bias") if flat.get(key)]
     if flat.get("hidden_act", "silu") not in ("silu", "swish"):
         refused.append(f"hidden_act={flat['hidden_act']}")
-    if refused:
-        raise HeadError(
-            f"the head in {url} uses {', '.join(refused)}, which isn't supported: use a plain EAGLE-3 head"
-        )
+    _refuse(url, refused)
     return flat
+
+
+def _refuse(url: str, found: Sequence[str]) -> None:
+    """Raise a HeadError if something was found that the head can't compute here."""
+    if found:
+        raise HeadError(
+            f"the head in {url} uses {', '.join(found)}, which isn't supported: use a plain EAGLE-3 head"
+        )
 
 
 def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str) -> HeadWeights:
@@ -94,9 +101,10 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
     """The head's shape, from a flat config and the weights."""
     try:
         heads, hidden = int(flat["num_attention_heads"]), int(flat["hidden_size"])
-        parameters = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
-        theta = float(parameters.pop("rope_theta", None) or flat.get("rope_theta") or 10000.0)
-        kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+        positions = int(flat["max_position_embeddings"])
+        theta, scaling = read_rope(flat, positions)
+        if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
+            _refuse(url, [f"RoPE scaling {scaling['rope_type']!r}"])
         return HeadConfig(
             hidden_size=hidden,
             intermediate_size=int(flat["intermediate_size"]),
@@ -105,8 +113,8 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             head_dim=int(flat.get("head_dim") or hidden // heads),
             rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
             rope_theta=theta,
-            rope_scaling=None if kind == "default" else {"rope_type": kind, **parameters},
-            max_position_embeddings=int(flat["max_position_embeddings"]),
+            rope_scaling=scaling,
+            max_position_embeddings=positions,
             vocab_size=int(flat["vocab_size"]),
             draft_vocab_size=w.lm_head.shape[0],
             target_hidden_size=w.fc.shape[1] // 3,

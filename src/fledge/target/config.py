@@ -110,11 +110,7 @@ class DecoderConfig:
         _refuse_variants(raw, architecture)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
         max_positions = int(raw.get("max_position_embeddings") or _DEFAULT_MAX_POSITIONS[architecture])
-        theta, scaling = _rope(raw)
-        if (
-            scaling is not None
-        ):  # yarn and llama3 count from here; it stays right when a window caps the length
-            scaling.setdefault("original_max_position_embeddings", max_positions)
+        theta, scaling = read_rope(raw, max_positions)
         return cls(
             architecture=architecture,
             num_layers=_integer(raw, "num_hidden_layers"),
@@ -173,16 +169,19 @@ def _integer(raw: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """RoPE base and scaling. Transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
+def read_rope(raw: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any] | None]:
+    """RoPE base and scaling. Transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
+
+    `positions` is what yarn and llama3 count from where nothing is named, whatever window caps the context.
+    """
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = float(parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
     if kind == "default":
         return theta, None
-    if raw.get("original_max_position_embeddings"):
-        parameters.setdefault("original_max_position_embeddings", raw["original_max_position_embeddings"])
+    original = raw.get("original_max_position_embeddings") or positions
+    parameters.setdefault("original_max_position_embeddings", original)
     return theta, {"rope_type": kind, **parameters}
 
 
