@@ -114,6 +114,40 @@ def test_a_head_that_cannot_run_is_refused(head: Head, tmp_path: Path, rename, c
         Head.load(str(broken))
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["fc.bias", "midlayer.self_attn.q_proj.bias", "layers.0.self_attn.k_norm.weight", "layers.1.mlp.x"],
+)
+def test_a_tensor_that_would_be_left_out_is_refused(head: Head, tmp_path: Path, name: str):
+    """Its config need not mention it, and acceptance would only drop."""
+    head.save(str(tmp_path))
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    harmless = {
+        "midlayer.self_attn.rotary_emb.inv_freq": torch.ones(16),
+        "verifier_norm.weight": torch.ones(64),
+    }
+    safetensors.torch.save_file(tensors | harmless, path)
+    assert_same_head(head, Head.load(str(tmp_path)))
+    safetensors.torch.save_file(tensors | {name: torch.ones(64)}, path)
+    with pytest.raises(
+        HeadError, match=f"uses {name.replace('layers.0', 'midlayer')}, which isn't supported"
+    ):
+        Head.load(str(tmp_path))
+
+
+def test_maps_that_disagree_are_refused(head: Head, tmp_path: Path):
+    """Ids in d2t may stay inside the vocabulary; t2d still tells."""
+    head.save(str(tmp_path))
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    ids = 2 * torch.arange(96)
+    members = torch.zeros(512, dtype=torch.bool).index_fill_(0, ids, 1)
+    safetensors.torch.save_file(tensors | {"d2t": ids, "t2d": members}, path)
+    with pytest.raises(HeadError, match="name different tokens"):
+        Head.load(str(tmp_path))
+
+
 def test_yarn_counts_from_the_heads_own_length_where_none_is_named(head: Head, tmp_path: Path):
     head.save(str(tmp_path / "head"))
     config = json.loads((tmp_path / "head" / "config.json").read_text())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.draft.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV
+from fledge.draft.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV, REQUIRED
 from fledge.draft.head import HeadWeights
 from fledge.errors import HeadError
 from fledge.target.config import read_rope
@@ -62,7 +62,11 @@ def _refuse(url: str, found: Sequence[str]) -> None:
 
 
 def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str) -> HeadWeights:
-    """The fused weights, from tensors under canonical names."""
+    """The fused weights, from tensors under canonical names; none of a part the head computes with is left out."""
+    known = {*REQUIRED, *FC_NORMS}
+    parts = {"layers", *(name.partition(".")[0] for name in known)}
+    others = [name for name in named if name.partition(".")[0] in parts and name not in known]
+    _refuse(url, [name for name in others if not name.endswith("inv_freq")])  # RoPE's follow from the config
 
     def take(name: str) -> Tensor:
         if name not in named:
@@ -76,6 +80,14 @@ def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str)
     d2t = named.get("d2t")
     if d2t is None and lm_head.shape[0] != int(flat.get("vocab_size") or lm_head.shape[0]):
         raise HeadError(f"the head in {url} has a reduced vocabulary but no d2t: export it again with d2t")
+    t2d = named.get("t2d")
+    if d2t is not None and t2d is not None:
+        ids = d2t.long() + torch.arange(len(d2t))
+        if not torch.equal(ids.sort().values, t2d.bool().nonzero().flatten()):
+            raise HeadError(
+                f"d2t and t2d of the head in {url} name different tokens; d2t must hold offsets, not ids: "
+                "export the head again"
+            )
     norms = [named[name] for name in FC_NORMS if name in named]
     if flat.get("fc_norm") and len(norms) != len(FC_NORMS):
         missing = next(name for name in FC_NORMS if name not in named)
