@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fledge.console import StageProgress, console, print_table
 from fledge.run_folder import Run
 from fledge.storage import join, write_atomic
-from fledge.train.ablation import VARIANTS, finished_rows, run_row, table
+from fledge.train.ablation import finished_rows, rows_for, run_row, table
 
 TABLE_NAME = "ablation.md"
 _COLUMNS = ("row", "changed", "tau", "to the recipe, 95 %", "seconds")
@@ -18,7 +18,7 @@ def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
     folder = run.url("ablation")
     with run.locked():
         for size in sizes:
-            for name in names or VARIANTS:
+            for name in names or rows_for(run.train_options):
                 with StageProgress(f"{name} {size:,}") as progress:
                     run_row(
                         run.target,

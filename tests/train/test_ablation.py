@@ -12,7 +12,7 @@ from fledge.draft import Head
 from fledge.errors import DataError
 from fledge.features import FeatureStore, SampleInfo
 from fledge.train import EvaluateOptions
-from fledge.train.ablation import BASE, VARIANTS, AblationRow, finished_rows, run_row, table
+from fledge.train.ablation import BASE, VARIANTS, AblationRow, finished_rows, rows_for, run_row, table
 from fledge.train.batches import chosen
 from fledge.train.noise import Noise
 from tests.train.test_parallel import SMALL, train_together
@@ -103,6 +103,19 @@ def test_every_row_changes_what_a_recipe_has():
         changed = type(OPTIONS).model_validate(OPTIONS.model_dump() | dict(changes))
         assert changed.loss_mix is not None
         assert name == BASE or changed != OPTIONS.model_copy(update={"ema": 0.0})
+
+
+def test_rows_that_only_a_new_head_has_are_none_when_training_goes_on(target, features: str, tmp_path: Path):
+    """They would be the recipe's own training again, and the table would say that the change is worth nothing."""
+    going_on = QUICK.model_copy(update={"init_head": "head"})
+    assert set(rows_for(QUICK)) - set(rows_for(going_on)) == {
+        "random",
+        "from-target",
+        "random-fast",
+        "norms-3.1",
+    }
+    with pytest.raises(DataError, match=r"no row 'random' of a training that goes on from train\.init_head"):
+        run_row(target, features, going_on, JUDGED, 300, "random", str(tmp_path))
 
 
 def test_the_table_compares_rows_of_the_same_making(target, features: str, tmp_path: Path):

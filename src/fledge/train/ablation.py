@@ -51,6 +51,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "norms-3.1": {"fc_norm": True, "norm_output": True},
 }
 ROW_NAME = "row.json"
+_OF_A_NEW_HEAD = {"init", "fc_norm", "norm_output"}  # a head to go on from (train.init_head) is what it is
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,12 @@ class AblationRow:
         return difference(self.name, torch.tensor([base.counts, self.counts], dtype=torch.float64))
 
 
+def rows_for(options: TrainOptions) -> list[str]:
+    """The rows that change something about this recipe's training."""
+    fixed = _OF_A_NEW_HEAD if options.init_head is not None else set()
+    return [name for name, changes in VARIANTS.items() if not fixed & changes.keys()]
+
+
 def run_row(
     target: Target,
     features_url: str,
@@ -90,10 +97,12 @@ def run_row(
 ) -> AblationRow:
     """Train and judge one row into a folder, or read what an earlier call left there.
 
-    Raises a DataError for an unknown name, a FingerprintError if the folder holds a row of another recipe.
+    Raises a DataError for a name that is no row here, a FingerprintError if the folder holds a row of another recipe.
     """
-    if name not in VARIANTS:
-        raise DataError(f"no row {name!r}; the rows are {', '.join(VARIANTS)}")
+    rows = rows_for(options)
+    if name not in rows:
+        going_on = " of a training that goes on from train.init_head" if name in VARIANTS else ""
+        raise DataError(f"no row {name!r}{going_on}; the rows are {', '.join(rows)}")
     changed = TrainOptions.model_validate(
         options.model_dump() | dict(VARIANTS[name]) | {"response_tokens": size}
     )
