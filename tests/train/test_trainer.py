@@ -162,11 +162,20 @@ def test_a_damaged_checkpoint_is_named(target: Target, features: str, tmp_path: 
         run(target, features, tmp_path)
 
 
-def test_training_goes_on_from_a_given_head(target: Target, features: str, undisturbed: Path, tmp_path: Path):
+def test_training_goes_on_from_a_given_head(
+    target: Target,
+    features: str,
+    undisturbed: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
     start = Head.load(str(undisturbed / "head"))
-    still = {"learning_rate": 1e-9, "muon_learning_rate": 1e-9}
+    still = {"learning_rate": 1e-9, "muon_learning_rate": 1e-9, "fc_norm": True}
     options = OPTIONS.model_copy(update={"init_head": str(undisturbed / "head"), **still})
     run(target, features, tmp_path, options)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "train.fc_norm=True has no effect: the head that training goes on from has False"
+    ]
     again = Head.load(str(tmp_path / "head"))
     assert torch.equal(again.weights.d2t, start.weights.d2t)
     for name, tensor in again.weights.trainable().items():

@@ -104,7 +104,7 @@ def run_row(
         going_on = " of a training that goes on from train.init_head" if name in VARIANTS else ""
         raise DataError(f"no row {name!r}{going_on}; the rows are {', '.join(rows)}")
     changed = TrainOptions.model_validate(
-        options.model_dump() | dict(VARIANTS[name]) | {"response_tokens": size}
+        options.model_dump(exclude_unset=True) | dict(VARIANTS[name]) | {"response_tokens": size}
     )
     store = FeatureStore(features_url)
     train_url, head_url, row_url = (join(output_url, part) for part in ("train", "head", ROW_NAME))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fledge.data.options import Progress, silent
-from fledge.draft import DraftVocabulary, Head, count_generated
+from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, weight_urls
 from fledge.errors import DataError
 from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
@@ -37,7 +37,7 @@ from fledge.train.noise import Noise
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
 from fledge.train.parallel import Team
-from fledge.train.random_head import random_head
+from fledge.train.start import initial_head
 from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 
 logger = logging.getLogger("fledge")
@@ -87,7 +87,7 @@ def train(
         )
     source: FeatureSource | None = online or store
     assert source is not None
-    head, coverage = _initial_head(target, source, options)
+    head, coverage = initial_head(target, source, options)
     trainer = Trainer(target, source, store, head, options, train_url, team)
     trainer.run(progress if team.leads else silent)
     facts = trainer.facts() | {"coverage": round(coverage, 6)}
@@ -359,30 +359,6 @@ class _Clock:
 
     def note(self) -> str:
         return f"{self.rate():,.0f} tokens/s"
-
-
-def _initial_head(target: Target, source: FeatureSource, options: TrainOptions) -> tuple[Head, float]:
-    """The head training starts from, and how much of the generated tokens its vocabulary covers."""
-    training = chosen(source.split("train"), options.response_tokens, options.seed)
-    counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
-    if options.init_head is not None:
-        head = Head.load(options.init_head).fitted_to(target)
-        covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
-    else:
-        vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
-        norms = {"fc_norm": options.fc_norm, "norm_output": options.norm_output}
-        if options.init == "target":
-            head = Head.from_target(target, vocabulary, **norms)
-        else:
-            head = random_head(target, vocabulary, keep_output=options.init == "lm_head", **norms)
-        covered = vocabulary.coverage
-    logger.info(
-        "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",
-        head.config.draft_vocab_size,
-        target.config.vocab_size,
-        100 * covered,
-    )
-    return head, covered
 
 
 def _schedule(infos: list[SampleInfo], options: TrainOptions) -> list[list[SampleInfo]]:
