@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "train" / "metrics.jsonl").read_text().splitlines()]
+
+
 def run(target: Target, features: str, folder: Path, options: TrainOptions = OPTIONS, progress=None):
     return train(
         target,
@@ -85,7 +90,7 @@ def test_training_reads_only_the_ends_of_the_target(
 
 
 def test_training_learns_and_leaves_a_head_and_metrics(target: Target, features: str, undisturbed: Path):
-    rows = [json.loads(line) for line in (undisturbed / "train" / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics(undisturbed)
     assert rows[0]["step"] == 0
     assert rows[0]["tau"] is not None
     measured = [row for row in rows if row["loss"] is not None]
@@ -115,6 +120,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_head(
     run(target, features, tmp_path, progress=lambda done, total, note: seen.append(done))
     assert seen[0] == (last_step if last_step > 1 else 0)  # step 1 was not saved yet: it starts anew
     assert files(tmp_path / "head") == files(undisturbed / "head")
+    assert [row["tokens"] for row in metrics(tmp_path)] == [row["tokens"] for row in metrics(undisturbed)]
 
 
 def test_sigterm_saves_a_checkpoint_and_ends_the_process(

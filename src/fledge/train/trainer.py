@@ -172,7 +172,8 @@ class Trainer:
     def run(self, progress: Progress) -> None:
         """Train from the last checkpoint, if there is one, to the end."""
         resumed = self._resume()
-        clock = _Clock(self.seconds)
+        done = self._schedule[: self._step]
+        clock = _Clock(self.seconds, sum(info.tokens for infos in done for info in infos))
         saved = time.monotonic()
         if self._options.minutes is not None and not resumed:
             self._fit_into(60 * self._options.minutes)
@@ -343,8 +344,8 @@ class Trainer:
 class _Clock:
     """Tokens trained on and the time it took, over all parts of an interrupted run; the rate is of this part."""
 
-    def __init__(self, seconds: float) -> None:
-        self.tokens = 0
+    def __init__(self, seconds: float, tokens: int) -> None:
+        self.tokens = self._tokens_before = tokens
         self._before = seconds
         self._start = time.perf_counter()
 
@@ -355,7 +356,7 @@ class _Clock:
         return self._before + time.perf_counter() - self._start
 
     def rate(self) -> float:
-        return self.tokens / max(1e-9, time.perf_counter() - self._start)
+        return (self.tokens - self._tokens_before) / max(1e-9, time.perf_counter() - self._start)
 
     def note(self) -> str:
         return f"{self.rate():,.0f} tokens/s"
