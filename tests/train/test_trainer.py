@@ -197,7 +197,9 @@ def test_training_compares_and_goes_on_from_a_head_that_names_fewer_positions(
     assert compare_heads(target, [head, short], features, EvaluateOptions())[0].high == 0
     short.save(str(tmp_path / "short"))
     run(target, features, tmp_path, OPTIONS.model_copy(update={"init_head": str(tmp_path / "short")}))
-    assert Head.load(str(tmp_path / "head")).config == head.config
+    trained = Head.load(str(tmp_path / "head"))
+    assert trained.config == head.config
+    assert replace(trained.metadata, training={}) == replace(head.metadata, training={})
 
 
 def test_a_head_for_another_target_is_refused(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fledge.target.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from fledge.target.target import Target
 
 
 @dataclass(frozen=True)
@@ -67,3 +70,11 @@ class HeadMetadata:
     target_layers: int = 0  # 0: not known
     feature_layers: tuple[int, ...] = ()  # layers whose OUTPUT the head reads; empty: the default ones
     training: Mapping[str, Any] = field(default_factory=dict)  # facts for people: data, steps, tau
+
+    @classmethod
+    def of(cls, target: Target) -> HeadMetadata:
+        """What is known of a head that learns from `target`."""
+        c = target.config
+        return cls(
+            target.name, target.revision, target.chat.hash, c.architecture, c.num_layers, c.feature_layers
+        )

@@ -134,7 +134,7 @@ class Head:
             fc_norms=torch.ones(3, config.target_hidden_size) if fc_norm else None,
         )
         owned = {name: t.detach().float().cpu().clone() for name, t in weights.trainable().items()}
-        return cls(config, replace(weights, **owned), metadata_for(target))
+        return cls(config, replace(weights, **owned), HeadMetadata.of(target))
 
     def fitted_to(self, target: Target) -> Head:
         """This head with positions as far as the target's: EAGLE's own configs say 2,048 whatever the target reaches.
@@ -171,18 +171,6 @@ class Head:
                 f"this head was made for another target than {target.name}: it has {'; '.join(differences)}. "
                 "Use the head's own target, or train a head for this one with `fledge run`"
             )
-
-
-def metadata_for(target: Target) -> HeadMetadata:
-    """What a new head says of its target."""
-    return HeadMetadata(
-        target.name,
-        target.revision,
-        target.chat.hash,
-        target_architecture=target.config.architecture,
-        target_layers=target.config.num_layers,
-        feature_layers=target.config.feature_layers,
-    )
 
 
 def _listed(layers: tuple[int, ...]) -> str:

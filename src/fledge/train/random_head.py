@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from fledge.draft import DraftVocabulary, Head, HeadConfig, HeadWeights
-from fledge.draft.head import metadata_for, weight_shapes
+from fledge.draft import DraftVocabulary, Head, HeadConfig, HeadMetadata, HeadWeights
+from fledge.draft.head import weight_shapes
 from fledge.target import Target
 
 
@@ -42,4 +42,4 @@ def random_head(
 
     shapes = weight_shapes(config)
     weights = kept | {name: fresh(name, shape) for name, shape in shapes.items() if name not in kept}
-    return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), metadata_for(target))
+    return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), HeadMetadata.of(target))

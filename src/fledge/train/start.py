@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from fledge.draft import DraftVocabulary, Head, count_generated
+from fledge.draft import DraftVocabulary, Head, HeadMetadata, count_generated
 from fledge.target import Target
 from fledge.train.batches import chosen
 from fledge.train.feed import FeatureSource
@@ -19,8 +19,9 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
     training = chosen(source.split("train"), options.response_tokens, options.seed)
     counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
-        head = Head.load(options.init_head).fitted_to(target)
-        _say_what_stays(head, options)
+        given = Head.load(options.init_head).fitted_to(target)
+        _say_what_stays(given, options)
+        head = Head(given.config, given.weights, HeadMetadata.of(target))
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
         vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
