@@ -63,6 +63,19 @@ def test_the_interval_covers_the_difference_and_narrows_with_data() -> None:
     assert many.high - many.low < few.high - few.low
 
 
+def test_few_conversations_seldom_claim_a_difference_that_isnt_there() -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def same(n: int) -> torch.Tensor:
+        tokens = torch.randint(30, 60, (n,), generator=generator).double()
+        tau = 1.8 + 0.4 * torch.randn(2, n, generator=generator, dtype=torch.float64)
+        return torch.stack((tokens.expand(2, n), tokens / tau.clamp(min=1)), 2)
+
+    assert not any(difference("code", same(4)).certain for _ in range(20))
+    for n in (5, 8, 20):
+        assert sum(difference("code", same(n)).certain for _ in range(300)) <= 0.09 * 300
+
+
 def test_tensorboard_events_hold_every_step_once(finished_run: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
 

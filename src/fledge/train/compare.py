@@ -1,11 +1,13 @@
 """Two heads on the same held-out conversations: the difference in tau, and how sure it is.
 
 Both draft from the same stored features, so the comparison is paired: conversations are drawn again and again with
-replacement (bootstrap), and the interval holds the middle 95 % of the differences.
+replacement (bootstrap), and the interval holds the middle 95 % of the differences. From few conversations that is too
+narrow, as a normal distribution is beside Student's, so it is widened by as much (Hesterberg 2015, arXiv 1411.5279).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
 
 _RESAMPLES = 2000
+_FEWEST = 5  # conversations; fewer may all speak for the same head by chance
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Difference:
     name: str  # a category, or "all"
     conversations: int
     tau: tuple[float, float]
-    low: float  # of tau[1] - tau[0], 95 % interval
+    low: float  # of tau[1] - tau[0], 95 % interval; without bounds if there are too few conversations
     high: float
 
     @property
@@ -81,9 +84,20 @@ def round_counts(infos: Sequence[SampleInfo], found: Sequence[tuple[DraftRound, 
 def difference(name: str, counts: Tensor) -> Difference:
     """From counts [2, n, 2] of n conversations."""
     n = counts.shape[1]
+    first, second = (float(part[:, 0].sum() / part[:, 1].sum().clamp(min=1)) for part in counts)
+    if n < _FEWEST:
+        return Difference(name, n, (first, second), -math.inf, math.inf)
     drawn = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
     sums = counts[:, drawn].sum(2)  # [2, resamples, 2]
     tau = sums[..., 0] / sums[..., 1].clamp(min=1)
-    low, high = (tau[1] - tau[0]).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    first, second = (float(part[:, 0].sum() / part[:, 1].sum().clamp(min=1)) for part in counts)
+    middle = (tau[1] - tau[0]).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    gain = second - first
+    low, high = (gain + _widening(n) * (middle - gain)).tolist()
     return Difference(name, n, (first, second), low, high)
+
+
+def _widening(n: int) -> float:
+    """How much longer Student's 95 % interval of n values is than the normal one with their plain deviation."""
+    z, free = 1.96, n - 1
+    student = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    return student / z * math.sqrt(n / free)
