@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -121,6 +122,17 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_head(
     assert seen[0] == (last_step if last_step > 1 else 0)  # step 1 was not saved yet: it starts anew
     assert files(tmp_path / "head") == files(undisturbed / "head")
     assert [row["tokens"] for row in metrics(tmp_path)] == [row["tokens"] for row in metrics(undisturbed)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_that_diverges_ends_with_an_error_and_leaves_no_head(
+    target: Target, features: str, tmp_path: Path, optimizer: str
+):
+    wild = {"learning_rate": 1e30, "muon_learning_rate": 1e30, "optimizer": optimizer}
+    with pytest.raises(DataError, match="isn't finite: training has diverged; lower"):
+        run(target, features, tmp_path, OPTIONS.model_copy(update=wild))
+    assert not (tmp_path / "head").exists()
+    assert all(row["loss"] is None or math.isfinite(row["loss"]) for row in metrics(tmp_path))
 
 
 def test_sigterm_saves_a_checkpoint_and_ends_the_process(

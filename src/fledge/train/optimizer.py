@@ -19,6 +19,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fledge.errors import DataError
 from fledge.train.options import TrainOptions
 from fledge.train.weights import TrainableWeights, Weight
 
@@ -60,11 +61,16 @@ class Optimizer:
     def update(self, step: int) -> float:
         """Sum the gradients over all processes, apply and clear them, refresh the compute copies.
 
-        Returns the gradient norm before clipping.
+        Returns the gradient norm before clipping. Raises a DataError if it isn't finite; nothing is changed then.
         """
         w, o = self._weights, self._options
         grad = w.masters.summed(w.grad)  # [P], this process' part
         norm = w.masters.norm(grad)
+        if not math.isfinite(norm):
+            raise DataError(
+                f"the gradient of step {step + 1} isn't finite: training has diverged; lower train.learning_rate and "
+                "train.muon_learning_rate, and train into another folder"
+            )
         if norm > o.clip:
             grad.mul_(o.clip / norm)
         for weight in self._others:
