@@ -14,6 +14,7 @@ The rooms do the work; a stage knows where its inputs lie and which options are 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ from fledge.data import (
 from fledge.data.ray_respond import TargetSpec, respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
-from fledge.errors import RecipeError
+from fledge.errors import DataError, RecipeError
 from fledge.features import OnlineFeatures, extract_features, features_fingerprint
 from fledge.features.hooks import extract_spread
 from fledge.features.ray_extract import extract_features_on_ray
@@ -129,6 +130,10 @@ def _online(run: Run) -> OnlineFeatures | None:
     options = run.recipe.features
     if options.feed == "offline":
         return None
+    if options.feed == "hybrid" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise DataError(
+            "features.feed=hybrid keeps features in one process: under torchrun set it to online or offline"
+        )
     keep = run.url("train", "features") if options.feed == "hybrid" else None
     return OnlineFeatures(run.target, run.url("conversations"), options, keep)
 
