@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fledge.console import StageProgress, console, print_table
+from fledge.errors import DataError
 from fledge.run_folder import Run
 from fledge.storage import join, write_atomic
 from fledge.train.ablation import finished_rows, rows_for, run_row, table
@@ -15,6 +16,10 @@ _COLUMNS = ("row", "changed", "tau", "to the recipe, 95 %", "seconds")
 
 def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
     """Make the rows (all without names) at each size and write ablation/ablation.md."""
+    if run.recipe.features.feed != "offline":
+        raise DataError(
+            "ablate needs all features stored: set features.feed=offline and run `fledge features`"
+        )
     folder = run.url("ablation")
     with run.locked():
         for size in sizes:
