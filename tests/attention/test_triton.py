@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,47 @@ def test_bit_63_of_a_mask_counts() -> None:
     torch.testing.assert_close(
         result, reference_attention(query, keys, values, batch, 16), atol=2e-5, rtol=2e-5
     )
+
+
+def test_sums_of_splits_stay_small_where_contexts_may_be_long() -> None:
+    """1,024 rows with 64 heads of 128 in tables for 131,072 tokens: more numbers than 32 bits count, at 512 a split."""
+    indices, sums = 131_072, 1024 * 64 * 130
+    split = kernels._split_length(indices, sums)
+    assert indices // split * sums <= 1 << 26
+    assert kernels._split_length(indices, 64 * 130) == 512  # a single row is spread over the GPU
+    assert kernels._split_length(100, 1 << 30) == 512
+
+
+@pytest.mark.parametrize(("most", "splits", "used"), [(1, 1, 1), (4000, 2, 1), (1 << 26, 8, 2)])
+def test_splits_behind_what_there_is_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch, most: int, splits: int, used: int
+) -> None:
+    """A table has room for 4,096 tokens, of which 516 are there: the sums of what is empty aren't written, nor read."""
+    made: list[torch.Tensor] = []
+    new_empty = torch.Tensor.new_empty
+
+    def full_of_nan(self: torch.Tensor, *shape: int, **options: Any) -> torch.Tensor:
+        if options.get("dtype") is not torch.float32:  # the interpreter's own
+            return new_empty(self, *shape, **options)
+        made.append(self.new_full(shape, torch.nan, **options))
+        return made[-1]
+
+    monkeypatch.setattr(kernels, "_MOST_SUMS", most)
+    monkeypatch.setattr(torch.Tensor, "new_empty", full_of_nan)
+    masks = [1 | 1 << i for i in range(7)]
+    table = scattered_pages(2, 256)
+    batch = make_batch([[0] * 7, [0]], table, prefix=[509, 0], offset=[0, 0], masks=[masks, [1]])
+    batch = ForwardBatch(*(t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in batch))
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(8, 2, 64, generator=generator).to(DEVICE)
+    keys, values = (torch.randn(8192, 1, 64, generator=generator).to(DEVICE) for _ in range(2))
+    result = kernels.TritonAttention(batch, 16).attend(query, keys, values)
+    torch.testing.assert_close(
+        result, reference_attention(query, keys, values, batch, 16), atol=2e-5, rtol=2e-5
+    )
+    (sums,) = made
+    assert sums.shape[2] == splits
+    assert sums[:, :, used:].isnan().all()
 
 
 def test_a_target_decodes_with_it(tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ from triton import knobs
 
 from fledge.attention.layout import PagedRows, kv_slots
 
-_SPLIT = 512  # KV indices per program; a power of two
+_SPLIT = 512  # KV indices per program at least; a power of two
+_MOST_SUMS = 1 << 26  # numbers that all splits together leave to be merged, at most: 256 MiB
 _TILE_ROWS = 64  # rows times query heads per KV head, about
 _KEYS = 64  # KV indices per step
 _INTERPRETED = (
@@ -39,9 +40,9 @@ class TritonAttention:
         number = torch.arange(count, device=rows.page_table.device)
         request = torch.searchsorted(rows.row_start[1:].long(), number, right=True)
         begin = (rows.prefix_length + rows.window_offset - rows.row_start[:-1]).long()
-        self.write_slots = kv_slots(rows.page_table, request, number + begin[request], page_size)  # [R] int64
-        self._count, self._requests = count, requests
-        self._splits = triton.cdiv(pages * page_size, _SPLIT)
+        self._index = number + begin[request]  # [R] int64, the KV index each row is written at
+        self.write_slots = kv_slots(rows.page_table, request, self._index, page_size)  # [R] int64
+        self._count, self._requests, self._indices = count, requests, pages * page_size
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
@@ -53,9 +54,11 @@ class TritonAttention:
         group = heads // kv_heads
         tile = max(_TILE_ROWS // triton.next_power_of_2(group), 1)  # rows per program
         query, output = query.contiguous(), torch.empty_like(query, memory_format=torch.contiguous_format)
-        partial = query.new_empty(self._count, heads, self._splits, size + 2, dtype=torch.float32)
+        split = _split_length(self._indices, self._count * heads * (size + 2))
+        splits = triton.cdiv(self._indices, split)
+        partial = query.new_empty(self._count, heads, splits, size + 2, dtype=torch.float32)
         tiles = self._count // tile + self._requests  # each request begins a tile of its own
-        _attend[(tiles, kv_heads, self._splits)](
+        _attend[(tiles, kv_heads, splits)](
             query,
             keys,
             values,
@@ -69,7 +72,7 @@ class TritonAttention:
             size**-0.5,
             self._requests,
             rows.page_table.shape[1],
-            self._splits,
+            splits,
             keys.stride(0),
             keys.stride(1),
             GROUP=group,
@@ -80,15 +83,30 @@ class TritonAttention:
             LANES=max(tile * triton.next_power_of_2(group), 16),
             PAGE=self._page_size,
             KEYS=_KEYS,
-            SPLIT=_SPLIT,
+            SPLIT=split,
             TREE=rows.window_mask is not None,
             WIDEN=_INTERPRETED,
         )
-        if self._splits > 1:
+        if splits > 1:
             _merge[(self._count, heads)](
-                partial, output, self._splits, D=size, D_PADDED=triton.next_power_of_2(size)
+                partial,
+                output,
+                self._index,
+                splits,
+                D=size,
+                D_PADDED=triton.next_power_of_2(size),
+                SPLIT=split,
             )
         return output
+
+
+def _split_length(indices: int, sums: int) -> int:
+    """KV indices per program, of `indices` that a table has room for; each split leaves so many `sums`.
+
+    Many rows keep a GPU busy without many splits, whose sums would take gigabytes where contexts may be long.
+    """
+    most = max(_MOST_SUMS // sums, 1)
+    return max(int(triton.next_power_of_2(triton.cdiv(indices, most))), _SPLIT)
 
 
 def _row_count(rows: PagedRows) -> int:
@@ -143,8 +161,9 @@ def _attend(
         return
     prefix = tl.load(prefix_length + low)
     base = prefix + tl.load(window_offset + low) - first  # KV index of row r: base + r
-    length = base + end
     start, stop = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, base + end)
+    if start >= stop:  # the table has room for more than there is
+        return
 
     lane = tl.arange(0, LANES)
     row = begin + lane // GROUP
@@ -197,22 +216,22 @@ def _attend(
         tl.store(output + query_at, result.to(output.dtype.element_ty), mask=stored)
     else:
         part = ((row * (KV_HEADS * GROUP) + head) * splits + split) * (D + 2)
-        empty = length <= start
-        tl.store(partial + part, tl.where(empty, float("-inf"), high_score), mask=live)
-        tl.store(partial + part + 1, tl.where(empty, 0.0, total), mask=live)
+        tl.store(partial + part, high_score, mask=live)
+        tl.store(partial + part + 1, total, mask=live)
         tl.store(partial + part[:, None] + 2 + column[None, :], mixed, mask=stored)
 
 
 @triton.jit
-def _merge(partial, output, splits, D: tl.constexpr, D_PADDED: tl.constexpr):
-    """out = sum_s e^(m_s - m) o_s / sum_s e^(m_s - m) l_s, for one row and head."""
+def _merge(partial, output, row_index, splits, D: tl.constexpr, D_PADDED: tl.constexpr, SPLIT: tl.constexpr):
+    """out = sum_s e^(m_s - m) o_s / sum_s e^(m_s - m) l_s, for one row and head; s up to the row's own split."""
+    used = tl.load(row_index + tl.program_id(0)) // SPLIT + 1
     item = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     column = tl.arange(0, D_PADDED)
     base = partial + item * splits * (D + 2)
     high_score = float("-inf")
     total = 0.0
     mixed = tl.zeros([D_PADDED], tl.float32)
-    for split in range(splits):
+    for split in range(used):
         part = base + split * (D + 2)
         score = tl.load(part)
         raised = tl.maximum(high_score, score)
