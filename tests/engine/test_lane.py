@@ -6,11 +6,12 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, ThreadLane, to_host
+from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, ThreadLane, make_lane, to_host
 from fledge.errors import EngineError
 from tests.engine.lazy_lane import LazyLane
 
@@ -129,6 +130,42 @@ def test_time_between_works_is_exposed_unless_the_host_had_nothing_to_do() -> No
 def test_results_on_the_host_stay_what_they_are() -> None:
     tensor = torch.arange(3)
     assert to_host((1, [tensor], None))[1][0] is tensor
+
+
+class _Clock:
+    """A device that takes 0.5 s for each work, as its events see it; the host waits for none of that."""
+
+    now = 0.0
+
+    def __init__(self, **options: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = _Clock.now
+        _Clock.now += 0.5
+
+    def elapsed_time(self, later: _Clock) -> float:
+        return 1e3 * (later.at - self.at)
+
+    def synchronize(self) -> None:
+        """The host waits."""
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_works_on_a_gpu_are_timed_by_its_events_with_and_without_overlap(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """The host's clock sees kernels launched, not run: the planner would learn that everything is cheap."""
+    monkeypatch.setattr(torch.cuda, "Event", _Clock)
+    for name in ("Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given: MagicMock())
+    lane = make_lane(torch.device("cuda"), overlap)
+    lane.rest()
+    time.sleep(0.02)
+    assert lane.put(lambda: 1).take() == (1, 0.5)
+    time.sleep(0.02)
+    lane.settle()
+    assert 0.04 <= lane.exposed < 0.4  # what the host did before and behind it
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

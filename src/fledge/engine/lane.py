@@ -163,8 +163,9 @@ class StreamLane(Lane):
         self._last = None
 
     def settle(self) -> None:
-        """As `Lane.settle`; the device's own clock shows what the host cost, so there is nothing to add."""
-        self.rest()
+        """As `Lane.settle`."""
+        super().settle()
+        self._last = None
 
     def _timed(self, operations: list[Callable[[], object]], work: Callable[[], T]) -> Ran[T]:
         for operation in operations:
@@ -173,6 +174,8 @@ class StreamLane(Lane):
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
         before, begin, end = self._last, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if before is None:  # the device has been idle since
+            self.settle()
         with torch.cuda.stream(self._stream):
             begin.record()
             done = _done(lambda: to_host(run()))
@@ -182,6 +185,7 @@ class StreamLane(Lane):
         def arrive() -> Ran[T]:
             ran = done()
             end.synchronize()
+            self._mark = time.perf_counter()
             if before is not None:
                 self.exposed += before.elapsed_time(begin) / 1e3
             return Ran(ran.value, begin.elapsed_time(end) / 1e3)
@@ -202,10 +206,10 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def make_lane(device: torch.device, overlap: bool) -> Lane:
-    """The lane of a device; without `overlap` the caller waits for each work."""
-    if not overlap:
-        return InlineLane()
-    return StreamLane(device) if device.type == "cuda" else ThreadLane()
+    """The lane of a device; without `overlap` the caller waits for each work. Only its own events can time a GPU's."""
+    if device.type == "cuda":
+        return StreamLane(device)
+    return ThreadLane() if overlap else InlineLane()
 
 
 class FutureMap:
