@@ -60,7 +60,7 @@ int fledge_start(int threads) {
   std::lock_guard<std::mutex> lock(call_mutex());
   if (state < 0) {
     state = request_tiles() ? 0 : 1;
-    if (state == 0) team().start(threads);
+    if (state == 0) team().start(threads), survive_forks();
   }
   return state;
 }

@@ -7,6 +7,7 @@
 // not hold up the others.
 #pragma once
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -65,12 +66,16 @@ class Team {
 
   void start(int threads) {
     size = threads < 1 ? 1 : (threads > kMaxThreads ? kMaxThreads : threads);
-    for (int id = 1; id < size; ++id) std::thread([this, id] { worker(id); }).detach();
+    awaken();
   }
+
+  // A process that was forked off has none of the threads.
+  void lose_threads() { lost_ = true; }
 
   // Runs body(thread id) on every thread of the team and returns when all are done. Meanwhile numbers too small to be
   // normal are zero: a softmax is full of them, and the processor takes a hundred cycles for each.
   void run(const std::function<void(int)>& body) {
+    if (lost_) awaken();
     unsigned callers = _mm_getcsr();
     flush_to_zero();
     body_ = &body;
@@ -126,9 +131,16 @@ class Team {
   // Those that come out, and those read.
   static void flush_to_zero() { _mm_setcsr(_mm_getcsr() | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
 
-  void worker(int id) {
+  void awaken() {
+    lost_ = false;
+    idle_sleepers_.store(0);
+    barrier_sleepers_.store(0);
+    int seen = generation_.load();
+    for (int id = 1; id < size; ++id) std::thread([this, id, seen] { worker(id, seen); }).detach();
+  }
+
+  void worker(int id, int seen) {
     flush_to_zero();
-    int seen = 0;
     while (true) {
       wait_while(&generation_, seen, &idle_sleepers_, kIdleSpin);
       seen = generation_.load(std::memory_order_acquire);
@@ -138,6 +150,7 @@ class Team {
   }
 
   const std::function<void(int)>* body_ = nullptr;
+  bool lost_ = false;
   Counter next_[kMaxThreads];
   alignas(64) std::atomic<int> generation_{0};
   alignas(64) std::atomic<int> idle_sleepers_{0};
@@ -153,6 +166,14 @@ inline Team& team() {
 inline std::mutex& call_mutex() {
   static std::mutex mutex;
   return mutex;
+}
+// From now on a process is forked between calls, and what is forked off starts threads of its own when it needs them.
+inline void survive_forks() {
+  pthread_atfork([] { call_mutex().lock(); }, [] { call_mutex().unlock(); },
+                 [] {
+                   team().lose_threads();
+                   call_mutex().unlock();
+                 });
 }
 
 }  // namespace fledge
