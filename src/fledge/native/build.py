@@ -50,6 +50,7 @@ FLAGS = (
     "-pthread",
 )
 NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_CGROUP = Path("/sys/fs/cgroup")
 AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
 
 
@@ -61,7 +62,19 @@ def cache_folder() -> Path:
 def default_threads() -> int:
     """$FLEDGE_THREADS, or the cores this process may use."""
     wanted = os.environ.get("FLEDGE_THREADS", "")
-    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else len(os.sched_getaffinity(0))
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    cores = len(os.sched_getaffinity(0))
+    return min(container_cores(_CGROUP) or cores, cores)
+
+
+def container_cores(folder: Path) -> int | None:
+    """How many cores' time this process's container (cgroup v2) may use, in whole ones; None without a limit."""
+    try:
+        quota, period = (folder / "cpu.max").read_text("utf-8").split()
+    except OSError:  # no container, or another system
+        return None
+    return None if quota == "max" else max(int(quota) // int(period), 1)
 
 
 @functools.cache

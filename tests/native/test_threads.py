@@ -1,0 +1,32 @@
+"""The kernels have as many threads as the process may use cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fledge.native import build
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("800000 100000", 8)]
+)
+def test_a_containers_limit_counts_in_whole_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, cores: int
+) -> None:
+    (tmp_path / "cpu.max").write_text(limit + "\n", "utf-8")
+    assert build.container_cores(tmp_path) == cores
+    monkeypatch.setattr(build, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
+    monkeypatch.delenv("FLEDGE_THREADS", raising=False)
+    assert build.default_threads() == min(cores, 4)
+    monkeypatch.setenv("FLEDGE_THREADS", "7")
+    assert build.default_threads() == 7
+
+
+def test_without_a_limit_all_cores_count(tmp_path: Path) -> None:
+    assert build.container_cores(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("max 100000\n", "utf-8")
+    assert build.container_cores(tmp_path) is None
