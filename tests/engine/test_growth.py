@@ -136,6 +136,7 @@ def test_shapes_that_cannot_be_grown_are_refused() -> None:
         (2, 2, 8),
         (20, 4, 30),
         (3, 9, 65),
+        (1, 65, 9),
         (2, 0, 3),
         (-1, 1, 1),
     ]:

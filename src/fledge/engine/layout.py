@@ -35,10 +35,10 @@ class TreeShape:
             raise EngineError(
                 f"{self} is not a tree; use a depth of 0 or more and at least one child and node"
             )
-        if self.nodes > MASK_BITS or self.expanded > MASK_BITS or self.lookup >= MASK_BITS:
+        if max(self.nodes, self.topk, self.expanded) > MASK_BITS or self.lookup >= MASK_BITS:
             raise EngineError(
-                f"{self} is too large: use at most {MASK_BITS} nodes and (depth - 1) * topk of at most {MASK_BITS}, "
-                f"and fewer tokens than that from lookup"
+                f"{self} is too large: use at most {MASK_BITS} nodes, a topk and (depth - 1) * topk of at most "
+                f"{MASK_BITS}, and fewer tokens than that from lookup"
             )
         if not self.depth < self.nodes <= 1 + self.candidates:
             raise EngineError(
