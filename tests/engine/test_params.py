@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
@@ -74,6 +75,7 @@ def test_what_an_engine_cannot_do_is_refused(plain: Engine, option: dict[str, ob
     ("option", "said"),
     [
         ({"head": "released"}, "load it first"),
+        ({"head": Path("runs/demo/head")}, "load it first"),
         ({"tree": (2, 2, 4)}, "TreeShape"),
         ({"prefill_rows": 1.5}, "whole number"),
         ({"overlap": "on"}, "True or False"),

@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from typing import Unpack
 
 from fledge.draft.head import Head
@@ -79,8 +80,8 @@ class Engine:
     ) -> None:
         if not isinstance(target, Target):
             raise EngineError(f"target is {target!r}; load it first: Target.load(...)")
-        if isinstance(head, str):
-            raise EngineError(f"head is {head!r}; load it first: Head.load(...)")
+        if isinstance(head, str | PathLike):
+            raise EngineError(f"head is {str(head)!r}; load it first: Head.load(...)")
         self.target = target
         if draft_weights is not None and not isinstance(head, Head):
             raise EngineError("draft_weights is for a draft head that the engine loads; leave it out")
