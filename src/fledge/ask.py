@@ -26,9 +26,9 @@ def answer(
     context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)
     engine = Engine(loaded, drafts, max_batch=1, max_context=context)
     for piece in engine.stream_sync(prompt, max_tokens=max_tokens, temperature=temperature, seed=seed):
-        console.print(piece.text, end="", markup=False, soft_wrap=True)
+        print(piece.text, end="", flush=True)  # a console would expand tabs
         if piece.completion is not None:
-            console.print()
+            print()
             console.print(_stats_line(piece.completion.stats, speculative=drafts is not None), style="dim")
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 LOG_INTERVAL_S = 30.0
 
-# A log has no width of its own; tables need about this much.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+# A log has no width of its own; tables need about this much. Texts are shown as they are: no :smile: becomes a picture.
+console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 110)
 
 
 class StageProgress:
