@@ -63,7 +63,7 @@ def bench_server(
         bool, typer.Option("--ignore-eos", help="always max_tokens, where the server can")
     ] = False,
     repeats: Annotated[
-        int, typer.Option(help="of each level; 6 or more tell small differences from noise")
+        int, typer.Option(help="of each level; 8 or more tell small differences from noise")
     ] = 2,
     warmup: Annotated[int, typer.Option(help="requests beforehand")] = 2,
     slo: Annotated[

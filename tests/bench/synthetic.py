@@ -159,11 +159,11 @@ def report_facts(bench: BenchResult | None) -> ReportFacts:
 
 
 def load_result() -> LoadResult:
-    """A load test of two servers, six repeats of three levels."""
+    """A load test of two servers, eight repeats of three levels."""
     rng = random.Random(5)
     rows = []
     for level in (1, 4, 16):
-        for repeat in range(6):
+        for repeat in range(8):
             for server, gain in (("plain", 1.0), ("eagle3", 1.9 - 0.04 * level)):
                 tpot = (10 + 0.6 * level) / gain * (1 + rng.gauss(0, 0.01))
                 setting = LevelSetting(server, "mixed", level, None, repeat, 32)
@@ -175,7 +175,7 @@ def load_result() -> LoadResult:
         models={"plain": "some/target", "eagle3": "some/target"},
         commands={"plain": "http://localhost:8000", "eagle3": "http://localhost:8001"},
         workload="mixed",
-        options={"max_tokens": 32, "repeats": 6},
+        options={"max_tokens": 32, "repeats": 8},
         comparisons=compare_levels(rows, ["plain", "eagle3"], {}),
         machine=bench_result().machine,
         versions={"fledge": "0.1.0"},

@@ -182,14 +182,14 @@ def row(server: str, repeat: int, tpot: float, **changes: object) -> dict:
 
 
 def test_a_speedup_above_tau_is_rejected_with_the_reason() -> None:
-    rows = [row("plain", n, 10.0) for n in range(6)] + [
-        row("eagle3", n, 4.0, accept_length=2.0) for n in range(6)
+    rows = [row("plain", n, 10.0) for n in range(8)] + [
+        row("eagle3", n, 4.0, accept_length=2.0) for n in range(8)
     ]
     found = compare_level(rows, "plain", "eagle3", (4, None), (5, 5))
     assert found.speedup == pytest.approx(2.5)
     assert "speed-up 2.50 exceeds tau 2.00" in (found.rejected or "")
     fine = compare_level(
-        rows[:6] + [row("eagle3", n, 6.0, accept_length=2.0) for n in range(6)],
+        rows[:8] + [row("eagle3", n, 6.0, accept_length=2.0) for n in range(8)],
         "plain",
         "eagle3",
         (4, None),

@@ -39,6 +39,20 @@ def test_a_planted_nothing_is_not_found() -> None:
     assert compare_paired(*series(3, planted=0.0)).verdict == "no difference beyond noise"
 
 
+@pytest.mark.parametrize("repeats", [5, 6, 8, 10])
+def test_few_repeats_raise_no_more_false_alarms_than_many(repeats: int) -> None:
+    wrong = 0
+    for seed in range(200):
+        plain, other = series(seed, planted=0.0)
+        wrong += compare_paired(plain[:repeats], other[:repeats]).significant
+    assert wrong <= 6
+
+
+def test_what_is_equal_in_most_pairs_is_no_difference() -> None:
+    found = compare_paired([1.0] * 30, [1.0] * 20 + [1.5] * 10)
+    assert found.verdict == "no difference beyond noise"
+
+
 def test_unpaired_drift_would_drown_the_slowdown_that_pairs_show() -> None:
     plain, other = series(0, planted=0.05, noise=0.01)
     assert relative_noise(plain) > 0.05  # type: ignore[operator]

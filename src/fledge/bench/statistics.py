@@ -5,7 +5,8 @@
     ratio    B1 / A1    B2 / A2    B3 / A3        paired by block, so that the machine's mood cancels
 
 The interval is a percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of the median of the paired log-ratios,
-with a fixed seed: the same rows always give the same report.
+with a fixed seed: the same rows always give the same report. Of few values it is too narrow to tell a difference from
+chance: Wilcoxon's signed-rank test, exact for any number of them, must find one, too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _Level = TypeVar("_Level")
 _RESAMPLES = 4000
 _SEED = 20_250_301
 _CONFIDENCE = 0.95
-# To call two configurations different, a stricter one: a false alarm in a hundred comparisons, not in twenty.
-_SURE = 0.99
-_FEWEST = 5  # paired values below this say nothing about chance
+# To call two configurations different: a false alarm in a hundred comparisons, not in twenty.
+_CHANCE = 0.01
+_FEWEST = 8  # fewer paired values than this all fall on one side by chance more often than that
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class Difference:
     """One configuration against another: `ratio` above 1 means that the figure is larger than the baseline's."""
 
     ratio: Interval
-    sure: Interval  # the stricter interval that decides
+    chance: float  # how often ratios of equals are as one-sided as these
     noise: float  # typical relative spread of one block against the next: 0.02 is 2 %
 
     @property
     def significant(self) -> bool:
         """True if chance is an unlikely reason for the difference."""
-        return self.ratio.count >= _FEWEST and not self.sure.low <= 1.0 <= self.sure.high
+        return self.chance <= _CHANCE and not self.ratio.low <= 1.0 <= self.ratio.high
 
     @property
     def verdict(self) -> str:
@@ -60,8 +61,8 @@ class Difference:
         return f"{abs(change):.1f} % {'more' if change > 0 else 'less'}"
 
 
-def bootstrap_median(values: Sequence[float], confidence: float = _CONFIDENCE) -> Interval:
-    """The median with its percentile bootstrap interval."""
+def bootstrap_median(values: Sequence[float]) -> Interval:
+    """The median with its 95 % percentile bootstrap interval."""
     if not values:
         raise ValueError("no values to take a median of")
     data = np.asarray(values, dtype=np.float64)
@@ -71,7 +72,7 @@ def bootstrap_median(values: Sequence[float], confidence: float = _CONFIDENCE) -
     generator = np.random.default_rng(_SEED)
     picks = generator.integers(0, len(data), size=(_RESAMPLES, len(data)))  # [resample, value]
     medians = np.median(data[picks], axis=1)
-    tail = (1 - confidence) / 2
+    tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(medians, (tail, 1 - tail))
     return Interval(middle, float(low), float(high), len(data))
 
@@ -85,7 +86,7 @@ def compare_paired(baseline: Sequence[float], other: Sequence[float]) -> Differe
         raise ValueError("no block holds two positive values")
     return Difference(
         ratio=_exponential(bootstrap_median(logs)),
-        sure=_exponential(bootstrap_median(logs, _SURE)),
+        chance=_signed_rank_test(logs),
         noise=spread(logs),
     )
 
@@ -129,6 +130,20 @@ def interleaved(levels: Sequence[_Level], names: Sequence[str], repeats: int) ->
     )
     for number, (level, repeat, name) in enumerate(order, start=1):
         yield Turn(level, repeat, name, number, total)
+
+
+def _signed_rank_test(logs: Sequence[float]) -> float:
+    """The p-value of Wilcoxon's signed-rank test, two-sided and exact: equals give each log-ratio either sign alike."""
+    data = np.asarray(logs, dtype=np.float64)
+    sizes = np.abs(data)
+    order = np.sort(sizes)
+    # Doubled, as ties share theirs and have halves.
+    ranks = order.searchsorted(sizes, "left") + order.searchsorted(sizes, "right") + 1
+    chances = np.ones(1)  # [s]: that the positive ranks sum up to s
+    for rank in ranks[data != 0]:
+        chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
+    smaller = min(ranks[data > 0].sum(), ranks[data < 0].sum())
+    return min(1.0, 2 * float(chances[: smaller + 1].sum()))
 
 
 def _exponential(interval: Interval) -> Interval:
