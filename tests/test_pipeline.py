@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import safetensors.torch
 import torch
 
 from fledge.bench import Summary
-from fledge.errors import FingerprintError, HeadError, StorageError
+from fledge.errors import FingerprintError, FledgeError, HeadError, StorageError
 from fledge.estimate import Expected, estimate
 from fledge.pipeline import run_pipeline, run_stage
 from fledge.recipe import Recipe, load_recipe
@@ -50,6 +51,25 @@ def test_finished_stages_are_skipped(
     assert output.count("done before") == len(STAGES) - 1  # the report is always made
     assert "Estimate" not in output
     assert {p: p.stat().st_mtime_ns for p in run_copy.rglob("*.safetensors")} == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("respond.heldout=0", "needs some answers to train on"),
+        ("train.wandb_project=mine", "needs a package"),
+        ("bench.max_tokens=100000", "is too long for 100000 new tokens"),
+        ("bench.sweep_tokens=100000", "is too long for 100000 new tokens"),
+        ("bench.cuda_graphs=true", "needs a target on a CUDA device"),
+    ],
+)
+def test_what_a_late_stage_is_bound_to_refuse_is_refused_before_the_first(
+    small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(FledgeError, match=message):
+        run_pipeline(Run(load_recipe(str(small_recipe), [setting]), str(tmp_path / "run")))
+    assert not (tmp_path / "run" / "prompts").exists()
 
 
 def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:

@@ -10,15 +10,18 @@ A folder that holds shards but no fingerprint was put there: it is taken as it i
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
+from fledge.bench import refuse_impossible
 from fledge.closing import print_closing
 from fledge.console import StageProgress, clock, console
 from fledge.data.options import silent
-from fledge.errors import StorageError
+from fledge.errors import RecipeError, StorageError
 from fledge.estimate import print_estimate
 from fledge.run_folder import Record, Run
 from fledge.stages import STAGES, Stage, finished_records
 from fledge.storage import Fingerprint, Manifest, exists, write_atomic
+from fledge.train import refuse_without_wandb
 
 
 def run_pipeline(run: Run) -> None:
@@ -41,8 +44,9 @@ def run_pipeline(run: Run) -> None:
                 _print_done(record)
                 continue
             if not estimated:
-                run.refuse_wrong_heads()
-                print_estimate(run, [later.name for later in STAGES[number:]])
+                pending = [later.name for later in STAGES[number:]]
+                _refuse_late_failures(run, pending)
+                print_estimate(run, pending)
                 estimated = True
             _do(run, stage, fingerprint)
         print_closing(run, finished_records(run))
@@ -75,7 +79,7 @@ def run_stage(run: Run, name: str) -> None:
         if record is not None:
             _print_done(record)
         else:
-            run.refuse_wrong_heads()
+            _refuse_late_failures(run, [name])
             print_estimate(run, [name])
             _do(run, stage, fingerprint)
         if stage.always:
@@ -98,6 +102,21 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
     if record is None or record.digest != fingerprint.digest:
         return None
     return record if stage.product is None or exists(run.url(stage.product)) else None
+
+
+def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
+    """Raise what a pending stage is bound to raise before those ahead of it take their hours."""
+    recipe = run.recipe
+    run.refuse_wrong_heads()
+    if {"respond", "evaluate"} <= set(pending) and recipe.respond.heldout in (0, 1):
+        raise RecipeError(
+            f"respond.heldout is {recipe.respond.heldout:g}, and a run needs some answers to train on and some to "
+            "evaluate on; set it between 0 and 1, or run the stages you want one by one"
+        )
+    if "train" in pending:
+        refuse_without_wandb(recipe.train)
+    if "bench" in pending:
+        refuse_impossible(run.target, recipe.bench)
 
 
 def _is_given(run: Run, stage: Stage) -> bool:

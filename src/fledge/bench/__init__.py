@@ -2,7 +2,7 @@
 
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, BenchResult
-from fledge.bench.run import estimate_seconds, run_bench
+from fledge.bench.run import estimate_seconds, refuse_impossible, run_bench
 from fledge.bench.summary import Summary, summarise
 from fledge.bench.workloads import Prompt, Workload, load_workloads, own_workload, read_workload
 
@@ -19,6 +19,7 @@ __all__ = [
     "load_workloads",
     "own_workload",
     "read_workload",
+    "refuse_impossible",
     "run_bench",
     "summarise",
 ]

@@ -21,6 +21,7 @@ from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.draft import DraftWeights, Head, head_runner
 from fledge.engine import Engine, TreeShape
+from fledge.engine.build import make_recorder
 from fledge.errors import DataError, EngineError
 from fledge.target import Target
 
@@ -138,6 +139,17 @@ def chosen_workloads(options: BenchOptions) -> list[Workload]:
     """What the options name, the own mixed set first."""
     sets = [find_workload(name) for name in options.sets]
     return load_workloads(options.own_prompts, options.prompts, options.prompts_limit, sets)
+
+
+def refuse_impossible(target: Target, options: BenchOptions) -> None:
+    """Raise what `run_bench` would on its way: prompts too long for the target, rounds its device can't record."""
+    workloads = chosen_workloads(options)
+    for workload in workloads:
+        _fitting_prompts(target, workload, options.max_tokens)
+    if options.concurrency:
+        _fitting_prompts(target, workloads[0], options.sweep_tokens)
+    if options.cuda_graphs:
+        make_recorder(target.device)
 
 
 class _Parts(NamedTuple):

@@ -1,6 +1,7 @@
 """Training the draft head, and measuring it on stored features."""
 
 from fledge.train.acceptance import Acceptance
+from fledge.train.curves import refuse_without_wandb
 from fledge.train.evaluate import Evaluation, evaluate
 from fledge.train.options import EvaluateOptions, TrainOptions
 from fledge.train.trainer import TrainSummary, train, train_fingerprint
@@ -12,6 +13,7 @@ __all__ = [
     "TrainOptions",
     "TrainSummary",
     "evaluate",
+    "refuse_without_wandb",
     "train",
     "train_fingerprint",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ def write_curves(url: str, rows: Sequence[Mapping[str, Any]], started: float) ->
         write_atomic(join(url, EVENTS_NAME), path.read_bytes())
 
 
+def refuse_without_wandb(options: TrainOptions) -> None:
+    """Raise a RecipeError if a project is named and the package isn't installed."""
+    if options.wandb_project is not None and find_spec("wandb") is None:
+        raise RecipeError(
+            "train.wandb_project needs a package: pip install 'fledge[wandb]', or set train.wandb_project=null"
+        )
+
+
 class Tracker:
     """The recipe's Weights & Biases project; does nothing without one."""
 
@@ -42,12 +51,9 @@ class Tracker:
         self._run: Any = None
         if options.wandb_project is None or not leads:
             return
-        try:
-            import wandb
-        except ImportError as error:
-            raise RecipeError(
-                "train.wandb_project needs a package: pip install 'fledge[wandb]', or set train.wandb_project=null"
-            ) from error
+        refuse_without_wandb(options)
+        import wandb
+
         self._run = wandb.init(
             project=options.wandb_project,
             id=sha256(train_url.encode())[:16],

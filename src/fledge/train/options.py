@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fledge.engine import TreeShape
+from fledge.errors import EngineError
 from fledge.train.elementwise import LossMix
 
 LossName = Literal["kl", "hard", "tv", "lk"]
@@ -111,3 +113,13 @@ class EvaluateOptions(BaseModel):
     )
     max_tokens: int = Field(200_000, ge=1, description="held-out tokens used at most")
     batch_tokens: int = Field(8192, ge=16, description="tokens of a batch")
+
+    @field_validator("shapes")
+    @classmethod
+    def _trees(cls, shapes: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+        for shape in shapes:
+            try:
+                TreeShape(*shape)
+            except EngineError as error:
+                raise ValueError(str(error)) from error
+        return shapes
