@@ -21,7 +21,8 @@ used by name (`fledge run demo`), others by path or fsspec URL; settings after i
 fledge run my.yaml train.epochs=3 "respond.temperatures={0.0: 1.0}" bench.concurrency=[1,8] --run-dir runs/mine
 ```
 Values are YAML. An unknown key is refused, naming the closest valid one. The recipe a run used, defaults included, is
-written to `recipe.yaml` in its folder, and is itself a valid recipe.
+written to `recipe.yaml` in its folder, and is itself a valid recipe: commands that name no recipe use that of their
+`--run-dir`, or `demo` where there is none yet.
 """
 
 

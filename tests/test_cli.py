@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from fledge import __version__
 from fledge.cli import app, main
+from fledge.recipe import load_recipe
 from tests.tiny import save_tiny_target
 
 COMMANDS = {
@@ -95,6 +96,20 @@ def test_settings_without_a_recipe_say_which_they_change(fledge: Fledge, tmp_pat
     said = fledge("report", "train.epochs=2", "--run-dir", tmp_path / "none", expect=2)
     assert "these settings change the recipe demo" in said
     assert "recipe demo" not in fledge("report", "demo", "--run-dir", tmp_path / "none", expect=2)
+
+
+def test_a_run_goes_on_with_its_own_recipe_unless_another_is_named(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    recipe = (folder / "recipe.yaml").read_text()
+    assert fledge("run", "--run-dir", folder).count("done before") == 6
+    fledge("report", "--run-dir", folder)
+    assert load_recipe(str(small_recipe)).target.model in (folder / "report.html").read_text()
+    said = fledge("report", "bench.price_per_hour=2", "--run-dir", folder)
+    assert f"these settings change the recipe {folder}/recipe.yaml" in said
+    fledge("report", "demo", "--run-dir", folder)
+    assert (folder / "recipe.yaml").read_text() == recipe
 
 
 def test_a_wrong_target_path(fledge: Fledge, tmp_path: Path) -> None:

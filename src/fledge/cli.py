@@ -33,7 +33,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[RECIPE] [KEY=VALUE]...",
-        help="a shipped recipe or a YAML file (demo if left out), then settings such as train.epochs=3",
+        help="a shipped recipe or a YAML file (left out: the run's own so far, or demo), then settings such as "
+        "train.epochs=3",
         show_default=False,
     ),
 ]
@@ -295,14 +296,24 @@ def _run(
 
     words = list(settings or [])
     named = bool(words) and "=" not in words[0]
-    source = words.pop(0) if named else "demo"
+    source = words.pop(0) if named else _own_recipe(run_dir)
     if words and not named:
-        typer.echo("no recipe was named: these settings change the recipe demo, a small one", err=True)
+        small = ", a small one" if source == "demo" else ""
+        typer.echo(f"no recipe was named: these settings change the recipe {source}{small}", err=True)
     recipe = load_recipe(source, [*words, *(extra or [])])
     gpus = int(recipe.target.device.startswith("cuda"))
     cluster = RayOptions(ray, actors, gpus) if ray is not None else None
     command = shlex.join(["fledge", *sys.argv[1:]])
     return Run(recipe, run_dir, command=command, given_heads=heads or (), ray=cluster)
+
+
+def _own_recipe(run_dir: str) -> str:
+    """The recipe the run was made with so far; the demo's for a new one."""
+    from fledge.recipe import RECIPE_NAME
+    from fledge.storage import exists, join
+
+    own = join(run_dir, RECIPE_NAME)
+    return own if exists(own) else "demo"
 
 
 def _setting(key: str, value: str | None) -> list[str]:

@@ -18,6 +18,7 @@ from fledge.console import StageProgress, clock, console
 from fledge.data.options import silent
 from fledge.errors import RecipeError, StorageError
 from fledge.estimate import print_estimate
+from fledge.recipe import RECIPE_NAME
 from fledge.run_folder import Record, Run
 from fledge.stages import STAGES, Stage, finished_records
 from fledge.storage import Fingerprint, Manifest, exists, write_atomic
@@ -131,7 +132,7 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
         fingerprint.save(folder)
     else:
         fingerprint.claim(folder)
-    write_atomic(run.url("recipe.yaml"), run.recipe.to_yaml().encode())
+        write_atomic(run.url(RECIPE_NAME), run.recipe.to_yaml().encode())
     with StageProgress(stage.name) as progress:
         outcome = stage.work(run, progress.update)
     Record(stage.name, fingerprint.digest, progress.seconds, outcome.line, outcome.figures).save(folder)

@@ -26,6 +26,8 @@ from fledge.storage import exists, read_bytes
 from fledge.target.target import Backend
 from fledge.train import EvaluateOptions, TrainOptions
 
+RECIPE_NAME = "recipe.yaml"  # in a run's folder: what it was made with
+
 
 class TargetOptions(BaseModel):
     """Which LLM is accelerated, and how it runs here."""
