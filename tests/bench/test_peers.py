@@ -88,6 +88,22 @@ def test_the_table_pairs_blocks_and_says_who_is_ahead(tmp_path: Path) -> None:
     assert peers_table(read_peers(str(tmp_path / "peers.jsonl"))).rows == table.rows
 
 
+def test_answers_are_compared_only_with_what_was_measured(tiny_target_folder: Path) -> None:
+    options = PeerOptions(
+        target=str(tiny_target_folder),
+        head=None,
+        peers=("transformers",),
+        modes=("ngram",),
+        prompts=1,
+        max_tokens=4,
+        concurrency=(1,),
+        repeats=1,
+    )
+    found = run_peers(Target.load(str(tiny_target_folder)), options)
+    assert [(row.own, row.identical) for row in found.rows] == [(None, None)]
+    assert peers_table(found).rows[0][-2:] == ["–", "–"]
+
+
 def test_a_worker_that_fails_is_told() -> None:
     peer = Peer("transformers", "transformers_worker.py", ("plain",), "pip install", module="transformers")
     config = {"model": "/no/such/model", "mode": "plain", "head": None, "max_batch": 1, "max_context": 64}

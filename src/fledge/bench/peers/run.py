@@ -62,8 +62,8 @@ class PeerRow:
     repeat: int
     tpot_ms: float | None  # at one request in flight
     throughput: float
-    identical: int  # answers equal to fledge's plain ones
-    own: int  # answers equal to the same peer's plain ones
+    identical: int | None  # answers equal to fledge's plain ones, if those were measured
+    own: int | None  # answers equal to the same peer's plain ones, if those were
     answers: int
 
 
@@ -293,8 +293,12 @@ def _measure(
             continue
         if row.mode == "plain":
             plain.setdefault((row.peer, turn.level), tokens)
-        same = [sum(map(eq, tokens, plain.get((peer, turn.level), []))) for peer in ("fledge", row.peer)]
-        rows.append(replace(row, identical=same[0], own=same[1]))
+        same = {
+            peer: sum(map(eq, tokens, answers))
+            for (peer, level), answers in plain.items()
+            if level == turn.level
+        }
+        rows.append(replace(row, identical=same.get("fledge"), own=same.get(row.peer)))
         progress(turn.number, turn.total, f"{turn.name}, {turn.level} at once: {row.throughput:.0f} tokens/s")
     rows[:] = [row for row in rows if f"{row.peer} {row.mode}" not in failed]
     return list(failed.values())
@@ -317,5 +321,5 @@ def _ask_level(
     later = made - len(prompts)
     tpot = 1e3 * (whole - first) / later if level == 1 and later > 0 else None
     return PeerRow(
-        worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, 0, 0, len(prompts)
+        worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, None, None, len(prompts)
     ), tokens

@@ -40,7 +40,9 @@ def peers_table(found: PeersFound) -> PeersTable:
             difference = compare_paired([r.throughput for r in base], [r.throughput for r in own]).ratio
             ratio, interval = times(difference.value), f"{difference.low:.2f}–{difference.high:.2f}"
         first = own[0]  # greedy answers don't change from repeat to repeat
-        same = [f"{count} of {first.answers}" for count in (first.own, first.identical)]
+        same = [
+            "–" if count is None else f"{count} of {first.answers}" for count in (first.own, first.identical)
+        ]
         tpot = number(median(tpots), 2) if tpots else "–"
         cells = [own[0].version, mode, str(level), tpot, number(speed), ratio, interval, *same]
         rows.append((level, -speed, cells))
