@@ -186,3 +186,14 @@ def test_a_head_for_another_target_is_refused(head: Head, tmp_path: Path, tiny_t
     wider = load_tiny_target(save_tiny_target(tmp_path / "wide", shape=TinyShape(hidden=128)))
     with pytest.raises(HeadError, match="features of 64, the target has 128"):
         head.check_target(wider)
+
+
+def test_the_head_that_ships_is_found_by_its_target(
+    tiny_target_folder: Path, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_tiny_target(tiny_target_folder)
+    with pytest.raises(HeadError, match="no head ships for"):
+        Head.released(target)
+    head.save(str(tmp_path / "shipped"))
+    monkeypatch.setattr("fledge.released.FOLDER", tmp_path)
+    assert_same_head(Head.released(target), head)
