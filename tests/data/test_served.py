@@ -13,8 +13,10 @@ from fledge.data.prompt_store import Prompt, PromptWriter
 from fledge.data.responses import RespondSummary
 from fledge.engine import Engine
 from fledge.errors import DataError
+from fledge.server.options import ServerOptions as ServingOptions
 from fledge.target import Target
 from tests.data.fake_server import CompletionServer, Fault
+from tests.server.conftest import running
 
 OPTIONS = RespondOptions(max_new_tokens=16, shard_size=3, heldout=0.3)
 COUNT = 8
@@ -69,6 +71,14 @@ def test_a_server_gives_the_engines_ids(
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
     assert summary.statistics.prompts == COUNT
     assert Counter(len(c.turn_starts) for c in read_conversations(str(tmp_path)))[4] > 0
+
+
+def test_fledges_own_server_answers(target: Target, prompts: str, undisturbed: Path, tmp_path: Path) -> None:
+    own = Engine(target, max_batch=4, max_context=1280, kv_tokens=8192)
+    with running(own, ServingOptions(port=0)) as served:
+        made = AnswerServer(target, ServerOptions(url=served.url, concurrency=3))
+        respond(target, made, prompts, OPTIONS, str(tmp_path))
+    assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
 
 
 def first(number: int, change: Any) -> Fault:

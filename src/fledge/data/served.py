@@ -89,7 +89,6 @@ class AnswerServer:
             "top_p": params.top_p,
             "seed": params.seed,
             "return_token_ids": True,
-            "skip_special_tokens": False,
         }
         reply = self._post("/v1/completions", body)
         try:
