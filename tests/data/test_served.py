@@ -81,6 +81,19 @@ def test_fledges_own_server_answers(target: Target, prompts: str, undisturbed: P
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
 
 
+def test_answers_are_drawn_from_all_tokens_whatever_the_server_prefers(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def note(number: int, body: dict[str, Any], reply: Any) -> Any:
+        asked.append(body)
+        return reply
+
+    ask(target, server, prompts, tmp_path, note)
+    assert {(body["top_k"], body["min_p"], body["repetition_penalty"]) for body in asked} == {(-1, 0.0, 1.0)}
+
+
 def first(number: int, change: Any) -> Fault:
     """A fault in the given request alone."""
     return lambda n, body, reply: change(reply) if n == number else reply

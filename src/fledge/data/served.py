@@ -89,6 +89,10 @@ class AnswerServer:
             "top_p": params.top_p,
             "seed": params.seed,
             "return_token_ids": True,
+            # Else servers take what the checkpoint's generation_config.json says, or defaults of their own.
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
         }
         reply = self._post("/v1/completions", body)
         try:
