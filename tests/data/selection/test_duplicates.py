@@ -44,10 +44,13 @@ def test_a_conversation_that_another_goes_on_from_is_dropped(tmp_path: Path) -> 
     assert verdicts(tmp_path, turns, near=1.0) == [CONTINUED, CONTINUED, KEPT, KEPT]
 
 
-def test_the_same_question_under_another_system_prompt_is_no_repeat(tmp_path: Path) -> None:
-    finder = DuplicateFinder(tmp_path / "keys", 1.0)
-    finder.add([Conversation(["q q q"], "be brief"), Conversation(["q q q"], None)])
-    assert finder.verdicts().tolist() == [KEPT, KEPT]
+@pytest.mark.parametrize("near", [0.5, 0.7, 1.0])
+def test_the_same_question_under_another_system_prompt_is_no_repeat(tmp_path: Path, near: float) -> None:
+    finder = DuplicateFinder(tmp_path / "keys", near)
+    turns = ["q q q"]
+    finder.add([Conversation(turns, "be brief"), Conversation(turns, None), Conversation(turns, "be long")])
+    finder.add([Conversation(turns, "be long")])
+    assert finder.verdicts().tolist() == [KEPT, KEPT, KEPT, REPEAT]
 
 
 def _text(rng: random.Random, length: int = 60) -> list[str]:

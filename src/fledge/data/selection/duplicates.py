@@ -2,7 +2,8 @@
 
 A request log holds a conversation once per request, each time a turn longer; only the longest is kept (`continued`).
 Near duplicates: MinHash (Broder 1997) over word trigrams from rensa, banded (Leskovec et al., Mining of Massive
-Datasets, ch. 3); two prompts that share a band are compared by their whole signatures.
+Datasets, ch. 3); two prompts that share a band are compared by their whole signatures. Under another system prompt a
+prompt is another one, however near.
 """
 
 from __future__ import annotations
@@ -105,8 +106,10 @@ class DuplicateFinder:
         signatures.tofile(self._signature_file)
         bands = signatures.reshape(len(signatures), -1, self._band)  # [n, bands, rows of a band]
         rows = np.arange(self.rows, self.rows + len(signatures))
+        # Prompts under different system prompts share no key, and so are never compared.
+        systems = np.array([_key([c.system]) if c.system else 0 for c in conversations], np.uint64)
         for number in range(bands.shape[1]):
-            self._bands.add(_mix(bands[:, number], number), rows)
+            self._bands.add(_mix(bands[:, number], number) ^ systems, rows)
 
 
 def _grams(found: Sequence[str]) -> list[str]:
