@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from fledge.data import PromptOptions, RespondOptions, make_prompts, read_conversations, respond
 from fledge.data.card import make_card, render_card, write_card
 from fledge.engine import Engine
+from fledge.errors import DataError
 from fledge.target import Target
 from tests.data.test_mixing import CHAT, CODE, sentences, write_lines
 
@@ -55,6 +58,15 @@ def test_the_card_counts_every_step_and_holds_no_text(target: Target, engine: En
     for shown in ("cc-by-nc-4.0", "forbids commercial use", "gsm.jsonl", "EMAIL", "rejected: too_short"):
         assert shown in page
     assert not any(text in page for text in texts)
+
+
+def test_prompts_whose_selection_was_cut_short_have_no_card(target: Target, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": text} for text in sentences(CODE, 5, 0)])
+    prompts = str(tmp_path / "prompts")
+    make_prompts(target, None, PromptOptions(sources=({"path": path, "licence": "own"},)), prompts)
+    (tmp_path / "prompts/selection.json").unlink()  # what is written last
+    with pytest.raises(DataError, match="aren't finished; run `fledge prompts` again"):
+        make_card(prompts, None)
 
 
 def test_a_run_of_the_target_alone_has_a_card_too(finished_run: Path) -> None:

@@ -22,6 +22,7 @@ from fledge.data.prompt_store import (
     read_selection,
     traffic_url,
 )
+from fledge.errors import DataError
 from fledge.storage import Fingerprint, Manifest, join
 
 CARD_NAME = "data-card"
@@ -40,9 +41,16 @@ def make_card(
     Args:
         draft_vocabulary: target ids the head can propose, for its coverage.
         privacy: what the privacy filter found and did, as it tells.
+
+    Raises:
+        DataError: the selection from the sources isn't finished.
     """
-    summary = prompt_summary(prompts_url)
     selection = read_selection(prompts_url)
+    if not selection and _made_from(prompts_url).get(
+        "prompts.sources"
+    ):  # or it would look like the target's own
+        raise DataError(f"the prompts in {prompts_url} aren't finished; run `fledge prompts` again to go on")
+    summary = prompt_summary(prompts_url)
     words = Counter(_bin(len(" ".join(p.turns).split())) for p in read_prompts(prompts_url))
     turns = Counter(len(prompt.turns) for prompt in read_prompts(prompts_url))
     origins = Counter((prompt.source, prompt.licence) for prompt in read_prompts(prompts_url))
