@@ -22,6 +22,7 @@ from fledge.data.words import PLACEHOLDERS
         (PromptOptions, {"mix": {"chat": -1, "code": 2}}),
         (PromptOptions, {"openings": []}),
         (PromptOptions, {"traffic": [{"kind": "self", "licence": "own"}]}),
+        (PromptOptions, {"traffic": [{"path": "a.jsonl", "weight": 2}]}),
         (RespondOptions, {"max_tokens": 3}),
         (RespondOptions, {"temperatures": {}}),
         (RespondOptions, {"temperatures": {0.0: 0.0}}),

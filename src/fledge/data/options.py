@@ -100,11 +100,13 @@ class PromptOptions(BaseModel):
 
     @field_validator("traffic")
     @classmethod
-    def _traffic_is_somebodys(cls, traffic: tuple[SourceOptions, ...]) -> tuple[SourceOptions, ...]:
+    def _traffic_is_sampled(cls, traffic: tuple[SourceOptions, ...]) -> tuple[SourceOptions, ...]:
         if any(source.kind == "self" for source in traffic):
             raise ValueError(
                 "the target itself (kind self) is no sample of traffic; name files, logs or datasets"
             )
+        if any(source.weight != 1.0 for source in traffic):
+            raise ValueError("samples of traffic have no weight: each counts with the prompts it has")
         return traffic
 
     @field_validator("mix")
