@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fledge.data.filters import Limits, foreign_reason, reject_reason, words
+from fledge.data.language import LanguageFilter
 
 GOOD = [
     "What is the best way to prepare for a job interview?",
@@ -79,6 +80,18 @@ def test_an_assistants_refusal_is_no_prompt(text: str) -> None:
 )
 def test_a_users_own_trouble_is_no_refusal(text: str) -> None:
     assert foreign_reason([text], Limits()) is None
+
+
+def test_only_what_is_surely_in_another_language_is_rejected() -> None:
+    english = LanguageFilter(["en"])
+    for text in ("haha thats funny lol tell me more", "x^2 + y^2 = 25, x + y = 7, find x, y"):
+        assert english.accepts(text)
+    for text in (
+        "gib mir ein python script dafür",
+        "Scrivi una poesia sul mare blu",
+        "hoe maak ik een website snel",
+    ):
+        assert not english.accepts(text)
 
 
 def test_words_fold_case_and_width_and_split_chinese() -> None:

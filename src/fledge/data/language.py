@@ -11,6 +11,7 @@ from fledge.errors import DataError
 
 _FEW_WORDS = 5  # shorter texts are given the benefit of the doubt
 _CHARACTERS = 1000  # are enough
+_DOUBT = 5.0  # log likelihood by which another language must lead: slang and formulas look a little like many
 
 
 class LanguageFilter:
@@ -32,11 +33,11 @@ class LanguageFilter:
                 )
 
     def accepts(self, text: str) -> bool:
-        """Whether the text is in a wanted language, or too short to say."""
+        """Whether the text is in a wanted language, or too short or unclear to say."""
         if not self._wanted or len(words(text)) < _FEW_WORDS:
             return True
-        language, _ = _identifier().classify(text[:_CHARACTERS])
-        return language in self._wanted
+        scores = dict(_identifier().rank(text[:_CHARACTERS]))
+        return max(scores[language] for language in self._wanted) > max(scores.values()) - _DOUBT
 
 
 @cache
