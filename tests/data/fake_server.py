@@ -93,6 +93,8 @@ class CompletionServer:
                 data = value if isinstance(value, bytes) else json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
+                if status == 429:
+                    self.send_header("Retry-After", "7")
                 self.end_headers()
                 self.wfile.write(data)
 

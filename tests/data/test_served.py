@@ -138,6 +138,18 @@ def test_passing_trouble_is_tried_again(
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
 
 
+def test_the_pause_a_busy_server_asks_for_is_kept(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path
+) -> None:
+    pauses: list[float] = []
+    server.requests = 0
+    server.fault = lambda number, body, reply: 429 if number == 0 else 503 if number == 1 else reply
+    with server.serving() as url:
+        made = AnswerServer(target, ServerOptions(url=url, concurrency=1), pauses.append)
+        respond(target, made, prompts, OPTIONS, str(tmp_path))
+    assert pauses == [7.0, 2.0]
+
+
 def test_a_server_that_dies_half_way_stops_clearly_and_the_stage_goes_on_later(
     target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
 ) -> None:

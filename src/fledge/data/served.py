@@ -107,15 +107,16 @@ class AnswerServer:
         return completion
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        last = ""
+        last, asked_pause = "", 0.0
         for attempt in range(self._options.retries + 1):
             if attempt:
-                self._pause(min(_LONGEST_PAUSE_S, self._options.backoff_s * 2 ** (attempt - 1)))
+                pause = max(asked_pause, self._options.backoff_s * 2 ** (attempt - 1))
+                self._pause(min(_LONGEST_PAUSE_S, pause))
             self._wait_for_slot()
             try:
-                status, data = self._exchange(path, body)
+                status, data, asked_pause = self._exchange(path, body)
             except httpx2.HTTPError as error:
-                last = f"{type(error).__name__} {error}".strip()
+                last, asked_pause = f"{type(error).__name__} {error}".strip(), 0.0
                 continue
             if status in _AGAIN:
                 last = f"status {status}"
@@ -134,8 +135,8 @@ class AnswerServer:
             raise AnswerFailed("server_error")
         raise self._gone(last, self._options.retries + 1)
 
-    def _exchange(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        """Status and body; a body without end is given up."""
+    def _exchange(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, float]:
+        """Status, body, and the seconds to wait that the server asks for; a body without end is given up."""
         deadline = time.monotonic() + self._options.timeout_s
         data = bytearray()
         with self._client.stream("POST", path, json=body) as response:
@@ -143,7 +144,8 @@ class AnswerServer:
                 data += chunk
                 if len(data) > _LARGEST_REPLY or time.monotonic() > deadline:
                     raise AnswerFailed("endless")
-            return response.status_code, bytes(data)
+            pause = response.headers.get("Retry-After", "")
+            return response.status_code, bytes(data), float(pause) if pause.isdecimal() else 0.0
 
     def _read(self, wanted: Generation, reply: Any) -> Completion:
         try:
