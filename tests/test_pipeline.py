@@ -96,6 +96,20 @@ def test_a_deleted_product_is_made_again_and_nothing_else(
     assert (run_copy / "head" / "model.safetensors").read_bytes() == weights
 
 
+def test_a_run_without_its_features_is_measured(run_copy: Path, recipe: Recipe) -> None:
+    """They are the large part, and no longer needed once the head is trained."""
+    for folder in ("features", "bench"):
+        shutil.rmtree(run_copy / folder)
+    changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"epochs": 9.0})})
+    with pytest.raises(
+        FingerprintError, match=r"train was made from other inputs \(train\.epochs: 4\.0 -> 9\.0\)"
+    ):
+        run_stage(Run(changed, str(run_copy)), "bench")
+    run_stage(Run(recipe, str(run_copy)), "bench")
+    assert (run_copy / "bench" / "done.json").exists()
+    assert not (run_copy / "features").exists()
+
+
 def test_a_stage_alone_needs_the_stages_it_builds_on(tmp_path: Path, recipe: Recipe) -> None:
     run = Run(recipe, str(tmp_path / "run"))
     run_stage(run, "prompts")

@@ -37,7 +37,7 @@ from fledge.features import OnlineFeatures, extract_features, features_fingerpri
 from fledge.features.hooks import extract_spread
 from fledge.features.ray_extract import extract_features_on_ray
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
-from fledge.storage import Fingerprint, Manifest, make_fingerprint
+from fledge.storage import Fingerprint, Manifest, exists, make_fingerprint
 from fledge.train import evaluate, train, train_fingerprint
 
 _FORMAT = 1  # of the stages fingerprinted here
@@ -122,7 +122,13 @@ def _train(run: Run, progress: Progress) -> Outcome:
 def _train_fingerprint(run: Run) -> Fingerprint:
     online = run.recipe.features.feed != "offline"
     conversations = run.url("conversations") if online else None
-    return train_fingerprint(run.target, run.url("features"), run.train_options, conversations)
+    made = train_fingerprint(run.target, run.url("features"), run.train_options, conversations)
+    before = Fingerprint.load(run.url("train"))
+    if before is not None and not exists(
+        run.url("features")
+    ):  # deleted to free the disk once the head was there
+        return make_fingerprint({**made.parts, "features": before.parts.get("features")})
+    return made
 
 
 def _online(run: Run) -> OnlineFeatures | None:
