@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi
+import safetensors.torch
+import torch
+from huggingface_hub import HfApi, constants
 
 from fledge.cli import main
 from fledge.draft import Head
 from fledge.draft import checkpoint as checkpoint_module
 from fledge.exchange import export_head
+from fledge.target import hub as hub_module
 from tests.draft.tiny_head import load_tiny_target, random_head
 
 
@@ -65,6 +69,31 @@ def test_layers_said_on_import_are_written_in_each_convention(
     assert config["eagle_aux_hidden_state_layer_ids"] == [3, 4, 6]
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_a_pickled_head_of_the_hub_is_read_by_its_id(
+    monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path, online: bool
+) -> None:
+    """EAGLE's own are in pytorch_model.bin alone."""
+    repository = tmp_path / "cache" / "models--org--eagle"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_bytes((head / "config.json").read_bytes())
+    torch.save(safetensors.torch.load_file(head / "model.safetensors"), snapshot / "pytorch_model.bin")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", not online)
+    if online:
+        monkeypatch.setattr(hub_module, "_unreachable_reason", lambda repo_id: "")
+
+        def download(repo_id: str, *, allow_patterns: list[str], **rest: Any) -> str:
+            assert any(fnmatch("pytorch_model.bin", pattern) for pattern in allow_patterns)
+            return str(snapshot)
+
+        monkeypatch.setattr(hub_module, "snapshot_download", download)
+    assert Head.load("org/eagle").config == Head.load(str(head)).config
+
+
 def test_push_uploads_the_whole_folder_in_one_commit_and_a_hub_id_loads(
     monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path
 ) -> None:
@@ -81,5 +110,5 @@ def test_push_uploads_the_whole_folder_in_one_commit_and_a_hub_id_loads(
     monkeypatch.setattr(HfApi, "upload_folder", upload)
     export_head(str(head), str(tmp_path / "out"), form="sglang", push="org/name")
     assert {p.name for p in hub["org/name"].iterdir()} == {"config.json", "model.safetensors", "README.md"}
-    monkeypatch.setattr(checkpoint_module, "hub_folder", lambda repository: hub[repository])
+    monkeypatch.setattr(checkpoint_module, "hub_folder", lambda repository, also: hub[repository])
     assert Head.load("org/name").config == Head.load(str(head)).config

@@ -99,5 +99,5 @@ def _read_safetensors(url: str) -> dict[str, Tensor]:
 def local_url(url: str) -> str:
     """The folder itself, or the local snapshot of a hub id such as org/name."""
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", url) and not exists(url):
-        return str(hub_folder(url))
+        return str(hub_folder(url, [PICKLE_NAME]))
     return url

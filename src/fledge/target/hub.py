@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, snapshot_download
@@ -30,20 +31,24 @@ class HubUnreachableError(TargetError):
         self.reason = reason
 
 
-def hub_folder(repo_id: str) -> Path:
-    """The local snapshot of a hub model: downloaded, or what an earlier download left when the hub is out of reach."""
+def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
+    """The local snapshot of a hub model: downloaded, or what an earlier download left when the hub is out of reach.
+
+    `also`: names of files with weights that are wanted besides a target's.
+    """
+    wanted = [*WANTED, *also]
     reason = _unreachable_reason(repo_id)
     try:
         if not reason:
-            return Path(snapshot_download(repo_id, allow_patterns=WANTED, ignore_patterns=UNWANTED))
-        folder = Path(snapshot_download(repo_id, allow_patterns=WANTED, local_files_only=True))
+            return Path(snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=UNWANTED))
+        folder = Path(snapshot_download(repo_id, allow_patterns=wanted, local_files_only=True))
     except GatedRepoError as error:
         raise TargetError(
             f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
         ) from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(repo_id, reason or str(error)) from error
-    if not weight_files(folder):
+    if not weight_files(folder) and not any((folder / name).exists() for name in also):
         raise HubUnreachableError(repo_id, reason)
     logger.info("%s: %s; using the copy downloaded earlier", repo_id, reason)
     return folder
