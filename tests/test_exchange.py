@@ -71,7 +71,7 @@ def test_layers_said_on_import_are_written_in_each_convention(
 
 @pytest.mark.parametrize("online", [True, False])
 def test_a_pickled_head_of_the_hub_is_read_by_its_id(
-    monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path, online: bool
+    monkeypatch: pytest.MonkeyPatch, head: Path, tiny_target_folder: Path, tmp_path: Path, online: bool
 ) -> None:
     """EAGLE's own are in pytorch_model.bin alone."""
     repository = tmp_path / "cache" / "models--org--eagle"
@@ -92,6 +92,7 @@ def test_a_pickled_head_of_the_hub_is_read_by_its_id(
 
         monkeypatch.setattr(hub_module, "snapshot_download", download)
     assert Head.load("org/eagle").config == Head.load(str(head)).config
+    assert fledge(monkeypatch, "doctor", tiny_target_folder, "org/eagle", "--max-tokens", 4) == 0
 
 
 def test_push_uploads_the_whole_folder_in_one_commit_and_a_hub_id_loads(

@@ -14,7 +14,7 @@ from fledge.doctor.probe import Probe
 from fledge.doctor.served import ServedEngine
 from fledge.doctor.traps import engine_findings
 from fledge.draft import Head
-from fledge.draft.checkpoint import read_files
+from fledge.draft.checkpoint import local_url, read_files
 from fledge.draft.foreign import canonical_name
 from fledge.draft.forms import canonical_tensors
 from fledge.engine import Completion, Engine, TreeShape
@@ -65,6 +65,7 @@ def diagnose(
         max_tokens: length of the answers.
         depth: tokens drafted in a row; the served engine must draft as many for its tau to compare.
     """
+    url = local_url(url)
     raw, tensors = read_files(url)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
     findings = list(file_findings(raw, named, target, url))
