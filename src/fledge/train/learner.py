@@ -27,7 +27,7 @@ class BatchMeasures:
 
     loss: float  # weighted over the steps, as it is minimised
     losses: list[float]  # of each step
-    overlap: list[float]  # of each step, acceptance at temperature 1
+    overlap: list[float]  # of each step, acceptance at temperature 1 within the draft vocabulary
     accuracy: list[
         float
     ]  # share of valid rows whose proposal is the conversation's own token, misses counted

@@ -36,7 +36,7 @@ class StepLoss:
 
     d_hidden: Tensor  # [R, H], gradient of the step's share of the loss
     loss: Tensor | None  # mean over the rows in the loss
-    overlap: Tensor | None  # mean sum min(p, q) of these rows: acceptance at temperature 1
+    overlap: Tensor | None  # mean sum min(p, q) of these rows: acceptance within the draft vocabulary
     hits: Tensor | None  # [R] bool, the proposal is the conversation's own next token
 
 
