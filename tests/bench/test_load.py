@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from itertools import pairwise
@@ -23,10 +24,11 @@ from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
 from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import Reading, between, parse_metrics
 from fledge.bench.load.metrics import LevelSetting, level_figures
-from fledge.bench.load.results import compare_level
+from fledge.bench.load.results import compare_level, compare_levels
 from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload
 from fledge.errors import DataError, ServerError
+from tests.bench.synthetic import load_result
 
 PROMPTS = tuple(Prompt(f"q{n}", "chat", (f"Question {n}?",)) for n in range(5))
 WORKLOAD = Workload("questions", PROMPTS)
@@ -197,6 +199,21 @@ def test_a_speedup_above_tau_is_rejected_with_the_reason() -> None:
     )
     assert fine.rejected is None
     assert fine.significant
+
+
+def test_requests_sent_at_once_are_written_as_valid_json(tmp_path: Path) -> None:
+    made = load_result()
+    rows = [r | {"max_concurrency": None, "request_rate": math.inf} for r in made.rows]
+    options = {"rates": (math.inf, 2.0)}
+    made = made.model_copy(
+        update={"rows": rows, "comparisons": compare_levels(rows, made.servers, {}), "options": options}
+    )
+    made.save(str(tmp_path))
+    for path in tmp_path.iterdir():
+        assert "Infinity" not in path.read_text()
+    found = LoadResult.load(str(tmp_path))
+    assert (found.rows, found.comparisons) == (made.rows, made.comparisons)
+    assert found.options == {"rates": ["inf", 2.0]}
 
 
 def test_failures_and_unequal_work_are_rejected() -> None:

@@ -7,6 +7,7 @@ load.json         what was run, the comparisons, machine and versions
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -19,6 +20,7 @@ from fledge.errors import StorageError
 from fledge.storage import join, read_bytes, read_json, write_atomic, write_json
 
 Row = Mapping[str, Any]
+_ALL_AT_ONCE = "inf"
 
 
 class Comparison(BaseModel):
@@ -62,9 +64,9 @@ class LoadResult(BaseModel):
 
     def save(self, folder: str) -> None:
         """Write both files; load.json last, so that it stands for a whole result."""
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows)
+        text = "".join(json.dumps(_strict(row), ensure_ascii=False) + "\n" for row in self.rows)
         write_atomic(join(folder, "load.jsonl"), text.encode())
-        write_json(join(folder, "load.json"), self.model_dump(mode="json", exclude={"rows"}))
+        write_json(join(folder, "load.json"), _strict(self.model_dump(exclude={"rows"})))
 
     @classmethod
     def load(cls, folder: str) -> LoadResult:
@@ -73,11 +75,23 @@ class LoadResult(BaseModel):
         try:
             text = read_bytes(join(folder, "load.jsonl")).decode()
             rows = [json.loads(line) for line in text.splitlines() if line]
+            for row in rows:
+                if row["request_rate"] == _ALL_AT_ONCE:
+                    row["request_rate"] = math.inf
             return cls.model_validate({**value, "rows": rows})
-        except (ValidationError, TypeError, ValueError) as error:
+        except (ValidationError, KeyError, TypeError, ValueError) as error:
             raise StorageError(
                 f"{folder} holds no load test ({error}); run `fledge bench server` again"
             ) from error
+
+
+def _strict(value: Any) -> Any:
+    """An infinite rate as the text that vLLM's files have there: JSON knows no infinity."""
+    if isinstance(value, Mapping):
+        return {name: _strict(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(part) for part in value]
+    return _ALL_AT_ONCE if value == math.inf else value
 
 
 def level_key(row: Row) -> tuple[int | None, float | None]:
