@@ -60,6 +60,8 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("train.epochs=[1", "not valid YAML"),
         ("prompts.openings=[{category: x, texxt: y}]", "unknown key prompts.openings.0.texxt"),
         ("train=3", "train = 3 is refused"),
+        ("train.epochs=.inf", "train.epochs = inf is refused"),
+        ("respond.temperatures={.nan: 1.0}", "respond.temperatures = nan is refused"),
         ("evaluate.shapes=[[4, 4, 200]]", "evaluate.shapes = [[4, 4, 200]] is refused"),
     ],
 )

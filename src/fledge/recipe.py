@@ -11,6 +11,7 @@ and `fledge run demo train.epochs=3` changes one key of a recipe that ships with
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Any, Literal
@@ -77,6 +78,7 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(values, override)
     _refuse_unknown(values, source)
+    _refuse_infinite(values, source)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -153,6 +155,15 @@ def _refuse_unknown(
         inner = _inner_model(model.model_fields[name].annotation)
         if inner is not None and isinstance(value, dict):
             _refuse_unknown(value, source, inner, f"{prefix}{name}.")
+
+
+def _refuse_infinite(value: Any, source: str, key: str = "") -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"recipe {source}: {key} = {value} is refused: no option takes that; give a number")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        _refuse_infinite(name, source, key)
+        _refuse_infinite(part, source, f"{key}.{name}" if key else str(name))
 
 
 def _closest(key: str) -> str | None:

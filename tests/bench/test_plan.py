@@ -100,6 +100,10 @@ def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:
 def test_unusable_assumptions_are_refused() -> None:
     for changes in (
         {"tflops": 0.0},
+        {"bandwidth_gb_s": float("nan")},
+        {"overhead_us": -1.0},
+        {"efficiency": 1.5},
+        {"price_per_hour": float("inf")},
         {"tree": (4, 4)},
         {"acceptance": (0.5, 0.6)},
         {"acceptance": ()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -45,9 +46,15 @@ class PlanOptions:
             "context": self.context,
             "draft-vocab": self.draft_vocab,
         }
+        if self.price_per_hour is not None:
+            positive["price"] = self.price_per_hour
         for name, value in positive.items():
-            if value <= 0:
+            if not 0 < value < math.inf:  # NaN isn't, either
                 raise DataError(f"--{name} is {value}; give a number above 0")
+        if not 0 <= self.overhead_us < math.inf:
+            raise DataError(f"--overhead-us is {self.overhead_us}; give at least 0")
+        if self.efficiency > 1:
+            raise DataError(f"--efficiency is {self.efficiency}, a share; give at most 1, such as 0.7")
         if len(self.tree) != 3:
             raise DataError(
                 f"--tree {','.join(map(str, self.tree))} is no tree; write depth,topk,nodes such as 4,4,16"
