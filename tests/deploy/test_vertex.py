@@ -20,7 +20,15 @@ from google.cloud.aiplatform_v1.services.endpoint_service.transports import (  #
 from google.cloud.aiplatform_v1.services.model_service.transports import ModelServiceGrpcTransport  # noqa: E402
 from google.longrunning import operations_pb2  # noqa: E402
 
-from fledge.deploy.vertex import VertexClients, VertexOptions, as_dict, deploy_vertex, send, vertex_requests  # noqa: E402
+from fledge.deploy.vertex import (  # noqa: E402
+    SHARED_BY,
+    VertexClients,
+    VertexOptions,
+    as_dict,
+    deploy_vertex,
+    send,
+    vertex_requests,
+)
 from fledge.errors import EngineError  # noqa: E402
 
 OPTIONS = VertexOptions(
@@ -111,6 +119,12 @@ def test_our_own_engine_is_told_to_use_the_accelerator_it_was_given() -> None:
     assert "--device" not in bare
 
 
+@pytest.mark.parametrize("engine", sorted(SHARED_BY))
+def test_an_engine_is_told_of_all_accelerators_it_was_given(engine: str) -> None:
+    requests = vertex_requests(replace(OPTIONS, engine=engine, accelerator_count=8))
+    assert f"--argument={SHARED_BY[engine]}=8" in requests.upload.model.container_spec.args
+
+
 def test_a_refusal_says_what_was_made_already(vertex: Vertex) -> None:
     vertex.network.refuse = "CreateEndpoint"
     with pytest.raises(EngineError, match=r"quota exceeded.*model projects/p/models/7 stays uploaded"):
@@ -135,6 +149,8 @@ def test_a_dry_run_prints_requests_the_library_accepts(capsys: pytest.CaptureFix
         ({"engine": "tgi"}, "use one of sglang, vllm, fledge"),
         ({"min_replicas": 4}, "max >= min"),
         ({"image": ""}, "image is empty"),
+        ({"accelerator_count": 0}, "use at least 1"),
+        ({"engine": "fledge", "accelerator_count": 2}, "one accelerator a replica"),
     ],
 )
 def test_what_vertex_would_refuse_is_refused_before(change: dict[str, Any], message: str) -> None:

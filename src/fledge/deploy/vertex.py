@@ -21,6 +21,8 @@ PREDICT_ROUTES = {
     "vllm": "/v1/chat/completions",
     "fledge": "/v1/chat/completions",
 }
+# How each is told of several accelerators.
+SHARED_BY = {"sglang": "--tp-size", "vllm": "--tensor-parallel-size"}
 _INSTALL = 'Vertex AI needs its client library: pip install "fledge[vertex]"'
 _PORT = 8080
 _SECONDS = 7200.0  # for one operation: a deployment waits for machines
@@ -86,6 +88,8 @@ def vertex_requests(options: VertexOptions) -> VertexRequests:
     command = ["serve", options.target, "--head", options.head]
     if options.engine != "fledge":
         command += ["--engine", options.engine, "--python", "/usr/bin/python3"]
+        if options.accelerator is not None and options.accelerator_count > 1:
+            command.append(f"--argument={SHARED_BY[options.engine]}={options.accelerator_count}")
     elif options.accelerator is not None:
         command += ["--device", "cuda"]  # fledge's own engine runs on the CPU unless told otherwise
     try:
@@ -177,6 +181,14 @@ def _check(options: VertexOptions) -> None:
     for field in ("project", "region", "image", "target", "head", "name", "machine_type"):
         if not getattr(options, field):
             raise EngineError(f"{field} is empty: name it")
+    if options.accelerator is not None and options.accelerator_count < 1:
+        raise EngineError(
+            f"{options.accelerator_count} accelerators a replica can't be: use at least 1, or --accelerator none"
+        )
+    if options.engine == "fledge" and options.accelerator_count > 1:
+        raise EngineError(
+            "fledge's own engine uses one accelerator a replica: use more replicas, or --engine sglang or vllm"
+        )
     if not 1 <= options.min_replicas <= options.max_replicas:
         raise EngineError(
             f"{options.min_replicas} to {options.max_replicas} replicas can't be: use at least 1, and max >= min"
