@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from fledge.bench import Summary
+from fledge.bench import BenchResult, Summary
 from fledge.errors import FingerprintError, FledgeError, HeadError, StorageError
 from fledge.estimate import Expected, estimate
 from fledge.pipeline import run_pipeline, run_stage
@@ -70,6 +70,16 @@ def test_what_a_late_stage_is_bound_to_refuse_is_refused_before_the_first(
     with pytest.raises(FledgeError, match=message):
         run_pipeline(Run(load_recipe(str(small_recipe), [setting]), str(tmp_path / "run")))
     assert not (tmp_path / "run" / "prompts").exists()
+
+
+def test_a_damaged_benchmark_is_measured_again_as_its_error_says(run_copy: Path, recipe: Recipe) -> None:
+    result = run_copy / "bench" / "bench.json"
+    result.write_text("{}")
+    with pytest.raises(StorageError, match="delete it and run `fledge bench` again"):
+        run_pipeline(Run(recipe, str(run_copy)))
+    result.unlink()
+    run_stage(Run(recipe, str(run_copy)), "bench")
+    assert BenchResult.load(str(run_copy / "bench")).answers
 
 
 def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:

@@ -52,7 +52,7 @@ class Stage:
     fingerprint: Callable[[Run], Fingerprint]
     work: Callable[[Run, Progress], Outcome]
     needs: tuple[str, ...] = ()
-    product: str | None = None  # a file beside the folder without which the stage isn't finished
+    product: str | None = None  # a file of the run without which the stage isn't finished
     always: bool = False  # made again in every run, as it costs next to nothing
 
 
@@ -250,6 +250,6 @@ STAGES = (
         needs=("features", "train"),
         product="evaluation.json",
     ),
-    Stage("bench", "bench", _bench_fingerprint, _bench, needs=("train",)),
+    Stage("bench", "bench", _bench_fingerprint, _bench, needs=("train",), product="bench/bench.json"),
     Stage("report", "report", _report_fingerprint, _report, always=True),
 )

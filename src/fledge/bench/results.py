@@ -177,7 +177,7 @@ class BenchResult(BaseModel):
         value = read_json(url)
         if not isinstance(value, dict) or value.pop("version", None) != FORMAT_VERSION:
             raise StorageError(
-                f"{url} is not a benchmark of format {FORMAT_VERSION}; run `fledge bench` again"
+                f"{url} is not a benchmark of format {FORMAT_VERSION}; delete it and run `fledge bench` again"
             )
         value["answers"] = _read_rows(join(folder, "answers.jsonl"))
         value["levels"] = _read_rows(join(folder, "concurrency.jsonl"))
@@ -186,7 +186,9 @@ class BenchResult(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
-            raise StorageError(f"{folder}: {place}: {first['msg']}; run `fledge bench` again") from error
+            raise StorageError(
+                f"{folder}: {place}: {first['msg']}; delete the folder and run `fledge bench` again"
+            ) from error
 
 
 def _write_rows(url: str, rows: Sequence[BaseModel]) -> None:
@@ -198,4 +200,6 @@ def _read_rows(url: str) -> list[Any]:
     try:
         return [json.loads(line) for line in read_bytes(url).decode().splitlines() if line]
     except ValueError as error:
-        raise StorageError(f"{url} is damaged ({error}); run `fledge bench` again") from error
+        raise StorageError(
+            f"{url} is damaged ({error}); delete its folder and run `fledge bench` again"
+        ) from error
