@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +31,20 @@ def test_greedy_output_equals_plain_decode(
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     if shape is not None and shape.nodes > 4:
         assert sum(sum(answer.stats.accepted_by_depth) for answer in answers) > 0
+
+
+def test_a_head_that_names_few_positions_drafts_as_well_behind_them(
+    target: Target, head: Head, prompts: list[list[int]]
+) -> None:
+    few = Head(replace(head.config, max_position_embeddings=8), head.weights, head.metadata)
+    long = [[*prompt, *range(20, 150)] for prompt in prompts[:4]]
+    expected, answers = (
+        Engine(target, one, tree=TreeShape(4, 3, 12)).generate(long, max_tokens=25, ignore_eos=True)
+        for one in (head, few)
+    )
+    for answer, other in zip(answers, expected, strict=True):
+        assert answer.token_ids == other.token_ids
+        assert answer.stats.accepted_by_depth == other.stats.accepted_by_depth
 
 
 def test_sampled_output_equals_plain_sampled_output(
