@@ -82,7 +82,9 @@ class TritonAttention:
             TILE=tile,
             LANES=max(tile * triton.next_power_of_2(group), 16),
             PAGE=self._page_size,
-            KEYS=_KEYS,
+            KEYS=_KEYS
+            * 2
+            // max(query.element_size(), 2),  # float32's would be more than an L4's shared memory
             SPLIT=split,
             TREE=rows.window_mask is not None,
             WIDEN=_INTERPRETED,
