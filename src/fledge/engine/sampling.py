@@ -38,17 +38,19 @@ class RowSampling(NamedTuple):
     greedy_too: bool = False  # rows that are greedy are among the `sampled`, which then are all
 
     def of(self, rows: Tensor) -> RowSampling:
-        """Of these rows [R] int64 alone."""
-        temperature = self.temperature.index_select(0, rows)
-        return RowSampling(
-            temperature=temperature,
+        """Of these rows [R] int64 alone. Which of them are sampled is read on the host, if that isn't all."""
+        some = self.warm(rows)
+        return some if self.sampled is None else some._replace(sampled=some.temperature.nonzero()[:, 0])
+
+    def warm(self, rows: Tensor) -> RowSampling:
+        """Of these rows [R] int64 alone, none of which is greedy."""
+        return self._replace(
+            temperature=self.temperature.index_select(0, rows),
             top_k=self.top_k.index_select(0, rows),
             top_p=self.top_p.index_select(0, rows),
             min_p=self.min_p.index_select(0, rows),
             seed_key=self.seed_key.index_select(0, rows),
-            sampled=None if self.sampled is None else temperature.nonzero()[:, 0],
-            truncates=self.truncates,
-            greedy_too=self.greedy_too,
+            sampled=None,
         )
 
 
@@ -108,7 +110,7 @@ def choose(
         return sample(logits, rows, tossed)
     chosen = logits.argmax(-1)
     some = rows.sampled
-    chosen[some] = sample(logits[some], rows.of(some), tossed[some])
+    chosen[some] = sample(logits[some], rows.warm(some), tossed[some])
     return chosen
 
 
