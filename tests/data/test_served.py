@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,46 @@ def test_a_broken_server_stops_the_stage(
     with pytest.raises(DataError, match=rf"failed 8 times in a row \({what}\)"):
         ask(target, server, prompts, tmp_path, lambda n, body, reply: change(reply), concurrency=1)
     assert server.requests == 8
+
+
+def test_prompts_that_only_the_server_refuses_dont_stop_the_stage(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fledge.data.served._FAILURES_IN_A_ROW", 3)
+    summary = ask(
+        target, server, prompts, tmp_path, lambda n, body, reply: 400 if n else reply, concurrency=1
+    )
+    assert summary.rejected["refused_by_server"] >= COUNT - 1
+
+
+def test_nobody_waits_for_requests_under_way_when_the_stage_ends(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fledge.data.served._FAILURES_IN_A_ROW", 3)
+    go_on = threading.Event()
+
+    def first_one_hangs(number: int, body: dict[str, Any], reply: dict[str, Any]) -> Any:
+        if number == 0:
+            go_on.wait(20)
+        return 404
+
+    with pytest.raises(DataError, match="failed 3 times in a row"):
+        ask(target, server, prompts, tmp_path, first_one_hangs, concurrency=2)
+    waiting = [thread for thread in threading.enumerate() if thread.name == "respond"]
+    assert waiting
+    assert all(thread.daemon for thread in waiting)
+    go_on.set()
+    for thread in waiting:
+        thread.join()
+
+
+def test_actors_share_a_servers_limits() -> None:
+    whole = ServerOptions(url="http://x", concurrency=10, requests_per_second=6.0, token_budget=100)
+    share = whole.share_of(4)
+    assert (share.concurrency, share.requests_per_second, share.token_budget) == (2, 1.5, 25)
+    assert ServerOptions(url="http://x", concurrency=2).share_of(4) == ServerOptions(
+        url="http://x", concurrency=1
+    )
 
 
 def test_the_token_budget_stops_and_the_next_call_goes_on(

@@ -154,6 +154,17 @@ class ServerOptions(BaseModel):
         None, ge=1, description="generated tokens per call of the stage, then it stops"
     )
 
+    def share_of(self, actors: int) -> ServerOptions:
+        """The limits that each of so many actors keeps, so that all of them together keep these."""
+        rate, budget = self.requests_per_second, self.token_budget
+        return self.model_copy(
+            update={
+                "concurrency": max(1, self.concurrency // actors),
+                "requests_per_second": None if rate is None else rate / actors,
+                "token_budget": None if budget is None else max(1, budget // actors),
+            }
+        )
+
 
 class RespondOptions(BaseModel):
     """The target's answers to the prompts: what the head learns from."""

@@ -60,7 +60,8 @@ def respond_on_ray(
     writer = ConversationWriter(output_url)
     shards = range(writer.shards, -(-prompts // options.shard_size))
     if shards:
-        arguments = (spec, prompts_url, options, privacy)
+        share = None if options.server is None else options.server.share_of(ray_options.actors)
+        arguments = (spec, prompts_url, options.model_copy(update={"server": share}), privacy)
         answered = map_in_order(shards, _RespondActor, arguments, ray_options, gpus=ray_options.gpus)
         for shard, found in zip(shards, answered, strict=True):
             write_audit(output_url, writer.shards, found)

@@ -13,7 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx2
@@ -33,6 +34,7 @@ _LARGEST_REPLY = 64 * 2**20  # bytes
 _LONGEST_PAUSE_S = 60.0
 _FAILURES_IN_A_ROW = 8  # replies that tell of a broken server rather than of a prompt it can't take
 _BROKEN = ("malformed_reply", "wrong_ids", "wrong_prompt_ids", "no_token_ids")  # and so do these
+_THE_PROMPTS = (400, 413, 422)
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
@@ -66,6 +68,7 @@ class AnswerServer:
         self._next_slot = 0.0
         self._spent = 0
         self._failures = 0
+        self._has_answered = self._given_up = False
         self.model = options.model or self._only_model()
 
     @property
@@ -102,9 +105,13 @@ class AnswerServer:
                 self._count_failure(failed.reason)
             raise
         with self._lock:
-            self._failures = 0
+            self._failures, self._has_answered = 0, True
             self._spent += len(completion.token_ids)
         return completion
+
+    def give_up(self) -> None:
+        """Requests under way aren't tried again; nobody waits for them any more."""
+        self._given_up = True
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         last, asked_pause = "", 0.0
@@ -113,6 +120,8 @@ class AnswerServer:
                 pause = max(asked_pause, self._options.backoff_s * 2 ** (attempt - 1))
                 self._pause(min(_LONGEST_PAUSE_S, pause))
             self._wait_for_slot()
+            if self._given_up:
+                raise AnswerFailed("given_up")
             try:
                 status, data, asked_pause = self._exchange(path, body)
             except httpx2.HTTPError as error:
@@ -122,7 +131,9 @@ class AnswerServer:
                 last = f"status {status}"
                 continue
             if status != 200:
-                self._count_failure(f"status {status}")
+                # A server that answers others can't take this prompt: it is too long for it, say.
+                if status not in _THE_PROMPTS or not self._has_answered:
+                    self._count_failure(f"status {status}")
                 raise AnswerFailed("refused_by_server")
             try:
                 reply = json.loads(data)
@@ -276,7 +287,6 @@ def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) ->
     running: dict[Future[Completion], tuple[int, Job[T]]] = {}
     finished: dict[int, T] = {}
     exhausted, number = False, 0
-    pool = ThreadPoolExecutor(server.concurrency, thread_name_prefix="respond")
 
     def advance(index: int, job: Job[T], resume: Callable[[], Generation]) -> None:
         try:
@@ -284,7 +294,7 @@ def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) ->
         except StopIteration as stop:
             finished[index] = stop.value
         else:
-            running[pool.submit(server.complete, wanted)] = (index, job)
+            running[_in_thread(partial(server.complete, wanted))] = (index, job)
 
     try:
         while True:
@@ -316,7 +326,22 @@ def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) ->
                     rate.add(len(completion.token_ids))
                     advance(index, job, lambda job=job, done=completion: job.send(done))  # type: ignore[misc]
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        if running:
+            server.give_up()
+
+
+def _in_thread(work: Callable[[], T]) -> Future[T]:
+    """`work` in a thread that keeps nobody waiting at the end: a request may take many minutes."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="respond", daemon=True).start()
+    return future
 
 
 def no_stats(tokens: int) -> CompletionStats:
