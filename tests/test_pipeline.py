@@ -82,6 +82,15 @@ def test_a_damaged_benchmark_is_measured_again_as_its_error_says(run_copy: Path,
     assert BenchResult.load(str(run_copy / "bench")).answers
 
 
+def test_a_deleted_benchmark_is_not_summarised(
+    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run_copy / "bench")
+    run_stage(Run(recipe, str(run_copy)), "report")
+    assert not (run_copy / "summary.json").exists()
+    assert "plain decode:" not in capsys.readouterr().out
+
+
 def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:
     changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ttt_steps": 2})})
     with pytest.raises(FingerprintError, match=r"train\.ttt_steps: 3 -> 2"):

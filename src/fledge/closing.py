@@ -35,6 +35,8 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
     facts = report_facts(run, seconds)
     if facts.bench is not None:
         summarise(facts.bench, seconds).save(run.url(SUMMARY_NAME))
+    else:
+        storage.remove(run.url(SUMMARY_NAME))  # of a benchmark that was deleted
     if storage.exists(run.url("prompts", storage.MANIFEST_NAME)):
         write_run_card(run.folder)
     write_report(run.url(REPORT_NAME), facts)
