@@ -151,6 +151,12 @@ def test_a_head_that_is_not_there(fledge: Fledge, tiny_target_folder: Path, tmp_
     assert "no head ships for" in line
 
 
+def test_what_serves_on_a_device_is_asked_and_tuned_there(fledge: Fledge, tiny_target_folder: Path) -> None:
+    wanted = ("--target", tiny_target_folder, "--device", "abacus")
+    for line in (fledge.error("generate", "Hello", *wanted), fledge.error("tune", *wanted)):
+        assert "device 'abacus' can't be used" in line
+
+
 def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_folder: Path) -> None:
     serve = ("serve", tiny_target_folder, "--tree")
     assert "name a --head" in fledge.error(*serve, "4-4-16")

@@ -18,9 +18,10 @@ def answer(
     temperature: float,
     seed: int | None,
     dtype: str,
+    device: str,
 ) -> None:
     """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
-    loaded = Target.load(target, dtype=dtype)
+    loaded = Target.load(target, dtype=dtype, device=device)
     drafts = None if head is None else _load_head(loaded, head)
     prompt = loaded.chat.prompt_ids([{"role": "user", "content": question}])
     context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)

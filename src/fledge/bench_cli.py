@@ -304,6 +304,7 @@ def tune(
     prompts: Annotated[int, typer.Option(help="prompts of the own mixed set")] = 8,
     max_tokens: Annotated[int, typer.Option(help="new tokens per answer")] = 64,
     repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     output: Annotated[str, typer.Option(help="where the result goes")] = "tuned.json",
 ) -> None:
     """Search tree shapes per concurrency on this machine; show the front of latency against throughput."""
@@ -313,7 +314,7 @@ def tune(
     from fledge.released import head_url
     from fledge.target import Target
 
-    loaded = Target.load(target)
+    loaded = Target.load(target, device=device)
     options = TuneOptions(
         shapes=parse_shapes(shapes),
         concurrency=_numbers(concurrency, int, "--concurrency"),

@@ -233,6 +233,7 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="of a sampled answer")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
 ) -> None:
     """Stream an answer, and show tau and the time per output token."""
     from fledge.ask import answer
@@ -245,6 +246,7 @@ def generate(
         temperature=temperature,
         seed=seed,
         dtype=dtype,
+        device=device,
     )
 
 
