@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import NamedTuple
 
 PERSON = "PERSON"
@@ -69,19 +71,13 @@ def without_overlaps(findings: list[Finding]) -> list[Finding]:
     What is left of a loser on either side is still personal data, so it is kept unless nothing but separators is in
     it; the caller trims. Result in order of the text.
     """
-    if len(findings) < 2:
-        return findings
-    kept: list[Finding] = []
+    kept: list[Finding] = []  # in order of the text, none within another
     for finding in sorted(findings, key=lambda f: (-f.score, f.start - f.end, f.start, f.entity)):
-        pieces = [(finding.start, finding.end)]
-        for other in kept:
-            pieces = [piece for span in pieces for piece in _minus(span, (other.start, other.end))]
-        kept += [Finding(start, end, finding.entity, finding.score) for start, end in pieces]
-    return sorted(kept)
-
-
-def _minus(span: tuple[int, int], taken: tuple[int, int]) -> list[tuple[int, int]]:
-    (start, end), (low, high) = span, taken
-    if high <= start or end <= low:
-        return [span]
-    return [piece for piece in ((start, low), (high, end)) if piece[0] < piece[1]]
+        first = bisect_right(kept, finding.start, key=attrgetter("end"))
+        behind = bisect_left(kept, finding.end, lo=first, key=attrgetter("start"))
+        edges = [finding.start, *(edge for other in kept[first:behind] for edge in other[:2]), finding.end]
+        pieces = [
+            finding._replace(start=a, end=b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b
+        ]
+        kept[first:behind] = sorted(kept[first:behind] + pieces)
+    return kept

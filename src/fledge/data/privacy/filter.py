@@ -13,10 +13,12 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.entities import Finding, without_overlaps
@@ -263,11 +265,15 @@ def _stand_elsewhere(
 ) -> bool:
     """Whether a value stands anywhere but inside what was found as surely: most don't, and need no pattern of them all."""
     for turn, findings in zip(turns, found, strict=True):
+        ordered = sorted(findings)
+        longest = max((finding.end - finding.start for finding in ordered), default=0)
         for value, (entity, score) in values.items():
             start = turn.find(value)
             while start >= 0:
                 end = start + len(value)
-                if not any(_holds(finding, start, end, entity, score) for finding in findings):
+                first = bisect_left(ordered, end - longest, key=attrgetter("start"))
+                last = bisect_right(ordered, start, key=attrgetter("start"))
+                if not any(_holds(finding, start, end, entity, score) for finding in ordered[first:last]):
                     return True
                 start = turn.find(value, start + 1)
     return False
