@@ -1,4 +1,4 @@
-"""Overlapping findings are resolved character by character: each belongs to the surest, then longest, finding over it."""
+"""Overlapping findings are resolved by character: each belongs to the surest, then longest, finding over it."""
 
 from __future__ import annotations
 
