@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from fledge.bench import BenchResult, Summary
-from fledge.errors import FingerprintError, FledgeError, HeadError, StorageError
+from fledge.errors import FingerprintError, FledgeError, HeadError, RecipeError, StorageError
 from fledge.estimate import Expected, estimate
 from fledge.pipeline import run_pipeline, run_stage
 from fledge.recipe import Recipe, load_recipe
@@ -89,6 +89,20 @@ def test_a_deleted_benchmark_is_not_summarised(
     run_stage(Run(recipe, str(run_copy)), "report")
     assert not (run_copy / "summary.json").exists()
     assert "plain decode:" not in capsys.readouterr().out
+
+
+def test_a_target_the_decoder_cannot_run_is_refused_before_the_first_stage_that_would(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(recipe.target.model, tmp_path / "target"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    target = recipe.target.model_copy(update={"model": str(folder)})
+    run = Run(recipe.model_copy(update={"target": target}), str(tmp_path / "run"))
+    with pytest.raises(
+        RecipeError, match="as prompts, respond, features, evaluate, bench would: it uses hidden_act='gelu'"
+    ):
+        run_pipeline(run)
 
 
 def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fledge.draft import Head
     from fledge.engine import Engine
+    from fledge.released import released_head
     from fledge.target import Target
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Head", "Target", "__version__"]
+__all__ = ["Engine", "Head", "Target", "__version__", "released_head"]
 
 
 def __getattr__(name: str) -> Any:
-    """The public classes, imported on first use: `fledge --help` needn't wait for torch."""
+    """The public names, imported on first use: `fledge --help` needn't wait for torch."""
     if name == "Target":
         from fledge.target import Target
 
@@ -27,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from fledge.engine import Engine
 
         return Engine
+    if name == "released_head":
+        from fledge.released import released_head
+
+        return released_head
     raise AttributeError(f"module 'fledge' has no attribute {name!r}")

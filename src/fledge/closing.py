@@ -21,7 +21,7 @@ from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
 from fledge.errors import DataError, StorageError
-from fledge.released import released_head
+from fledge.released import released_folder
 from fledge.run_folder import Record, Run
 from fledge.storage import join
 
@@ -45,7 +45,7 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     """All the report shows of a run; `seconds` is what each stage took."""
     head = _head_facts(run.url("head"), run.url("train", "metrics.jsonl"))
-    shipped = released_head(run.target)
+    shipped = released_folder(run.target)
     return ReportFacts(
         target=run.target.name,
         bench=BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None,

@@ -108,6 +108,7 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
 def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
     """Raise what a pending stage is bound to raise before those ahead of it take their hours."""
     recipe = run.recipe
+    _refuse_undecodable(run, pending)
     run.refuse_wrong_heads()
     if {"respond", "evaluate"} <= set(pending) and recipe.respond.heldout in (0, 1):
         raise RecipeError(
@@ -118,6 +119,26 @@ def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
         refuse_without_wandb(recipe.train)
     if "bench" in pending:
         refuse_impossible(run.target, recipe.bench)
+
+
+def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
+    """Raise a RecipeError if a pending stage runs fledge's decoder, and that doesn't know the target."""
+    recipe = run.recipe
+    decoding = {
+        "prompts": recipe.prompts.writes,
+        "respond": recipe.respond.server is None,
+        "features": recipe.features.device_map is None,
+        "train": recipe.features.feed != "offline" or recipe.train.init == "target",
+        "evaluate": bool(recipe.evaluate.shapes),
+        "bench": True,
+    }
+    stages = [name for name in pending if decoding.get(name)]
+    if stages and run.target.config.undecodable:
+        raise RecipeError(
+            f"fledge's decoder can't run {run.target.name}, as {', '.join(stages)} would: "
+            f"{run.target.config.undecodable}. Take prompts from sources, answers from a server (respond.server) and "
+            "features by features.device_map, set evaluate.shapes=[], and run these stages one by one, without bench"
+        )
 
 
 def _is_given(run: Run, stage: Stage) -> bool:

@@ -19,7 +19,7 @@ from fledge.draft import Head
 from fledge.draft.checkpoint import local_url, weight_urls
 from fledge.errors import StorageError
 from fledge.recipe import Recipe
-from fledge.released import head_url, released_head
+from fledge.released import head_url, released_folder
 from fledge.storage import join
 from fledge.target import Target
 from fledge.train import TrainOptions
@@ -131,7 +131,7 @@ class Run:
         """The heads to measure by name: those given, or the run's own and the shipped one if there is one."""
         if self.given_heads:
             return {given: local_url(head_url(self.target, given)) for given in self.given_heads}
-        shipped = released_head(self.target)
+        shipped = released_folder(self.target)
         return {TRAINED: self.url("head")} | ({RELEASED: shipped} if shipped is not None else {})
 
     def heads(self) -> dict[str, Head]:

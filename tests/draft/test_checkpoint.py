@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import fledge
 from fledge.draft import Head, HeadMetadata
 from fledge.errors import HeadError
 from tests.draft.tiny_head import load_tiny_target, random_head
@@ -193,7 +194,7 @@ def test_the_head_that_ships_is_found_by_its_target(
 ) -> None:
     target = load_tiny_target(tiny_target_folder)
     with pytest.raises(HeadError, match="no head ships for"):
-        Head.released(target)
+        fledge.released_head(target)
     head.save(str(tmp_path / "shipped"))
     monkeypatch.setattr("fledge.released.FOLDER", tmp_path)
-    assert_same_head(Head.released(target), head)
+    assert_same_head(fledge.released_head(target), head)

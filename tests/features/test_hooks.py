@@ -11,6 +11,7 @@ import transformers
 from pydantic import ValidationError
 from torch import nn
 
+from fledge.draft import Head
 from fledge.errors import DataError, FingerprintError, TargetError
 from fledge.features import (
     FeatureExtractor,
@@ -21,8 +22,11 @@ from fledge.features import (
     features_fingerprint,
 )
 from fledge.features.hooks import extract_spread, text_tower
+from fledge.target import Target
+from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
+from tests.tiny import make_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -69,6 +73,8 @@ def tiny(name: str) -> Any:
         return t.MixtralForCausalLM(t.MixtralConfig(**SIZES, **EXPERTS))
     if name == "qwen3":
         return t.Qwen3ForCausalLM(t.Qwen3Config(**SIZES, head_dim=8))
+    if name == "qwen3-gelu":
+        return t.Qwen3ForCausalLM(t.Qwen3Config(**SIZES, head_dim=8, hidden_act="gelu"))
     if name == "qwen3-moe":
         return t.Qwen3MoeForCausalLM(
             t.Qwen3MoeConfig(
@@ -172,6 +178,32 @@ def test_a_target_spread_over_devices_fills_the_run_s_store(tiny_target_folder: 
     features_fingerprint(target, url, options).claim(str(folder))
     with pytest.raises(FingerprintError, match="by"):
         features_fingerprint(target, url, FeatureOptions()).claim(str(folder))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma3-multimodal", "gpt-oss", "qwen3-gelu"])
+def test_a_target_the_decoder_cannot_run_gets_a_head(name: str, tmp_path: Path):
+    folder = tmp_path / "target"
+    tiny(name).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    target = Target.load(str(folder))
+    with pytest.raises(TargetError, match="decoder can't run"):
+        target.decoder  # noqa: B018
+    url, features = (
+        write_conversations(tmp_path / "conversations", make_conversations(24)),
+        str(tmp_path / "features"),
+    )
+    extract_spread(target, url, FeatureOptions(device_map="cpu"), features)
+    store = FeatureStore(features)
+    sample = store.read(store.samples[0])
+    told = (sample.hidden.float() @ target.ends.lm_head.float().t()).argmax(-1)
+    generated = sample.argmax >= 0
+    assert (told == sample.argmax)[generated].float().mean() > 0.9  # near-ties in bf16
+    options = TrainOptions(draft_vocab_size=64, ttt_steps=2, epochs=1, batch_tokens=128)
+    train(target, features, options, str(tmp_path / "head"), str(tmp_path / "train"))
+    judged = evaluate(
+        target, Head.load(str(tmp_path / "head")), features, EvaluateOptions(shapes=()), str(tmp_path)
+    )
+    assert judged.overall.tau >= 1
 
 
 def test_a_spread_target_feeds_no_training():

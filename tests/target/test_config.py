@@ -72,25 +72,35 @@ def test_feature_layers(layers: int, expected: tuple[int, int, int]) -> None:
     assert read(num_hidden_layers=layers).feature_layers == expected
 
 
-def test_unsupported_architecture_names_the_supported_ones() -> None:
-    with pytest.raises(TargetError) as caught:
-        read(architectures=["GPTBigCodeForCausalLM"])
-    assert "GPTBigCodeForCausalLM" in str(caught.value)
-    assert all(name in str(caught.value) for name in SUPPORTED_ARCHITECTURES)
+def test_an_unknown_architecture_is_read_and_not_decoded() -> None:
+    config = read(architectures=["GptOssForCausalLM"], sliding_window=128)
+    assert "GptOssForCausalLM" in config.undecodable
+    assert all(name in config.undecodable for name in SUPPORTED_ARCHITECTURES)
+    assert config.max_position_embeddings == 1024  # whatever windows its layers have
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "named"),
     [
-        {"attention_bias": True},
-        {"mlp_bias": True},
-        {"hidden_act": "gelu"},
-        {"partial_rotary_factor": 0.5},
-        {"quantization_config": {"bits": 4}},
-        {"hidden_size": None},
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE scaling 'longrope'"),
     ],
 )
-def test_variants_the_decoder_lacks_are_refused(change: dict[str, Any]) -> None:
+def test_variants_that_the_decoder_lacks_are_read_and_not_decoded(change: dict[str, Any], named: str) -> None:
+    assert not read().undecodable
+    config = read(**change)
+    assert named in config.undecodable
+    assert config.rope_scaling is None  # what a new head gets
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": None}, {"final_logit_softcapping": 30.0}, {"logit_scale": 0.0625}]
+)
+def test_what_no_head_can_learn_from_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(TargetError, match=next(iter(change))):
         read(**change)
 

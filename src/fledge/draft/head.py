@@ -85,13 +85,6 @@ class Head:
 
         return read_head(str(url))
 
-    @classmethod
-    def released(cls, target: Target) -> Head:
-        """The head that ships with fledge for this very target; a HeadError if none does."""
-        from fledge.released import head_url  # it builds on this room
-
-        return cls.load(head_url(target, "released"))
-
     def save(self, url: str) -> None:
         """Write config.json and model.safetensors (bf16) in the form SGLang and vLLM load."""
         from fledge.draft.checkpoint import write_head

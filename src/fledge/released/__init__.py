@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fledge.draft import Head
 from fledge.errors import HeadError
 from fledge.target import Target
 
 FOLDER = Path(__file__).parent
 
 
-def released_head(target: Target) -> str | None:
+def released_folder(target: Target) -> str | None:
     """The folder of the shipped head for this very target (same revision), or None."""
     for config in sorted(FOLDER.glob("*/config.json")):
         made_for = json.loads(config.read_text("utf-8")).get("fledge", {})
@@ -20,11 +21,16 @@ def released_head(target: Target) -> str | None:
     return None
 
 
+def released_head(target: Target) -> Head:
+    """The shipped head for this very target; a HeadError if there is none."""
+    return Head.load(head_url(target, "released"))
+
+
 def head_url(target: Target, given: str) -> str:
     """What a user calls a head: `released` for the shipped one, else its folder."""
     if given != "released":
         return given
-    shipped = released_head(target)
+    shipped = released_folder(target)
     if shipped is None:
         raise HeadError(
             f"no head ships for {target.name} (revision {target.revision[:12]}); name a head's folder, "

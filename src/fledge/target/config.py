@@ -24,6 +24,9 @@ _DEFAULT_MAX_POSITIONS = {
     "Qwen3MoeForCausalLM": 32768,
 }
 SUPPORTED_ARCHITECTURES = tuple(_DEFAULT_MAX_POSITIONS)
+SUPPORTED_SCALING = ("default", "linear", "llama3", "yarn")
+# The head's teacher is hidden state times lm_head.
+_CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def engine_feature_layers(n: int) -> tuple[int, int, int] | None:
@@ -64,6 +67,9 @@ class DecoderConfig:
     qk_norm: bool
     experts: ExpertsConfig | None = None  # None: every MLP is dense
     rope_free_layers: tuple[int, ...] = ()  # Llama 4: layers without rotary embedding
+    undecodable: str = (
+        ""  # why fledge's decoder can't run it, if it can't; a head can be trained all the same
+    )
 
     @property
     def feature_layers(self) -> tuple[int, int, int]:
@@ -105,12 +111,17 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
         """Translate an HF configuration, as written by transformers 4 or 5; of a multimodal one, the text part."""
-        architecture = _supported_architecture(raw)
+        architecture = _architecture(raw)
         raw = {**raw, **(raw.get("text_config") or {})}
-        _refuse_variants(raw, architecture)
+        _refuse_changed_logits(raw)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
-        max_positions = int(raw.get("max_position_embeddings") or _DEFAULT_MAX_POSITIONS[architecture])
+        max_positions = raw.get("max_position_embeddings") or _DEFAULT_MAX_POSITIONS.get(architecture)
+        if max_positions is None:
+            max_positions = _integer(raw, "max_position_embeddings")
         theta, scaling = read_rope(raw, max_positions)
+        undecodable = _undecodable(raw, architecture, scaling)
+        if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
+            scaling = None  # for the head, whose RoPE is its own
         return cls(
             architecture=architecture,
             num_layers=_integer(raw, "num_hidden_layers"),
@@ -129,21 +140,22 @@ class DecoderConfig:
             qk_norm=architecture.startswith("Qwen3") or _is_llama4_normed(raw, architecture),
             experts=_experts(raw, architecture),
             rope_free_layers=_rope_free_layers(raw, architecture),
+            undecodable=undecodable,
         )
 
 
-def _supported_architecture(raw: Mapping[str, Any]) -> str:
-    for name in raw.get("architectures") or []:
-        if name in SUPPORTED_ARCHITECTURES:
-            return str(name)
-    found = ", ".join(raw.get("architectures") or []) or f"model_type {raw.get('model_type')!r}"
-    raise TargetError(
-        f"the target's architecture is {found}, which isn't supported: use one of {', '.join(SUPPORTED_ARCHITECTURES)}"
-    )
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = [str(name) for name in raw.get("architectures") or []]
+    known = [name for name in names if name in SUPPORTED_ARCHITECTURES]
+    return (known or names or [f"model_type {raw.get('model_type')!r}"])[0]
 
 
-def _refuse_variants(raw: Mapping[str, Any], architecture: str) -> None:
-    """Refuse what the decoder would silently compute wrongly."""
+def _undecodable(raw: Mapping[str, Any], architecture: str, scaling: Mapping[str, Any] | None) -> str:
+    """Why the decoder can't run such a target, which it would compute wrongly; empty if it can."""
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        return (
+            f"its architecture is {architecture}, and the decoder knows {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
     problems = []
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         problems.append(f"hidden_act={raw['hidden_act']!r} (silu)")
@@ -155,10 +167,17 @@ def _refuse_variants(raw: Mapping[str, Any], architecture: str) -> None:
         problems.append(f"partial_rotary_factor={raw['partial_rotary_factor']} (1.0)")
     if raw.get("quantization_config"):
         problems.append("quantization_config (unquantised weights)")
-    if problems:
+    if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
+        problems.append(f"RoPE scaling {scaling['rope_type']!r} ({', '.join(SUPPORTED_SCALING)})")
+    return f"it uses {', '.join(problems)}; in brackets what the decoder knows" if problems else ""
+
+
+def _refuse_changed_logits(raw: Mapping[str, Any]) -> None:
+    """Refuse a target whose logits aren't hidden state times lm_head: a head would learn other probabilities."""
+    found = [f"{key}={raw[key]}" for key in _CHANGED_LOGITS if raw.get(key) not in (None, 1, 1.0)]
+    if found:
         raise TargetError(
-            f"this {architecture} uses {', '.join(problems)}; only what stands in brackets is supported: "
-            "use another checkpoint of the model"
+            f"the target changes its logits ({', '.join(found)}), which isn't supported: use another"
         )
 
 
@@ -193,7 +212,7 @@ def _full_attention(raw: Mapping[str, Any], architecture: str) -> int | None:
     """
     if architecture.startswith("Llama4"):
         return min(int(raw.get("attention_chunk_size") or 8192), int(raw.get("floor_scale") or 8192) - 1)
-    if architecture == "LlamaForCausalLM":
+    if architecture == "LlamaForCausalLM" or architecture not in SUPPORTED_ARCHITECTURES:
         return None
     if architecture.startswith("Qwen") and not raw.get("use_sliding_window", False):
         return None

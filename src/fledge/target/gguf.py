@@ -29,7 +29,7 @@ def converted_folder(file: Path, cache: Path) -> Path:
         logger.info("converting %s to bf16 safetensors in %s (done once)", file, final)
         _refuse_dropped_rope(file)
         _convert(file, folder)
-        DecoderConfig.from_folder(folder)  # an unsupported architecture never enters the cache
+        DecoderConfig.from_folder(folder)  # what has no usable config never enters the cache
 
     return made_once(final, convert)
 

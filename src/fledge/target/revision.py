@@ -97,6 +97,7 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
 def _shape(config: DecoderConfig) -> dict[str, Any]:
     """All fields; those added later only where they say something, so that older revisions stay what they were."""
     shape = asdict(config)
+    shape.pop("undecodable")  # which says something of fledge
     return {name: shape[name] for name in shape if name not in ("experts", "rope_free_layers") or shape[name]}
 
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from fledge.errors import TargetError
-from fledge.target.config import DecoderConfig
-
-SUPPORTED_SCALING = ("default", "linear", "llama3", "yarn")
+from fledge.target.config import SUPPORTED_SCALING, DecoderConfig
 
 
 def rope_table(config: DecoderConfig, length: int) -> tuple[Tensor, Tensor]:

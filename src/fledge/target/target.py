@@ -86,7 +86,15 @@ class Target:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The forward pass: the CPU kernels where they run, plain torch elsewhere."""
+        """The forward pass: the CPU kernels where they run, plain torch elsewhere.
+
+        Raises a TargetError if fledge's decoder doesn't know the target (`config.undecodable`).
+        """
+        if self.config.undecodable:
+            raise TargetError(
+                f"fledge's decoder can't run {self.name}: {self.config.undecodable}. Take another checkpoint, or see "
+                "docs/features.md, Targets of any other kind"
+            )
         reason = "backend='torch' was asked for"
         if self._backend != "torch":
             from fledge.target.cpu import NativeDecoder, native_available  # may compile its kernels

@@ -76,10 +76,13 @@ def load_ends(
     source = _TensorSource(folder, dtype, torch.device(device))
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.read("model.embed_tokens.weight", vocab, hidden)
+    norm = source.read("model.norm.weight", hidden)
+    # Other configs may leave out that they are tied, as Gemma's do, whose norms multiply by 1 + weight, too.
+    tied = config.tie_word_embeddings or (bool(config.undecodable) and "lm_head.weight" not in source)
     return EndWeights(
         embedding=embedding,
-        norm=source.read("model.norm.weight", hidden),
-        lm_head=embedding if config.tie_word_embeddings else source.read("lm_head.weight", vocab, hidden),
+        norm=norm + 1 if config.architecture.startswith("Gemma") else norm,
+        lm_head=embedding if tied else source.read("lm_head.weight", vocab, hidden),
     )
 
 
@@ -117,7 +120,11 @@ class _TensorSource:
                 ) from error
             names: list[str] = list(handle.keys())
             for name in names:  # in a multimodal checkpoint the text model has a prefix
-                self._tensors[name.removeprefix("language_model.")] = handle, name
+                plain = name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
+                self._tensors[plain] = handle, name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
 
     def read(self, name: str, *shape: int) -> Tensor:
         if name not in self._tensors:
