@@ -243,23 +243,33 @@ def test_after_a_failed_step_nothing_goes_on_until_a_reset(
     assert engine.stats().pages_in_use == 0
 
 
-def test_a_sink_that_fails_fails_the_step(target: Target, prompts: list[list[int]]) -> None:
-    """Its neighbours' tokens of that round would be lost otherwise."""
-    engine = Engine(target, overlap=True)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("good", [0, 2, 5])
+def test_a_sink_that_raises_fails_its_request_alone(
+    target: Target, prompts: list[list[int]], overlap: bool, good: int
+) -> None:
+    """Someone else's `generate` may be what serves it."""
+    engine = Engine(target, overlap=overlap)
+    expected = engine.generate(prompts[:2], max_tokens=6, ignore_eos=True)
+    results: list[StepResult] = []
 
     def sink(result: StepResult) -> None:
-        raise ValueError("no")
+        if len(results) == good:
+            raise ValueError("no")
+        results.append(result)
 
-    params = SamplingParams(max_tokens=3, ignore_eos=True)
-    engine.submit(prompts[0], params, sink=sink)
-    other = engine.submit(prompts[1], params)
-    with pytest.raises(ValueError, match="no"):
-        steps(engine, 3)
-    with pytest.raises(EngineError, match="cancel them"):
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    bad = engine.submit(prompts[0], params, sink=sink)
+    assert engine.generate(prompts[1:2], max_tokens=6, ignore_eos=True)[0].token_ids == expected[1].token_ids
+    assert len(results) == good
+    assert engine.busy
+    with pytest.raises(EngineError, match=f"request {bad} was dropped") as told:
         engine.step()
-    engine.reset()
-    engine.cancel(other)
-    assert engine.generate(prompts[:1], max_tokens=3)
+    assert isinstance(told.value.__cause__, ValueError)
+    assert not engine.busy
+    assert engine.step() == []
+    assert engine.stats().pages_in_use == 0
+    assert engine.generate(prompts[:1], max_tokens=6, ignore_eos=True)[0].token_ids == expected[0].token_ids
 
 
 @pytest.mark.parametrize("overlap", [False, True])

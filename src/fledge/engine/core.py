@@ -52,6 +52,7 @@ class EngineCore:
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
         self._failure: BaseException | None = None  # what a step failed with
+        self._failed_sinks: dict[int, Exception] = {}  # by request, until `tell_failed_sink`
         self._lock = threading.RLock()  # held by a step
         self._queue_lock = threading.RLock()  # held while the queue of waiting requests changes from outside
 
@@ -62,8 +63,8 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        """True while some request isn't done."""
-        return self._scheduler.busy
+        """True while some request isn't done, or the failure of its sink isn't told."""
+        return self._scheduler.busy or bool(self._failed_sinks)
 
     def submit(
         self,
@@ -98,6 +99,7 @@ class EngineCore:
     def cancel(self, request_id: int) -> None:
         """Drop a request at once and free all it holds; nothing happens if it is done already."""
         with self._lock, self._queue_lock:
+            self._failed_sinks.pop(request_id, None)
             request = self._requests.pop(request_id, None)
             if request is not None and self._failure is None:
                 self._scheduler.remove(request)
@@ -115,8 +117,19 @@ class EngineCore:
             self._lane.drain()
             self._flight.clear()
             self._requests.clear()
+            self._failed_sinks.clear()
             self._scheduler.reset()
             self._failure = None
+
+    def tell_failed_sink(self) -> None:
+        """Raise EngineError for a request that was dropped because its sink raised; once for each."""
+        with self._lock:
+            if self._failed_sinks:
+                request_id = next(iter(self._failed_sinks))
+                failure = self._failed_sinks.pop(request_id)
+                raise EngineError(
+                    f"request {request_id} was dropped: its sink raised {failure!r}; mend the sink, and send it again"
+                ) from failure
 
     def step(self, *, unless: Callable[[], bool] | None = None) -> list[StepResult]:
         """Launch one prefill forward if prompts are waiting, then one round; what came in for each request.
@@ -329,7 +342,11 @@ class EngineCore:
         )
         self._results.append(result)
         if request.sink is not None:
-            request.sink(result)
+            try:
+                request.sink(result)
+            except Exception as failure:
+                self.cancel(request.id)
+                self._failed_sinks[request.id] = failure
         if request.finish_reason:
             self._scheduler.remove(request)
 

@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True while some submitted request isn't done."""
+        """True while some submitted request isn't done, or `step` has yet to say that its sink raised."""
         return self._core.busy
 
     def generate(
@@ -137,7 +137,7 @@ class Engine:
             for prompt in prompts:
                 requests.append(self.submit(self.prompt_ids(prompt), params, speculate=speculate, sink=sink))
             while len(done) < len(requests):
-                if not self.step():
+                if not self._core.step():
                     first = next((request for request in requests if request not in done), requests[0])
                     self._refuse_dropped(first, partial(done.__contains__, first))
         finally:
@@ -189,8 +189,9 @@ class Engine:
     ) -> int:
         """Queue a request of token ids and return its id; `step` serves it.
 
-        `sink` is called with each of the request's results, from within the step that made it. `trace`: results
-        carry the draft tree of their round.
+        `sink` is called with each of the request's results, from within the step that made it. If it raises, its
+        request alone is dropped, and the next call of `step` says so. `trace`: results carry the draft tree of their
+        round.
         """
         self._refuse_unknown_tokens(params)
         prompt_ids = whole_numbers("the prompt", prompt_ids)
@@ -210,7 +211,11 @@ class Engine:
         )
 
     def step(self) -> list[StepResult]:
-        """Serve the submitted requests for one round; what each of them got. Nothing to do: an empty list."""
+        """Serve the submitted requests for one round; what each of them got. Nothing to do: an empty list.
+
+        Raises EngineError if a sink raised in an earlier round, once for each.
+        """
+        self._core.tell_failed_sink()
         return self._core.step()
 
     def step_unless(self, ready: Callable[[], bool]) -> list[StepResult]:
