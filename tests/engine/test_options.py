@@ -1,4 +1,4 @@
-"""Penalties, bias and log probabilities: the same with and without speculation, in any batch."""
+"""Penalties, bias, min_tokens and log probabilities: the same with and without speculation, in any batch."""
 
 from __future__ import annotations
 
@@ -41,6 +41,41 @@ def test_output_equals_plain_output_for_the_same_seed(
         assert answer.text == plainly.text
         same_logprobs(answer.logprobs, plainly.logprobs)
     assert sum(answer.stats.tau for answer in answers) / len(answers) > 1.4
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, TreeShape(2, 2, 10, lookup=7)], ids=str)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2}])
+def test_nothing_ends_an_answer_before_min_tokens(
+    target: Target,
+    plain: Engine,
+    prompts: list[list[int]],
+    shape: TreeShape,
+    sampling: dict[str, object],
+) -> None:
+    early = {"max_tokens": 24, "seed": 7, "logprobs": 2, **sampling}
+    free = plain.generate(prompts[:8], **early)  # type: ignore[arg-type]
+    ends = sorted({token for answer in free for token in answer.token_ids[1:12:3]})
+    turn_ends = target.chat.turn_end_ids
+    wanted = {**early, "stop_token_ids": ends, "min_tokens": 6}
+    expected = plain.generate(prompts[:8], **wanted)  # type: ignore[arg-type]
+    for answer in expected:
+        first = answer.token_ids[:6]
+        assert len(first) == 6
+        assert not {*first} & {*ends, *turn_ends}
+        if not sampling:
+            for place, token in enumerate(first):
+                logits = raw_logits(target, [*answer.prompt_token_ids, *first[:place]])
+                allowed = {*range(len(logits))} - {*ends} - turn_ends
+                assert token == max(allowed, key=lambda one: logits[one])
+        stopped = answer.token_ids[-1] in {*ends, *turn_ends}
+        assert answer.finish_reason == ("stop" if stopped else "length")
+    assert any(answer.finish_reason == "stop" for answer in expected)
+    engine = Engine(target, scripted_head(target, [*free, *expected], 0.8), max_batch=5, tree=shape)
+    for answer, plainly in zip(engine.generate(prompts[:8], **wanted), expected, strict=True):  # type: ignore[arg-type]
+        assert answer.token_ids == plainly.token_ids
+        assert (answer.finish_reason, answer.stop_reason) == (plainly.finish_reason, plainly.stop_reason)
+        same_logprobs(answer.logprobs, plainly.logprobs)
+    assert engine.stats().tau > 1.1
 
 
 def test_penalties_do_what_they_are_for(plain: Engine, prompts: list[list[int]]) -> None:

@@ -102,6 +102,8 @@ def test_options_that_do_not_exist_are_refused(plain: Engine) -> None:
     "bad",
     [
         {"max_tokens": 0},
+        {"min_tokens": -1},
+        {"min_tokens": 129},
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": float("inf")},

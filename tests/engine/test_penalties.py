@@ -1,7 +1,8 @@
-"""Penalties and bias of every node are what plain decode would apply after the same tokens, to the last bit."""
+"""Penalties, bias and min_tokens of every node are what plain decode would apply after its tokens, to the last bit."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -26,13 +27,17 @@ OPTIONS = [
     {"presence_penalty": 1.5, "frequency_penalty": -0.7},
     {"frequency_penalty": 0.9, "logit_bias": {3: 4.0, 0: -2.5}},
     {"logit_bias": {1: 1.0, 5: -100.0, 7: 2.0}},
+    {"min_tokens": 5, "stop_token_ids": [4, 9, 2]},
+    {"min_tokens": 2, "stop_token_ids": [0], "repetition_penalty": 1.4},
+    {"min_tokens": 5},
     {},
 ]
 
 
 def make_request(prompt: list[int], answer: list[int], **options: object) -> Request:
     params = SamplingParams(**options)  # type: ignore[arg-type]
-    request = Request(0, prompt, params, seed=0, stop_ids=frozenset(), speculate=True, sink=None)
+    stop_ids = frozenset(params.stop_token_ids)
+    request = Request(0, prompt, params, seed=0, stop_ids=stop_ids, speculate=True, sink=None)
     request.output_ids = list(answer)
     return request
 
@@ -46,11 +51,15 @@ def edit(
     keep: bool = True,
 ) -> Tensor:
     selection = request_selection(requests, V, CPU)
-    return (
-        logits
-        if selection is None or selection.edits is None
-        else edited(logits, selection.edits, tree, picked, keep=keep)
-    )
+    if selection is None or selection.edits is None:
+        return logits
+    position = positions(requests)[:, None] + (0 if tree is None else tree.depths)
+    position = position.reshape(-1) if picked is None else position.reshape(-1)[picked]
+    return edited(logits, position, selection.edits, tree, picked, keep=keep)
+
+
+def positions(requests: list[Request]) -> Tensor:
+    return torch.tensor([request.length for request in requests])
 
 
 def by_hand(row: Tensor, request: Request, ancestors: list[int]) -> list[float]:
@@ -63,6 +72,8 @@ def by_hand(row: Tensor, request: Request, ancestors: list[int]) -> list[float]:
         values[token] = values[token] / r if values[token] > 0 else values[token] * r
     for token, count in counts.items():
         values[token] -= params.presence_penalty + params.frequency_penalty * count
+    for token in params.stop_token_ids if len(answer) < params.min_tokens else ():
+        values[token] = -math.inf
     return values
 
 
@@ -115,6 +126,8 @@ def test_a_node_has_exactly_the_logits_of_plain_decode_after_its_ancestors() -> 
         "presence_penalty": 0.31,
         "frequency_penalty": 0.77,
         "logit_bias": {2: 0.3},
+        "min_tokens": 5,
+        "stop_token_ids": [4, 8],
     }
     prompt, answer = [1, 2, 2], [4, 5, 4]
     tree, ancestors = trees_of(rng, shape, 1)
@@ -158,9 +171,10 @@ def test_counts_follow_rounds_and_moving_rows() -> None:
         logits = torch.randn(len(running), V, generator=torch.Generator().manual_seed(step))
         selection = rows.selection(1)
         if selection is None or selection.edits is None:
-            assert not any(r.params.penalizes or r.params.logit_bias for r in running)
+            assert not any(r.params.penalizes or r.params.logit_bias or r.ends_late for r in running)
         else:
-            assert torch.equal(edited(logits, selection.edits, None, keep=True), edit(logits, running, None))
+            got = edited(logits, positions(running), selection.edits, None, keep=True)
+            assert torch.equal(got, edit(logits, running, None))
 
 
 def test_rows_that_just_take_the_most_likely_token_need_no_logits() -> None:

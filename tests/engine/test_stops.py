@@ -44,6 +44,52 @@ def test_pieces_of_any_size_give_the_text_before_the_stop(
         assert matcher.add("more", last=True) == ""
 
 
+@given(
+    text=st.text("ab", max_size=30),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 4), min_size=30, max_size=30),
+    early=st.integers(0, 8),
+)
+def test_a_stop_may_begin_but_not_end_in_early_pieces(
+    text: str, stops: list[str], sizes: list[int], early: int
+) -> None:
+    matcher, shown, fed = StopMatcher(stops), "", 0
+    for number, size in enumerate(sizes):
+        shown += matcher.add(text[fed : fed + size], early=number < early)
+        fed = min(fed + size, len(text))
+        if matcher.matched is not None:
+            break
+    else:
+        shown += matcher.add("", last=True)
+    free = min(sum(sizes[:early]), len(text))
+    found = [
+        at
+        for at in range(fed)
+        for stop in stops
+        if text.startswith(stop, at) and free < at + len(stop) <= fed
+    ]
+    assert bool(found) == (matcher.matched is not None)
+    assert shown == text[: min(found, default=None)]
+
+
+def test_stop_strings_are_not_looked_for_before_min_tokens(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    whole = plain.generate(prompts[:6], max_tokens=24, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, whole, 1.0, best_first=True), tree=SHAPE)
+    for one in whole:
+        stop, least = _text(target, one.token_ids[4:6]), 9
+        for some in (plain, engine):
+            got = answers_with_stops(some, one, stop, min_tokens=least)
+            count = len(got.token_ids)
+            assert got.token_ids == one.token_ids[:count]
+            assert count > least
+            assert (count < 24) == (got.stop_reason == stop)
+            if one.text.count(stop) == 1:
+                assert (got.text, got.finish_reason) == (one.text, "length")
+            assert answers_with_stops(some, one, stop, min_tokens=24).text == one.text
+
+
 def test_the_stop_that_begins_first_counts_and_then_the_one_given_first() -> None:
     matcher = StopMatcher(["cd", "bcd", "bc"])
     assert matcher.add("abcd") == "a"

@@ -74,7 +74,7 @@ def test_log_probabilities_and_stops_have_their_form(live: Running) -> None:
         {"sampling_params": {"max_new_tokens": 0}},
         {"sampling_params": {"json_schema": "{}"}},
         {"sampling_params": {"temperature": -1.0}},
-        {"sampling_params": {"min_new_tokens": 3}},
+        {"sampling_params": {"min_new_tokens": 3, "max_new_tokens": 2}},
         {"top_logprobs_num": 3},
         {"image_data": ["x"]},
         {"logprob_start_len": 0},

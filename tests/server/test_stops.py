@@ -64,3 +64,23 @@ def test_a_stop_id_ends_the_answer_and_its_text_is_not_shown(live: Running, plai
         assert choice["message"]["content"] == shown
         assert choice["token_ids"] == whole.token_ids[: end + 1]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+
+
+def test_nothing_ends_an_answer_before_min_tokens(live: Running, plain: Engine) -> None:
+    whole = plain.generate([QUESTIONS[2]], max_tokens=30, ignore_eos=True)[0]
+    wanted = {"max_tokens": 30, "stop_token_ids": whole.token_ids[2:8:2], "min_tokens": 12}
+    expected = plain.generate([QUESTIONS[2]], **wanted)[0]  # type: ignore[arg-type]
+    assert len(expected.token_ids) > 12
+    prompt, more = whole.prompt_token_ids, {**wanted, "temperature": 0, "return_token_ids": True}
+    chat = {"messages": [{"role": "user", "content": QUESTIONS[2]}], **more}
+    for path, body in (("chat/completions", chat), ("completions", {"prompt": prompt, **more})):
+        choice = live.post(f"/v1/{path}", body).json()["choices"][0]
+        assert choice["token_ids"] == expected.token_ids
+    sampling = {
+        "temperature": 0,
+        "min_new_tokens": 12,
+        "max_new_tokens": 30,
+        "stop_token_ids": wanted["stop_token_ids"],
+    }
+    own = live.post("/generate", {"input_ids": prompt, "sampling_params": sampling}).json()
+    assert own["output_ids"] == expected.token_ids

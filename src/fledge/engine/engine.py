@@ -206,7 +206,7 @@ class Engine:
             stop_ids=stop_ids,
             speculate=switch("speculate", speculate),
             sink=sink,
-            watch=StopWatch(self.target.tokenizer, params.stop) if params.stop else None,
+            watch=(StopWatch(self.target.tokenizer, params.stop, params.min_tokens) if params.stop else None),
             trace=trace,
         )
 

@@ -123,7 +123,7 @@ def choose_tokens(
     keep = selection.logprobs is not None
     logits = out.logits
     if selection.edits is not None:
-        logits = edited(logits, selection.edits, tree, picked, keep=keep)
+        logits = edited(logits, position, selection.edits, tree, picked, keep=keep)
     chosen = choose(logits, sampling, position, models.sampler)
     return TargetRows(chosen, out.features, out.logits if keep else None)
 

@@ -34,6 +34,7 @@ class SamplingOptions(TypedDict, total=False):
     """The keywords of `Engine.generate` and the streams: the fields of `SamplingParams`, which says what they mean."""
 
     max_tokens: int
+    min_tokens: int
     temperature: float
     top_p: float
     top_k: int
@@ -53,11 +54,12 @@ class SamplingOptions(TypedDict, total=False):
 class SamplingParams:
     """How one request is decoded.
 
-    The steps apply in this order: logit_bias; repetition, frequency and presence penalties; temperature; top-k; top-p;
-    min-p. Bias and penalties count for greedy requests, too.
+    The steps apply in this order: logit_bias; repetition, frequency and presence penalties; min_tokens; temperature;
+    top-k; top-p; min-p. Those before temperature count for greedy requests, too.
     """
 
     max_tokens: int = 128
+    min_tokens: int = 0  # before so many tokens nothing ends the answer: no stop token can be chosen
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0  # smallest set of tokens holding this much probability; 1: all
     top_k: int = 0  # the k most probable tokens; 0: all
@@ -105,7 +107,7 @@ class SamplingParams:
             "seed": None if self.seed is None else whole("seed", self.seed, "a whole number, or None"),
             "logprobs": None if self.logprobs is None else whole("logprobs", self.logprobs, _LOGPROBS),
         }
-        taken |= {name: whole(name, getattr(self, name)) for name in ("max_tokens", "top_k")}
+        taken |= {name: whole(name, getattr(self, name)) for name in ("max_tokens", "min_tokens", "top_k")}
         taken |= {name: number(name, getattr(self, name)) for name in _NUMBERS}
         for name, value in taken.items():
             object.__setattr__(self, name, value)
@@ -113,6 +115,10 @@ class SamplingParams:
     def _check_filters(self) -> None:
         if self.max_tokens < 1:
             raise EngineError(f"max_tokens is {self.max_tokens}; ask for at least one token")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise EngineError(
+                f"min_tokens is {self.min_tokens}; use a number from 0 to max_tokens, {self.max_tokens}"
+            )
         low, high = _TEMPERATURES
         if self.temperature != 0 and not low <= self.temperature <= high:
             raise EngineError(

@@ -1,4 +1,4 @@
-"""Logit bias and penalties, per node: a node's own ancestors count as generated.
+"""Logit bias, penalties and min_tokens, per node: a node's own ancestors count as generated.
 
     answer so far:  a b        tree:  b ─┬─ a ─── b         row of the last node: a twice, b twice
                                          └─ c               row of c:             a once, b once, c once
@@ -35,14 +35,23 @@ class LogitEdits(NamedTuple):
     frequency: Tensor  # [n, 1] float32
     bias_ids: Tensor  # [n, K] int64; requests with fewer than K are padded with token 0
     bias: Tensor  # [n, K] float32, 0 for padding
+    ends: Tensor  # [n, E] int64, tokens that mustn't stand before
+    ends_from: Tensor  # [n, 1] int64, this position, 0: they may anywhere
 
 
 def edited(
-    logits: Tensor, edits: LogitEdits, tree: DraftTree | None, picked: Tensor | None = None, *, keep: bool
+    logits: Tensor,
+    position: Tensor,
+    edits: LogitEdits,
+    tree: DraftTree | None,
+    picked: Tensor | None = None,
+    *,
+    keep: bool,
 ) -> Tensor:
-    """The logits [R, V] with bias and penalties. `tree` None: nothing is drafted, one row per request.
+    """The logits [R, V] with bias, penalties and min_tokens. `tree` None: nothing is drafted, one row per request.
 
-    `picked` [R] int64: which of the B * N nodes the rows are; None: all. `keep`: leave the tensor given as it is.
+    `position` [R]: where the token chosen from a row is going to stand. `picked` [R] int64: which of the B * N nodes
+    the rows are; None: all. `keep`: leave the tensor given as it is.
     """
     nodes = 1 if tree is None else tree.token_ids.shape[1]
     rows, own, node = _edited_rows(edits.requests, nodes, picked)
@@ -55,6 +64,10 @@ def edited(
         changed = _penalized(raw, *(part.index_select(0, own) for part in _penalties(seen, edits)))
         if tree is not None:
             _count_ancestors(changed, raw, seen, edits, tree, own, node)
+    if edits.ends.shape[1]:
+        early = position.index_select(0, rows)[:, None] < edits.ends_from.index_select(0, own)  # [r, 1]
+        ends = edits.ends.index_select(0, own)
+        changed.scatter_add_(1, ends, torch.where(early, -torch.inf, 0.0).expand(ends.shape))
     return logits.index_copy(0, rows, changed) if keep else logits.index_copy_(0, rows, changed)
 
 

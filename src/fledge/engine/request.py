@@ -148,6 +148,11 @@ class Request:
         """True if works in flight will bring the last token in any case."""
         return len(self.output_ids) + self.flying_least >= self.params.max_tokens
 
+    @property
+    def ends_late(self) -> bool:
+        """True if the tokens that end the answer can't be chosen at first."""
+        return self.params.min_tokens > 0 and bool(self.stop_ids)
+
     def take_off(self, least: int, most: int) -> None:
         """A work that will emit so many of its tokens is in flight; see `land`."""
         self.flying_least += least

@@ -213,15 +213,23 @@ def _row_sampling(requests: Sequence[Request], nodes: int, device: torch.device)
 def _edits(
     requests: Sequence[Request], counts: TokenCounts | None, device: torch.device
 ) -> LogitEdits | None:
-    chosen = [(row, r.params) for row, r in enumerate(requests) if r.params.penalizes or r.params.logit_bias]
+    chosen = [
+        (row, r) for row, r in enumerate(requests) if r.params.penalizes or r.params.logit_bias or r.ends_late
+    ]
     if not chosen:
         return None
-    params = [p for _, p in chosen]
+    params = [r.params for _, r in chosen]
     longest = max(len(p.logit_bias) for p in params)
     bias_ids, bias = np.zeros((len(params), longest), np.int64), np.zeros((len(params), longest), np.float32)
     for row, p in enumerate(params):
         bias_ids[row, : len(p.logit_bias)] = list(p.logit_bias)
         bias[row, : len(p.logit_bias)] = list(p.logit_bias.values())
+    most = max(len(r.stop_ids) if r.ends_late else 0 for _, r in chosen)
+    ends, ends_from = np.zeros((len(params), most), np.int64), np.zeros((len(params), 1), np.int64)
+    for row, (_, request) in enumerate(chosen):
+        if request.ends_late:
+            ends[row] = np.resize(sorted(request.stop_ids), most)  # fewer are repeated
+            ends_from[row] = len(request.prompt_ids) + request.params.min_tokens
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
@@ -234,6 +242,8 @@ def _edits(
         frequency=column([p.frequency_penalty for p in params]),
         bias_ids=torch.from_numpy(bias_ids).to(device),
         bias=torch.from_numpy(bias).to(device),
+        ends=torch.from_numpy(ends).to(device),
+        ends_from=torch.from_numpy(ends_from).to(device),
     )
 
 

@@ -19,29 +19,40 @@ class StopMatcher:
         self.matched: str | None = None
         self._stops = tuple(stops)
         self._held = ""
+        self._passed = 0  # no stop ends among so many characters of `_held`
 
-    def add(self, text: str, *, last: bool = False) -> str:
+    def add(self, text: str, *, last: bool = False, early: bool = False) -> str:
         """The text that can be shown now. After a match there is none any more; `last` gives out what is held back.
 
-        The stop that begins first counts; of several that begin there, the one given first.
+        The stop that begins first counts; of several that begin there, the one given first. `early`: one may begin in
+        this text, but not end.
         """
         if self.matched is not None:
             return ""
         text = self._held + text
-        found = [(at, order) for order, stop in enumerate(self._stops) if (at := text.find(stop)) >= 0]
+        if early:
+            self._passed = len(text)
+        found = [
+            (at, order)
+            for order, stop in enumerate(self._stops)
+            if (at := text.find(stop, max(self._passed + 1 - len(stop), 0))) >= 0
+        ]
         if found:
             at, order = min(found)
             self.matched, self._held = self._stops[order], ""
             return text[:at]
         keep = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
+        self._passed = max(self._passed + keep - len(text), 0)
         return text[: len(text) - keep]
 
 
 class StopWatch:
     """The text of a request with stop strings, made token by token: a match ends it at the very token."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
+        """No stop ends within the first `min_tokens` tokens."""
+        self._early = min_tokens
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(stops)
         self._shown: list[str] = []
@@ -54,12 +65,14 @@ class StopWatch:
 
     def add(self, token_id: int) -> bool:
         """Read one more token; True if the text has come to a stop."""
-        self._fresh.append(self._matcher.add(self._detokenizer.add([token_id])))
+        early, self._early = self._early > 0, self._early - 1
+        self._fresh.append(self._matcher.add(self._detokenizer.add([token_id]), early=early))
         return self.matched is not None
 
     def finish(self) -> bool:
         """No more tokens will come; True if the text that was held back held a stop."""
-        self._fresh.append(self._matcher.add(self._detokenizer.add([], last=True), last=True))
+        rest, early = self._detokenizer.add([], last=True), self._early >= 0
+        self._fresh.append(self._matcher.add(rest, last=True, early=early))
         return self.matched is not None
 
     def take(self) -> str:

@@ -178,6 +178,7 @@ class Generator:
         try:
             return SamplingParams(
                 max_tokens=wanted or room,
+                min_tokens=body.min_tokens or 0,
                 temperature=1.0 if body.temperature is None else body.temperature,
                 top_p=1.0 if body.top_p is None else body.top_p,
                 top_k=max(body.top_k or 0, 0),

@@ -1,7 +1,8 @@
 """What clients may send. Types are strict; what a field doesn't list is refused, never ignored.
 
-Beyond OpenAI's fields: top_k, min_p, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids (names as in
-vLLM), `speculate` (false: plain decode for this request) and `return_trace` (origins of tokens and draft trees).
+Beyond OpenAI's fields: top_k, min_p, min_tokens, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids
+(names as in vLLM), `speculate` (false: plain decode for this request) and `return_trace` (origins of tokens and draft
+trees).
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "logprob_start_len": (None, -1),
     "metadata": (None, {}),
     "min_new_tokens": (None, 0),
-    "min_tokens": (None, 0),
     "modalities": (None, ["text"]),
     "n_beams": (None, 1),
     "no_stop_trim": (None, False),
@@ -96,6 +96,7 @@ class Generation(StrictBody):
     top_k: int | None = Field(None, ge=-1, lt=1 << 31, description="0 or -1: all tokens")
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer before")
     n: int | None = Field(None, ge=1, le=1024)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     stop: StopText | Annotated[list[StopText | TokenId], Field(max_length=64)] | None = Field(

@@ -32,6 +32,7 @@ class NativeSampling(StrictBody):
     """`sampling_params`; the limits are those of a text completion."""
 
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -75,7 +76,7 @@ class GenerateRequest(StrictBody):
         fields["max_tokens"] = sampling.max_new_tokens or _DEFAULT_TOKENS
         if sampling.max_new_tokens == 0:
             raise errors.invalid("max_new_tokens must be at least 1", "sampling_params.max_new_tokens")
-        fields["seed"] = sampling.sampling_seed
+        fields["min_tokens"], fields["seed"] = sampling.min_new_tokens, sampling.sampling_seed
         fields["stream"], fields["speculate"] = self.stream, self.speculate
         fields["logprobs"] = (self.top_logprobs_num or 0) if self.return_logprob else None
         fields["return_token_ids"] = True
