@@ -9,7 +9,7 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 
-from fledge.engine import Engine, SamplingOptions, SamplingParams
+from fledge.engine import Engine, SamplingOptions, SamplingParams, TreeShape
 from fledge.errors import EngineError
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY
@@ -57,6 +57,11 @@ def test_nothing_and_numpys_numbers_are_taken_for_what_they_are() -> None:
         [None],
         [[]],
         "hi",
+        None,
+        5,
+        {"hi"},
+        frozenset({(9, 9)}),
+        [{9, 8}],
     ],
     ids=str,
 )
@@ -80,12 +85,33 @@ def test_what_an_engine_cannot_do_is_refused(plain: Engine, option: dict[str, ob
         ({"prefill_rows": 1.5}, "whole number"),
         ({"overlap": "on"}, "True or False"),
         ({"kv_tokens": 10**13}, "lower kv_tokens"),
+        ({"tuned": [1]}, "tuned is .* use a dictionary"),
+        ({"tuned": {1: "x"}}, "tuned is .* use a dictionary"),
+        ({"tuned": {"1": TreeShape(2, 2, 4)}}, "tuned is .* use a dictionary"),
     ],
     ids=str,
 )
 def test_options_of_an_engine_are_checked(target: Target, option: dict[str, object], said: str) -> None:
     with pytest.raises(EngineError, match=said):
         Engine(target, **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "sink", "said"),
+    [
+        ([1], {"max_tokens": 3}, None, "use SamplingParams"),
+        ([1], None, None, "use SamplingParams"),
+        ([1], SamplingParams(), 5, "sink is 5; use"),
+        ({1, 2}, SamplingParams(), None, "has no order; use"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_submitted_is_refused_at_once(
+    plain: Engine, prompt: object, params: object, sink: object, said: str
+) -> None:
+    with pytest.raises(EngineError, match=said):
+        plain.submit(prompt, params, sink=sink)  # type: ignore[arg-type]
+    assert not plain.busy
 
 
 def test_an_engine_wants_a_loaded_target() -> None:

@@ -89,7 +89,8 @@ def build_parts(
     tree, lookup = _with_lookup(head, tree, lookup)
     bounds = _bounds(head, tree, lookup)
     adaptive = head is not None and tree is None
-    _check_tuned(tuned or {}, bounds, adaptive=adaptive)
+    if tuned is not None:
+        _check_tuned(tuned, bounds, adaptive=adaptive)
     pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
     window = max(shape.window for shape in bounds)
     if overlap is None:
@@ -226,6 +227,12 @@ def _bounds(head: HeadRunner | None, tree: TreeShape | None, lookup: int) -> lis
 
 def _check_tuned(tuned: Mapping[int, TreeShape], bounds: Sequence[TreeShape], *, adaptive: bool) -> None:
     """Raise an EngineError for shapes to begin with that no planner of this engine could use."""
+    if not isinstance(tuned, Mapping) or not all(
+        isinstance(requests, int) and isinstance(shape, TreeShape) for requests, shape in tuned.items()
+    ):
+        raise EngineError(
+            f"tuned is {tuned!r}; use a dictionary of numbers of requests and TreeShapes, as read_tuned gives it"
+        )
     if tuned and not adaptive:
         raise EngineError("tuned is what the planner begins with: it needs a draft head and no fixed tree")
     widest = max(shape.topk for shape in bounds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -123,7 +123,7 @@ class Engine:
         `options` are the fields of `SamplingParams`; the seed is used for each of the prompts. Raises EngineError, also
         if another thread drops one of the requests.
         """
-        if isinstance(prompts, str | Mapping):
+        if isinstance(prompts, str | Mapping | Set) or not isinstance(prompts, Iterable):
             raise EngineError(f"generate takes a list of prompts, and {_PROMPTS}; put yours in brackets")
         params = SamplingParams(**options)
         done: dict[int, Completion] = {}
@@ -193,6 +193,12 @@ class Engine:
         request alone is dropped, and the next call of `step` says so. `trace`: results carry the draft tree of their
         round.
         """
+        if not isinstance(params, SamplingParams):
+            raise EngineError(f"params is {params!r}; use SamplingParams(...)")
+        if isinstance(prompt_ids, Set):
+            raise EngineError("the prompt is a set, which has no order; use a list of token ids")
+        if sink is not None and not callable(sink):
+            raise EngineError(f"sink is {sink!r}; use a function that takes a StepResult, or leave it out")
         self._refuse_unknown_tokens(params)
         prompt_ids = whole_numbers("the prompt", prompt_ids)
         stop_ids = frozenset(params.stop_token_ids)
