@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 from fledge.engine import Engine, SamplingOptions, SamplingParams, TreeShape
 from fledge.errors import EngineError
 from fledge.target.target import Target
-from tests.engine.conftest import VOCABULARY
+from tests.engine.conftest import VOCABULARY, serve
 
 
 def test_the_keywords_are_the_fields() -> None:
@@ -53,7 +55,12 @@ def test_nothing_and_numpys_numbers_are_taken_for_what_they_are() -> None:
         [[9, 9.9]],
         [[True]],
         [[{"role": "user", "content": "hi"}, 5]],
-        [np.array([1, 2])],
+        [np.array([1.0, 2.0])],
+        [np.array([[1, 2]])],
+        [np.array(1)],
+        [torch.tensor([True])],
+        [torch.tensor([])],
+        torch.tensor([1, 2]),
         [None],
         [[]],
         "hi",
@@ -68,6 +75,19 @@ def test_nothing_and_numpys_numbers_are_taken_for_what_they_are() -> None:
 def test_what_is_no_prompt_is_refused_with_what_is_one(plain: Engine, prompts: object) -> None:
     with pytest.raises(EngineError, match="prompt is"):
         plain.generate(prompts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("made", [np.array, torch.tensor, tuple])
+def test_arrays_and_tensors_of_token_ids_are_prompts(
+    plain: Engine, prompts: list[list[int]], made: Callable[[list[int]], Sequence[int]]
+) -> None:
+    expected = [answer.token_ids for answer in plain.generate(prompts[:2], max_tokens=4, ignore_eos=True)]
+    given = [made(prompt) for prompt in prompts[:2]]
+    answers = plain.generate(given, max_tokens=4, ignore_eos=True)  # type: ignore[arg-type]
+    assert [answer.token_ids for answer in answers] == expected
+    assert answers[0].prompt_token_ids == prompts[0]
+    params = [SamplingParams(max_tokens=4, ignore_eos=True)] * 2
+    assert [answer.token_ids for answer in serve(plain, given, params)] == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", [{"stop_token_ids": [VOCABULARY]}, {"speculate": "no"}], ids=str)

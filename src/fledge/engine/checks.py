@@ -6,6 +6,9 @@ import operator
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
+import numpy as np
+from torch import Tensor
+
 from fledge.errors import EngineError
 
 
@@ -33,8 +36,14 @@ def switch(name: str, value: object) -> bool:
     raise EngineError(f"{name} is {value!r}; use True or False")
 
 
+def listed(values: object) -> object:
+    """An array's or a tensor's values as a list; anything else as it is."""
+    return values.tolist() if isinstance(values, np.ndarray | Tensor) else values
+
+
 def whole_numbers(name: str, values: object) -> tuple[int, ...]:
-    """A sequence's ints; None: none."""
+    """The ints of a sequence, an array or a tensor; None: none."""
+    values = listed(values)
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence | set | frozenset):

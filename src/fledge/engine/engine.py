@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from typing import Unpack
+from typing import Any, Unpack
+
+import numpy as np
+from torch import Tensor
 
 from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
 from fledge.engine.build import build_parts
-from fledge.engine.checks import switch, whole_numbers
+from fledge.engine.checks import listed, switch, whole_numbers
 from fledge.engine.core import EngineCore, Sink
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.layout import TreeShape
@@ -27,7 +30,7 @@ from fledge.errors import EngineError
 from fledge.target.target import Target
 
 # A user's question, a conversation, or token ids used as they are.
-Prompt = str | list[dict[str, str]] | list[int]
+Prompt = str | list[dict[str, str]] | list[int] | np.ndarray[Any, Any] | Tensor
 _PROMPTS = "a prompt is a question, a list of messages or a list of token ids"
 
 
@@ -180,7 +183,7 @@ class Engine:
 
     def submit(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int] | np.ndarray[Any, Any] | Tensor,
         params: SamplingParams,
         *,
         speculate: bool = True,
@@ -244,14 +247,15 @@ class Engine:
         """A prompt as token ids: questions and conversations through the target's chat template."""
         if isinstance(prompt, str):
             return self.target.chat.prompt_ids([{"role": "user", "content": prompt}])
-        if not isinstance(prompt, Sequence):
+        entries = listed(prompt)
+        if not isinstance(entries, Sequence):
             raise EngineError(f"{_PROMPTS}, not {type(prompt).__name__}: {prompt!r:.80}")
-        if not prompt:
+        if not entries:
             raise EngineError("the prompt is empty; give it a question, messages or token ids")
-        messages = [message for message in prompt if isinstance(message, dict)]
+        messages = [message for message in entries if isinstance(message, dict)]
         if not messages:
-            return list(whole_numbers(_PROMPTS, prompt))
-        if len(messages) < len(prompt):
+            return list(whole_numbers(_PROMPTS, entries))
+        if len(messages) < len(entries):
             raise EngineError(f"{_PROMPTS}; this list holds messages and something else")
         return self.target.chat.prompt_ids(messages)
 
