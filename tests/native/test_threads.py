@@ -1,4 +1,4 @@
-"""The kernels have as many threads as the process may use cores."""
+"""The kernels have as many threads as the process may use cores, unless the environment says otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fledge.errors import EngineError
 from fledge.native import build
+from fledge.train import kernels
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,18 @@ def test_without_a_limit_all_cores_count(tmp_path: Path) -> None:
     assert build.container_cores(tmp_path) is None
     (tmp_path / "cpu.max").write_text("max 100000\n", "utf-8")
     assert build.container_cores(tmp_path) is None
+
+
+@pytest.mark.parametrize("value", ["two", "0", "-1", "1.5"])
+def test_what_is_no_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FLEDGE_THREADS", value)
+    with pytest.raises(EngineError, match=r"FLEDGE_THREADS is .* use a number"):
+        build.default_threads()
+
+
+@pytest.mark.parametrize("value", ["off", "false", "AVX512"])
+def test_unknown_kernels_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FLEDGE_NATIVE", value)
+    for asked in (build.unavailable_reason, build.instruction_set, kernels._library.__wrapped__):
+        with pytest.raises(EngineError, match=r"FLEDGE_NATIVE is .* use 0"):
+            asked()

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fledge.errors import EngineError
+
 SOURCES = (
     "threads.h",
     "vector_math.h",
@@ -60,9 +62,11 @@ def cache_folder() -> Path:
 
 
 def default_threads() -> int:
-    """$FLEDGE_THREADS, or the cores this process may use."""
-    wanted = os.environ.get("FLEDGE_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
+    """$FLEDGE_THREADS, or the cores this process may use. Raises EngineError if it isn't a number of threads."""
+    wanted = os.environ.get("FLEDGE_THREADS")
+    if wanted:
+        if not wanted.isdecimal() or int(wanted) < 1:
+            raise EngineError(f"FLEDGE_THREADS is {wanted!r}; use a number of threads, 1 or more")
         return int(wanted)
     cores = len(os.sched_getaffinity(0))
     return min(container_cores(_CGROUP) or cores, cores)
@@ -88,9 +92,17 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(lines[0].split(":", 1)[1].split()) if lines else frozenset()
 
 
+def native_setting() -> str:
+    """$FLEDGE_NATIVE: 1, 0 (no kernels) or avx512 (without AMX). Raises EngineError for anything else."""
+    setting = os.environ.get("FLEDGE_NATIVE") or "1"
+    if setting not in ("0", "1", "avx512"):
+        raise EngineError(f"FLEDGE_NATIVE is {setting!r}; use 0 (no kernels), avx512 (without AMX) or 1")
+    return setting
+
+
 def unavailable_reason() -> str:
     """Why the native kernels can't run here; empty when they can."""
-    if os.environ.get("FLEDGE_NATIVE", "1") == "0":
+    if native_setting() == "0":
         return "FLEDGE_NATIVE=0 turns them off"
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"they need Linux on x86-64, this is {platform.system()} on {platform.machine()}"
@@ -102,7 +114,7 @@ def unavailable_reason() -> str:
 
 def instruction_set() -> str:
     """What the kernels multiply with on this processor, AMX or AVX-512 bf16; $FLEDGE_NATIVE=avx512 leaves AMX out."""
-    wants_amx = os.environ.get("FLEDGE_NATIVE", "1") != "avx512"
+    wants_amx = native_setting() != "avx512"
     return "AMX" if wants_amx and all(flag in cpu_flags() for flag in AMX_FLAGS) else "AVX-512 bf16"
 
 

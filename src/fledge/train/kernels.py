@@ -8,14 +8,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import os
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fledge.native.build import compile_library, find_compiler
+from fledge.native.build import compile_library, find_compiler, native_setting
 
 logger = logging.getLogger("fledge")
 
@@ -66,7 +65,7 @@ def threads() -> c_int:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    if os.environ.get("FLEDGE_NATIVE", "1") == "0":
+    if native_setting() == "0":
         return None
     compiler = find_compiler()
     if not compiler:
