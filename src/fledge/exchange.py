@@ -61,6 +61,11 @@ def export_head(
                 "this head needs its own embedding, its size isn't the target's: leave --no-embedding out"
             )
         head = Head(head.config, replace(head.weights, embedding=None), head.metadata)
+    if head.config.norm_before_residual and chosen not in ("vllm", "speculators"):
+        raise HeadError(
+            f"this head uses norm_before_residual, which engines of the {chosen} form leave out without an error: "
+            "use the vllm or speculators form"
+        )
     if wanted == torch.float16:
         _check_float16(head)
     write_head(head, destination, chosen, dtype=wanted)

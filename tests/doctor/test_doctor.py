@@ -173,6 +173,9 @@ def test_the_engines_own_traps_are_named(patient: Patient, tmp_path: Path) -> No
     # The same ids are right for SGLang, which counts outputs, and one off for vLLM, which counts inputs.
     assert examine(patient.target, nested, engine="sglang").findings == []
     assert {f.fault for f in examine(patient.target, nested, engine="vllm").findings} == {"layers"}
+    residual = planted(patient, tmp_path / "residual", lambda c, t: c.update(norm_before_residual=True))
+    assert "engine" in {f.fault for f in examine(patient.target, residual, engine="sglang").findings}
+    assert "engine" not in {f.fault for f in examine(patient.target, residual, engine="vllm").findings}
     with pytest.raises(HeadError, match="use vllm, sglang or a server's URL"):
         examine(patient.target, patient.head, engine="tensorrt")
 

@@ -101,7 +101,7 @@ def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
         ({"lm_head.weight": "other"}, {}, "borrow"),
         ({"d2t": "other"}, {}, "no d2t"),
         ({"fc.weight": "other"}, {}, "no tensor fc.weight"),
-        ({}, {"norm_before_residual": True}, "norm_before_residual"),
+        ({}, {"norm_before_fc": True}, "norm_before_fc"),
         ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic'"),
         ({}, {"hidden_size": 128}, "its config says"),
         ({}, {"hidden_size": None}, "lacks or misstates"),

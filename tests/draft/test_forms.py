@@ -21,7 +21,7 @@ from fledge.errors import HeadError
 from fledge.exchange import export_head, first_difference, import_head
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.draft.tiny_head import KINDS, load_tiny_target, random_head
 from tests.tiny import TinyShape, save_tiny_target
 
 
@@ -34,10 +34,19 @@ def bf16(head: Head) -> Head:
     return Head(head.config, head.weights.to(torch.bfloat16), head.metadata)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["eagle-3", "eagle-3.1"])
+def make_head(target: Target, kind: str) -> Head:
+    head = bf16(random_head(target, **KINDS[kind]))
+    return Head(head.config, head.weights, replace(head.metadata, training={"steps": 3, "tau": 1.5}))
+
+
+@pytest.fixture(scope="module", params=["eagle3", "eagle3.1"])
 def head(request: pytest.FixtureRequest, target: Target) -> Head:
-    made = bf16(random_head(target, fc_norm=request.param, norm_output=request.param))
-    return Head(made.config, made.weights, replace(made.metadata, training={"steps": 3, "tau": 1.5}))
+    return make_head(target, request.param)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def any_head(request: pytest.FixtureRequest, target: Target) -> Head:
+    return make_head(target, request.param)
 
 
 def logits(head: Head, target: Target) -> torch.Tensor:
@@ -57,12 +66,14 @@ def logits(head: Head, target: Target) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_a_bit_exact_round_trip(head: Head, target: Target, form: Form, tmp_path: Path) -> None:
-    write_head(head, str(tmp_path / "one"), form)
+def test_every_form_is_a_bit_exact_round_trip(
+    any_head: Head, target: Target, form: Form, tmp_path: Path
+) -> None:
+    write_head(any_head, str(tmp_path / "one"), form)
     read = Head.load(str(tmp_path / "one"))
-    assert first_difference(head, read) is None
-    assert (read.config, read.metadata) == (head.config, head.metadata)
-    assert torch.equal(logits(read, target), logits(head, target))
+    assert first_difference(any_head, read) is None
+    assert (read.config, read.metadata) == (any_head.config, any_head.metadata)
+    assert torch.equal(logits(read, target), logits(any_head, target))
     write_head(read, str(tmp_path / "two"), form)
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
@@ -189,6 +200,20 @@ def test_the_card_tells_what_the_head_is(head: Head, tmp_path: Path) -> None:
     assert "vllm serve" in card
 
 
+def test_a_residual_that_an_engine_leaves_out_is_refused_in_its_form(target: Target, tmp_path: Path) -> None:
+    head = make_head(target, "speculators")
+    head.save(str(tmp_path / "head"))
+    for form in FORMS:
+        if form in ("vllm", "speculators"):
+            export_head(str(tmp_path / "head"), str(tmp_path / form), form=form)
+            assert json.loads((tmp_path / form / "config.json").read_text())["norm_before_residual"] is True
+        else:
+            with pytest.raises(HeadError, match="use the vllm or speculators form"):
+                export_head(str(tmp_path / "head"), str(tmp_path / form), form=form)
+    import_head(str(tmp_path / "speculators"), str(tmp_path / "back"), target=str(target.folder))
+    assert Head.load(str(tmp_path / "back")).config == head.config
+
+
 def test_export_refuses_what_would_lose_values(head: Head, tmp_path: Path) -> None:
     large = Head(head.config, replace(head.weights, down=head.weights.down * 1e6), head.metadata)
     large.save(str(tmp_path / "head"))
@@ -225,20 +250,22 @@ safetensors.torch.save_file({"log_probs": logits.log_softmax(-1).contiguous()}, 
 """
 
 
-def test_the_formats_own_library_computes_the_same_logits(head: Head, target: Target, tmp_path: Path) -> None:
+def test_the_formats_own_library_computes_the_same_logits(
+    any_head: Head, target: Target, tmp_path: Path
+) -> None:
     """Needs an interpreter with `speculators`: this one, or $FLEDGE_SPECULATORS_PYTHON."""
     python = os.environ.get("FLEDGE_SPECULATORS_PYTHON", sys.executable)
     probe = [python, "-c", "import speculators.models.eagle3"]
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     if subprocess.run(probe, capture_output=True, check=False, env=clean).returncode:
         pytest.skip("speculators isn't installed: set FLEDGE_SPECULATORS_PYTHON")
-    write_head(head, str(tmp_path / "head"), "speculators")
+    write_head(any_head, str(tmp_path / "head"), "speculators")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 512, (24,), generator=generator, dtype=torch.int32)
-    features = torch.randn(24, 3 * head.config.target_hidden_size, generator=generator)
+    features = torch.randn(24, 3 * any_head.config.target_hidden_size, generator=generator)
     given = {"ids": ids.long(), "features": features, "embedding": target.weights.embedding.contiguous()}
     safetensors.torch.save_file(given, tmp_path / "inputs")
     command = [python, "-c", _WITH_SPECULATORS, *(str(tmp_path / n) for n in ("head", "inputs", "outputs"))]
     subprocess.run(command, check=True, capture_output=True, env=clean)
     theirs = safetensors.torch.load_file(tmp_path / "outputs")["log_probs"]
-    torch.testing.assert_close(logits(head, target), theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(any_head, target), theirs, rtol=1e-4, atol=1e-4)

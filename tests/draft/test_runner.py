@@ -13,7 +13,7 @@ from fledge.errors import EngineError, HeadError
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.draft.tiny_head import KINDS, load_tiny_target, random_head
 from tests.tiny import save_tiny_target
 
 
@@ -22,9 +22,9 @@ def target(tiny_target_folder: Path) -> Target:
     return load_tiny_target(tiny_target_folder)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["eagle3", "eagle3.1"])
+@pytest.fixture(scope="module", params=KINDS)
 def head(request: pytest.FixtureRequest, target: Target) -> Head:
-    return random_head(target, fc_norm=request.param, norm_output=request.param)
+    return random_head(target, **KINDS[request.param])
 
 
 def batch(
@@ -59,6 +59,7 @@ def reference_forward(head: Head, embedding: torch.Tensor, rows: ForwardBatch, k
     cos, sin = (t[rows.positions.long()] for t in rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, 256))
     slots = write_slots(rows, page_size)
     kv[0][slots], kv[1][slots] = apply_rope(k, cos, sin), v
+    entry = norm(entry, w.hidden_norm) if c.norm_before_residual else entry
     h = entry + reference_attention(apply_rope(q, cos, sin), kv[0], kv[1], rows, page_size).flatten(1) @ w.o.T
     gate, up = (norm(h, w.post_norm) @ w.gate_up.T).chunk(2, dim=-1)
     out = h + (F.silu(gate) * up) @ w.down.T

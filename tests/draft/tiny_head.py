@@ -10,13 +10,25 @@ import torch
 from fledge.draft import DraftVocabulary, Head
 from fledge.target import Target
 
+KINDS = {  # the switches of each kind of head
+    "eagle3": {},
+    "eagle3.1": {"fc_norm": True, "norm_output": True},
+    "speculators": {"norm_before_residual": True},
+}
+
 
 def load_tiny_target(folder: Path, dtype: str = "float32") -> Target:
     return Target.load(str(folder), dtype=dtype, backend="torch")
 
 
 def random_head(
-    target: Target, *, size: int = 96, seed: int = 0, fc_norm: bool = False, norm_output: bool = False
+    target: Target,
+    *,
+    size: int = 96,
+    seed: int = 0,
+    fc_norm: bool = False,
+    norm_output: bool = False,
+    norm_before_residual: bool = False,
 ) -> Head:
     """A head with a draft vocabulary of every fourth token or so, its weights drawn around the initial ones."""
     generator = torch.Generator().manual_seed(seed)
@@ -27,4 +39,5 @@ def random_head(
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in head.weights.trainable().items()
     }
-    return Head(head.config, replace(head.weights, **noisy), head.metadata)
+    config = replace(head.config, norm_before_residual=norm_before_residual)
+    return Head(config, replace(head.weights, **noisy), head.metadata)

@@ -22,8 +22,11 @@ pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_r
 VOCAB, DRAFT = 523, 200
 
 
-def make_head(fc_norm: bool, norm_output: bool) -> tuple[HeadConfig, HeadWeights, Tensor]:
+def make_head(
+    fc_norm: bool, norm_output: bool, norm_before_residual: bool = False
+) -> tuple[HeadConfig, HeadWeights, Tensor]:
     config = HeadConfig.for_target(make_config(), DRAFT, fc_norm=fc_norm, norm_output=norm_output)
+    config = replace(config, norm_before_residual=norm_before_residual)
     generator = torch.Generator().manual_seed(11)
 
     def random(*shape: int) -> Tensor:
@@ -43,9 +46,9 @@ def make_head(fc_norm: bool, norm_output: bool) -> tuple[HeadConfig, HeadWeights
     return config, weights, torch.randn(VOCAB, h, generator=generator).bfloat16()
 
 
-@pytest.mark.parametrize("flags", [(False, False), (True, True)])
+@pytest.mark.parametrize("flags", [(False, False), (True, True), (False, False, True)])
 @pytest.mark.parametrize(("int8", "near"), [(False, 0.03), (True, 0.06)])
-def test_extend_and_draft_steps_agree_with_torch(flags: tuple[bool, bool], int8: bool, near: float) -> None:
+def test_extend_and_draft_steps_agree_with_torch(flags: tuple[bool, ...], int8: bool, near: float) -> None:
     config, weights, embedding = make_head(*flags)
     runners = (
         NativeHeadRunner(config, weights, embedding, int8=int8),

@@ -93,7 +93,9 @@ class PlainHead(nn.Module):
         length: int,
     ) -> Tensor:
         c = self.config
-        x = torch.cat((self.input_norm(embedded), self.hidden_norm(hidden)), dim=-1)
+        normed = self.hidden_norm(hidden)
+        x = torch.cat((self.input_norm(embedded), normed), dim=-1)
+        hidden = normed if c.norm_before_residual else hidden
         query, key, value = (
             layer(x).unflatten(-1, (-1, c.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )  # [B, heads, L, D]

@@ -16,7 +16,7 @@ from fledge.target.batch import ForwardBatch
 from fledge.train import attention_flex
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.draft.tiny_head import KINDS, load_tiny_target, random_head
 from tests.train.samples import make_sample
 from tests.train.test_functions import dense_attention
 
@@ -33,9 +33,9 @@ def target(tiny_target_folder: Path) -> Target:
     return load_tiny_target(tiny_target_folder)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["eagle3", "eagle3.1"])
+@pytest.fixture(scope="module", params=KINDS)
 def head(request: pytest.FixtureRequest, target: Target) -> Head:
-    return random_head(target, fc_norm=request.param, norm_output=request.param)
+    return random_head(target, **KINDS[request.param])
 
 
 def draft_from(runner: HeadRunner, sample: FeatureSample, base: int, steps: int) -> list[Tensor]:

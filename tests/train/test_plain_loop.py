@@ -17,9 +17,10 @@ from tests.train.samples import make_sample
 WEIGHTS = [0.5, 0.3, 0.2]
 
 
-def test_loss_and_gradients_equal_a_plain_loop_s(tiny_target_folder: Path):
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+def test_loss_and_gradients_equal_a_plain_loop_s(tiny_target_folder: Path, norm_before_residual: bool):
     target = load_tiny_target(tiny_target_folder)
-    head = random_head(target, size=200)
+    head = random_head(target, size=200, norm_before_residual=norm_before_residual)
     plain = PlainHead(head, target)
     samples = [make_sample([(5, 9)], seed=1), make_sample([(3, 1), (4, 6), (2, 7)], seed=2)]
     inside = head.vocabulary.token_ids

@@ -41,6 +41,12 @@ def _sglang(raw: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:
             "without draft_vocab_size SGLang takes the target's lm_head instead of the head's",
             remedy,
         )
+    if raw.get("norm_before_residual"):
+        yield Finding(
+            "engine",
+            "SGLang leaves norm_before_residual out: the head's layer starts from another residual there",
+            "serve this head with fledge or vLLM",
+        )
 
 
 def _vllm(raw: Mapping[str, Any]) -> Iterator[Finding]:

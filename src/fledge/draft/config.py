@@ -30,6 +30,7 @@ class HeadConfig:
     target_hidden_size: int  # Ht
     fc_norm: bool = False  # EAGLE-3.1: an RMSNorm on each of the three features before fc
     norm_output: bool = False  # EAGLE-3.1: the next step's hidden state is the output after the final norm
+    norm_before_residual: bool = False  # speculators: the residual is the hidden state after hidden_norm
 
     @property
     def qkv_size(self) -> int:

@@ -96,6 +96,7 @@ class NativeHeadRunner:
             config.target_hidden_size,
             config.draft_vocab_size,
             int(config.norm_output),
+            int(config.norm_before_residual),
             ops.LayerPointers(input_norm, post_norm, None, None, None, *(m.pointer for m in layer)),
             embedding_address,
             hidden_norm,

@@ -43,10 +43,12 @@ def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
         outer = {k: v for k, v in raw.items() if k != "transformer_layer_config" and v is not None}
         flat = {**layer, **outer}
     eagle = flat.get("eagle_config") or {}
-    refused = [key for key in ("norm_before_residual", "norm_before_fc") if flat.get(key) or eagle.get(key)]
+    refused = [
+        f"{key} in eagle_config" for key in ("norm_before_residual", "norm_before_fc") if eagle.get(key)
+    ]
     if int(flat.get("num_hidden_layers") or 1) != 1:
         refused.append(f"num_hidden_layers={flat['num_hidden_layers']}")
-    refused += [key for key in ("attention_bias", "mlp_bias", "bias") if flat.get(key)]
+    refused += [key for key in ("norm_before_fc", "attention_bias", "mlp_bias", "bias") if flat.get(key)]
     if flat.get("hidden_act", "silu") not in ("silu", "swish"):
         refused.append(f"hidden_act={flat['hidden_act']}")
     _refuse(url, refused)
@@ -132,6 +134,7 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             target_hidden_size=w.fc.shape[1] // 3,
             fc_norm=bool(flat.get("fc_norm")),
             norm_output=bool(flat.get("norm_output")),
+            norm_before_residual=bool(flat.get("norm_before_residual")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error

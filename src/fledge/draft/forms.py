@@ -143,7 +143,7 @@ def _speculators_config(c: HeadConfig, m: HeadMetadata, torch_dtype: str) -> dic
         "torch_dtype": torch_dtype,
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": None,
-        "norm_before_residual": False,  # written out: trainer and class have different defaults
+        "norm_before_residual": c.norm_before_residual,  # written out: trainer and vLLM have different defaults
         "norm_before_fc": False,
         "fc_norm": c.fc_norm,
         "norm_output": c.norm_output,
@@ -153,8 +153,9 @@ def _speculators_config(c: HeadConfig, m: HeadMetadata, torch_dtype: str) -> dic
 
 
 def _switches(c: HeadConfig) -> dict[str, Any]:
-    """EAGLE-3.1's two norms; absent in a plain EAGLE-3 head."""
-    return ({"fc_norm": True} if c.fc_norm else {}) | ({"norm_output": True} if c.norm_output else {})
+    """EAGLE-3.1's two norms and speculators' residual; absent in a plain EAGLE-3 head."""
+    names = ("fc_norm", "norm_output", "norm_before_residual")
+    return {name: True for name in names if getattr(c, name)}
 
 
 def _layer_ids(m: HeadMetadata, form: Form) -> dict[str, Any]:

@@ -154,8 +154,10 @@ class TorchHeadRunner:
         attention = paged_attention(batch, self.page_size)
         positions = batch.positions.long()
         embedded = F.embedding(batch.token_ids.long(), self._embedding)  # [R, H]
-        both = (F.rms_norm(embedded, shape, w.input_norm, eps), F.rms_norm(h, shape, w.hidden_norm, eps))
-        qkv = F.linear(torch.cat(both, dim=-1), w.qkv).view(-1, heads + 2 * kv_heads, c.head_dim)
+        normed = F.rms_norm(h, shape, w.hidden_norm, eps)
+        both = torch.cat((F.rms_norm(embedded, shape, w.input_norm, eps), normed), dim=-1)
+        h = normed if c.norm_before_residual else h
+        qkv = F.linear(both, w.qkv).view(-1, heads + 2 * kv_heads, c.head_dim)
         turned = apply_rope(qkv[:, : heads + kv_heads], self._cos[positions], self._sin[positions])
         kv[0].index_copy_(0, attention.write_slots, turned[:, heads:])
         kv[1].index_copy_(0, attention.write_slots, qkv[:, heads + kv_heads :])

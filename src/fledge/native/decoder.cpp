@@ -248,7 +248,10 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
       __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / s.hidden + s.eps));
       for (int i = 0; i < s.hidden; i += 16)
         store_bf16(x + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(e + i), scale), load_bf16(h->layer.input_norm + i)));
-      rms_norm(ws.residual.data + static_cast<size_t>(r) * s.hidden, h->hidden_norm, x + s.hidden, s.hidden, s.eps);
+      float* residual = ws.residual.data + static_cast<size_t>(r) * s.hidden;
+      rms_norm(residual, h->hidden_norm, x + s.hidden, s.hidden, s.eps);
+      if (h->norm_before_residual)
+        for (int i = 0; i < s.hidden; i += 16) _mm512_storeu_ps(residual + i, load_bf16(x + s.hidden + i));
     });
     attention_block(t, id, s, w, ws, b, kv_shape, kv, 0, ws.normed.data, 2 * s.hidden);
     int rows = narrows ? keep_rows(t, id, s, ws, out.logit_rows, wanted) : b.rows;

@@ -34,7 +34,7 @@ struct DecoderOutputs {
 
 struct DraftHead {
   fledge::Shape shape;
-  int target_hidden, draft_vocabulary, norm_output;
+  int target_hidden, draft_vocabulary, norm_output, norm_before_residual;
   LayerPointers layer;
   const fledge::bf16 *embedding, *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
   const fledge::Packed *fc, *lm_head;

@@ -81,6 +81,7 @@ class HeadStruct(Structure):
         ("target_hidden", c_int),
         ("draft_vocabulary", c_int),
         ("norm_output", c_int),
+        ("norm_before_residual", c_int),
         ("layer", LayerPointers),
         ("embedding", c_void_p),
         ("hidden_norm", c_void_p),

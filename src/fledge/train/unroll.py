@@ -60,9 +60,10 @@ class UnrolledHead:
         from_embedding = self._linear(embedded, "qkv_embedding")  # [T, q + 2 * kv]
         hidden = self._linear(self._normed_features(batch.features), "fc")  # [T, H]
 
-        query, *keys_values = self._project(hidden, from_embedding, 0, batch.positions)
-        query, hidden, from_embedding = (
-            TakeRows.apply(x, batch.rows) for x in (query, hidden, from_embedding)
+        normed, residual = self._enter(hidden)
+        query, *keys_values = self._project(normed, from_embedding, 0, batch.positions)
+        query, residual, from_embedding = (
+            TakeRows.apply(x, batch.rows) for x in (query, residual, from_embedding)
         )
         mask = (
             attention_flex.Places.of(batch.blocks, len(batch.rows), len(batch.token_ids)).mask()
@@ -73,7 +74,8 @@ class UnrolledHead:
         own_values: list[Tensor] = []
         for step in range(steps):
             if step:
-                query, key, value = self._project(hidden, from_embedding, step, positions + step)
+                normed, residual = self._enter(hidden)
+                query, key, value = self._project(normed, from_embedding, step, positions + step)
                 own_keys.append(key)
                 own_values.append(value)
             others = (*keys_values, *own_keys, *own_values)
@@ -81,7 +83,7 @@ class UnrolledHead:
                 mixed = UnrollAttention.apply(batch.blocks, self._sizes, self.workspace, query, *others)
             else:
                 mixed = attention_flex.unroll_attention(mask, self._sizes, query, *others)
-            hidden = self._linear(mixed, "o", add=hidden)
+            hidden = self._linear(mixed, "o", add=residual)
             inner = SwiGlu.apply(self._linear(self._norm(hidden, "post_norm"), "gate_up"))
             hidden = self._linear(inner, "down", add=hidden)
             output = self._norm(hidden, "norm")
@@ -92,12 +94,17 @@ class UnrolledHead:
         """The trained weights (or those in another buffer, split as the masters are) as float32 head weights."""
         return _join(self.weights.tensors(part), like)
 
+    def _enter(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden half of the attention's input, and the residual: the hidden state before or after its norm."""
+        normed = self._norm(hidden, "hidden_norm")
+        return normed, normed if self.config.norm_before_residual else hidden
+
     def _project(
-        self, hidden: Tensor, from_embedding: Tensor, step: int, positions: Tensor
+        self, normed: Tensor, from_embedding: Tensor, step: int, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of rows: hidden and embedding half added, then turned by RoPE."""
         c = self.config
-        qkv = self._linear(self._norm(hidden, "hidden_norm"), "qkv_hidden")
+        qkv = self._linear(normed, "qkv_hidden")
         qkv = AddShifted.apply(qkv, from_embedding, step)
         query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         turned, value = qkv.split([query_size + kv_size, kv_size], dim=1)
