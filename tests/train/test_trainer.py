@@ -167,7 +167,8 @@ def test_other_options_in_the_same_folder_are_refused(target: Target, features: 
         run(target, features, undisturbed, OPTIONS.model_copy(update={"learning_rate": 1.0}))
 
 
-def test_a_damaged_checkpoint_is_named(target: Target, features: str, tmp_path: Path):
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+def test_a_damaged_checkpoint_is_named(target: Target, features: str, tmp_path: Path, damage: str):
     def kill(done: float, total: float, note: str) -> None:
         if done == 3:
             raise KeyboardInterrupt
@@ -175,7 +176,8 @@ def test_a_damaged_checkpoint_is_named(target: Target, features: str, tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         run(target, features, tmp_path, progress=kill)
     path = tmp_path / "train" / "checkpoint.safetensors"
-    path.write_bytes(path.read_bytes()[:-50])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-50] if damage == "cut off" else whole[:-2000] + bytes(1000) + whole[-1000:])
     with pytest.raises(StorageError, match=r"checkpoint\.safetensors is damaged.*delete"):
         run(target, features, tmp_path)
 

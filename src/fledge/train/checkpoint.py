@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from fledge.errors import StorageError
@@ -27,8 +30,10 @@ class Checkpoint:
 
     def save(self, url: str) -> None:
         """Write the checkpoint, then the metrics that belong to it."""
-        facts = {"step": self.step, "total": self.total, "seconds": self.seconds, "metrics": self.metrics}
-        data = safetensors.torch.save(self.tensors, metadata={"fledge": json.dumps(facts)})
+        known = {"step": self.step, "total": self.total, "seconds": self.seconds, "metrics": self.metrics}
+        facts = json.dumps(known)
+        metadata = {"fledge": facts, "sha256": _checksum(facts, self.tensors)}
+        data = safetensors.torch.save(self.tensors, metadata=metadata)
         write_atomic(join(url, CHECKPOINT_NAME), data)
         lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
         write_atomic(join(url, METRICS_NAME), lines.encode())
@@ -43,7 +48,18 @@ class Checkpoint:
         try:
             tensors = safetensors.torch.load(data)
             size = int.from_bytes(data[:8], "little")
-            facts = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fledge"])
+            metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+            if _checksum(metadata["fledge"], tensors) != metadata["sha256"]:
+                raise ValueError("its checksum differs")
+            facts = json.loads(metadata["fledge"])
             return cls(facts["step"], facts["total"], facts["seconds"], facts["metrics"], tensors)
         except Exception as error:  # safetensors raises its own type for a truncated or foreign file
             raise StorageError(f"{place} is damaged ({error}); delete it to train from the start") from error
+
+
+def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
