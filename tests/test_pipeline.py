@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from fledge.bench import BenchResult, Summary
-from fledge.errors import FingerprintError, FledgeError, HeadError, RecipeError, StorageError
+from fledge.errors import DataError, FingerprintError, FledgeError, HeadError, RecipeError, StorageError
 from fledge.estimate import Expected, estimate
 from fledge.pipeline import run_pipeline, run_stage
 from fledge.recipe import Recipe, load_recipe
@@ -110,6 +110,18 @@ def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> 
     with pytest.raises(FingerprintError, match=r"train\.ttt_steps: 3 -> 2"):
         run_pipeline(Run(changed, str(run_copy)))
     assert load_recipe(str(run_copy / "recipe.yaml")) == recipe
+
+
+def test_training_that_could_not_begin_leaves_its_folder_to_other_options(
+    run_copy: Path, recipe: Recipe
+) -> None:
+    for folder in ("train", "head"):
+        shutil.rmtree(run_copy / folder)
+    few = recipe.model_copy(update={"train": recipe.train.model_copy(update={"response_tokens": 3})})
+    with pytest.raises(DataError, match=r"train\.response_tokens=3 leaves no conversation"):
+        run_stage(Run(few, str(run_copy)), "train")
+    run_stage(Run(recipe, str(run_copy)), "train")
+    assert (run_copy / "head" / "config.json").exists()
 
 
 def test_data_that_changed_under_a_stage_is_refused(run_copy: Path, recipe: Recipe) -> None:

@@ -152,7 +152,8 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
     if stage.always:
         fingerprint.save(folder)
     else:
-        fingerprint.claim(folder)
+        if not stage.claims:
+            fingerprint.claim(folder)
         write_atomic(run.url(RECIPE_NAME), run.recipe.to_yaml().encode())
     with StageProgress(stage.name) as progress:
         outcome = stage.work(run, progress.update)

@@ -54,6 +54,7 @@ class Stage:
     needs: tuple[str, ...] = ()
     product: str | None = None  # a file of the run without which the stage isn't finished
     always: bool = False  # made again in every run, as it costs next to nothing
+    claims: bool = False  # the work claims its folder itself, once it has found that it can begin
 
 
 def _prompts(run: Run, progress: Progress) -> Outcome:
@@ -241,6 +242,7 @@ STAGES = (
         _train,
         needs=("features",),
         product="head/config.json",
+        claims=True,
     ),
     Stage(
         "evaluate",

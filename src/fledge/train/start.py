@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from fledge.draft import DraftVocabulary, Head, HeadMetadata, count_generated
+from fledge.errors import DataError
 from fledge.target import Target
-from fledge.train.batches import chosen
+from fledge.train.batches import chosen, is_trainable
 from fledge.train.feed import FeatureSource
 from fledge.train.options import TrainOptions
 from fledge.train.random_head import random_head
@@ -15,8 +16,19 @@ logger = logging.getLogger("fledge")
 
 
 def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -> tuple[Head, float]:
-    """The head training starts from, and how much of the generated tokens its vocabulary covers."""
-    training = chosen(source.split("train"), options.response_tokens, options.seed)
+    """The head training starts from, and how much of the generated tokens its vocabulary covers.
+
+    Raises a DataError if there is nothing to train on.
+    """
+    stored = source.split("train")
+    training = chosen(stored, options.response_tokens, options.seed)
+    if not any(map(is_trainable, stored)):
+        raise DataError(f"no training conversations in {source.url}; respond to more prompts")
+    if not any(map(is_trainable, training)):
+        raise DataError(
+            f"train.response_tokens={options.response_tokens} leaves no conversation of {source.url} to train on; "
+            "raise it"
+        )
     counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
         given = Head.load(options.init_head).fitted_to(target)

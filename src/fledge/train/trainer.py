@@ -76,9 +76,6 @@ def train(
     call this. SIGTERM saves a checkpoint and ends the process with status 143.
     """
     team = Team.from_environment(target.device)
-    fingerprint = train_fingerprint(target, features_url, options, online.url if online else None)
-    if team.leads:
-        fingerprint.claim(train_url)
     store = FeatureStore(features_url) if online is None or Manifest.load(features_url).shards else None
     if store is not None and store.hidden_size != target.config.hidden_size:
         raise DataError(
@@ -88,6 +85,8 @@ def train(
     source: FeatureSource | None = online or store
     assert source is not None
     head, coverage = initial_head(target, source, options)
+    if team.leads:  # a run that can't begin leaves its folder to one with other options
+        train_fingerprint(target, features_url, options, online.url if online else None).claim(train_url)
     trainer = Trainer(target, source, store, head, options, train_url, team)
     trainer.run(progress if team.leads else silent)
     facts = trainer.facts() | {"coverage": round(coverage, 6)}
@@ -156,8 +155,6 @@ class Trainer:
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
         self.total = self._planned = len(self._schedule)
-        if not self.total:
-            raise DataError(f"no training conversations in {source.url}; respond to more prompts")
         self._learner.unrolled.weights.distribute(team, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
