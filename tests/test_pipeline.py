@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fledge.recipe import Recipe, load_recipe
 from fledge.run_folder import Run, head_digest
 from fledge.stages import STAGES, finished_records
 from fledge.storage import exists, read_json
+from fledge.train.checkpoint import Checkpoint
 
 
 @pytest.fixture
@@ -139,6 +141,15 @@ def test_a_deleted_product_is_made_again_and_nothing_else(
     run_pipeline(Run(recipe, str(run_copy)))
     assert capsys.readouterr().out.count("done before") == len(STAGES) - 2
     assert (run_copy / "head" / "model.safetensors").read_bytes() == weights
+
+
+def test_the_time_of_training_counts_all_attempts(run_copy: Path, recipe: Recipe) -> None:
+    shutil.rmtree(run_copy / "head")
+    checkpoint = Checkpoint.load(str(run_copy / "train"))
+    assert checkpoint is not None
+    replace(checkpoint, seconds=5000.0).save(str(run_copy / "train"))
+    run_stage(Run(recipe, str(run_copy)), "train")
+    assert read_json(str(run_copy / "train" / "done.json"))["seconds"] >= 5000
 
 
 def test_a_run_without_its_features_is_measured(run_copy: Path, recipe: Recipe) -> None:

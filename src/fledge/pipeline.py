@@ -157,8 +157,9 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
         write_atomic(run.url(RECIPE_NAME), run.recipe.to_yaml().encode())
     with StageProgress(stage.name) as progress:
         outcome = stage.work(run, progress.update)
-    Record(stage.name, fingerprint.digest, progress.seconds, outcome.line, outcome.figures).save(folder)
-    console.print(f"{stage.name:<9} {outcome.line} [{clock(progress.seconds)}]", markup=False, soft_wrap=True)
+    seconds = progress.seconds if outcome.seconds is None else outcome.seconds
+    Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures).save(folder)
+    console.print(f"{stage.name:<9} {outcome.line} [{clock(seconds)}]", markup=False, soft_wrap=True)
 
 
 def _print_done(record: Record) -> None:

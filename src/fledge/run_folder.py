@@ -33,11 +33,12 @@ class Outcome:
 
     line: str
     figures: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | None = None  # of all attempts, where the work knows; None: of this one
 
 
 @dataclass(frozen=True)
 class Record:
-    """A finished stage, as `done.json` keeps it. Killed attempts are not in `seconds`."""
+    """A finished stage, as `done.json` keeps it. Killed attempts are in training's `seconds` only."""
 
     stage: str
     digest: str  # of the fingerprint the output was made with

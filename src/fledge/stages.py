@@ -117,7 +117,7 @@ def _train(run: Run, progress: Progress) -> Outcome:
     tau = f"held-out chain tau {made.tau:.2f}, " if made.tau is not None else ""
     vocabulary = f"draft vocabulary {made.draft_vocab_size:,} covers {made.coverage:.1%}"
     figures = {"coverage": made.coverage, "tokens": made.tokens, "supervised_tokens": made.supervised_tokens}
-    return Outcome(f"{made.steps:,} steps, {tau}{vocabulary}", figures)
+    return Outcome(f"{made.steps:,} steps, {tau}{vocabulary}", figures, made.seconds)
 
 
 def _train_fingerprint(run: Run) -> Fingerprint:
