@@ -7,6 +7,7 @@ import shutil
 import struct
 from pathlib import Path
 
+import pytest
 import torch
 
 from fledge.train.compare import difference
@@ -34,6 +35,16 @@ def test_a_head_is_judged_by_category_context_and_tree(
     assert f"{written['overall']['tau']:.2f}" in output
     assert 0 <= written["overall"]["misses"] <= 1
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing is written
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_limit_that_leaves_no_greedy_answer_is_named(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, limit: int
+) -> None:
+    head, changed = finished_run / "head", f"evaluate.shape_tokens={limit}"
+    output = fledge("evaluate", small_recipe, "--run-dir", finished_run, "--head", head, changed)
+    assert "temperature 0" in output
+    assert f"evaluate.shape_tokens ({limit}) leave no greedy held-out answer" in output
 
 
 def test_a_head_compared_with_itself_is_no_better(

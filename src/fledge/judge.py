@@ -44,7 +44,11 @@ def print_evaluation(run: Run, given: str) -> None:
         ],
     )
     if not found.serving:
-        console.print("no greedy held-out answers: tau of trees in serving can't be predicted")
+        why = "no greedy held-out answers"
+        if "0" in found.by_temperature:
+            limit = run.recipe.evaluate.shape_tokens
+            why = f"evaluate.shapes and evaluate.shape_tokens ({limit}) leave no greedy held-out answer to draft"
+        console.print(f"{why}: tau of trees in serving can't be predicted", soft_wrap=True)
         return
     shapes = {name: TreeShape(*map(int, name.split(","))) for name in found.serving}
     seconds = _round_seconds(run, head, shapes)
