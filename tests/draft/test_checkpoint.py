@@ -104,7 +104,8 @@ def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
         ({}, {"norm_before_fc": True}, "norm_before_fc"),
         ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic'"),
         ({}, {"hidden_size": 128}, "its config says"),
-        ({}, {"hidden_size": None}, "lacks or misstates"),
+        ({}, {"hidden_size": None}, "lacks or misstates hidden_size=None"),
+        ({}, {"rms_norm_eps": None}, "lacks or misstates rms_norm_eps=None"),
     ],
 )
 def test_a_head_that_cannot_run_is_refused(head: Head, tmp_path: Path, rename, change, message):

@@ -98,7 +98,14 @@ def test_variants_that_the_decoder_lacks_are_read_and_not_decoded(change: dict[s
 
 
 @pytest.mark.parametrize(
-    "change", [{"hidden_size": None}, {"final_logit_softcapping": 30.0}, {"logit_scale": 0.0625}]
+    "change",
+    [
+        {"hidden_size": None},
+        {"rms_norm_eps": None},
+        {"rms_norm_eps": "small"},
+        {"final_logit_softcapping": 30.0},
+        {"logit_scale": 0.0625},
+    ],
 )
 def test_what_no_head_can_learn_from_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(TargetError, match=next(iter(change))):

@@ -114,22 +114,22 @@ def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str)
 def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig:
     """The head's shape, from a flat config and the weights."""
     try:
-        heads, hidden = int(flat["num_attention_heads"]), int(flat["hidden_size"])
-        positions = int(flat["max_position_embeddings"])
+        heads, hidden = int(_number(flat, "num_attention_heads")), int(_number(flat, "hidden_size"))
+        positions = int(_number(flat, "max_position_embeddings"))
         theta, scaling = read_rope(flat, positions)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
             _refuse(url, [f"RoPE scaling {scaling['rope_type']!r}"])
         return HeadConfig(
             hidden_size=hidden,
-            intermediate_size=int(flat["intermediate_size"]),
+            intermediate_size=int(_number(flat, "intermediate_size")),
             num_heads=heads,
             num_kv_heads=int(flat.get("num_key_value_heads") or heads),
             head_dim=int(flat.get("head_dim") or hidden // heads),
-            rms_norm_eps=float(flat.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=float(_number(flat, "rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
             max_position_embeddings=positions,
-            vocab_size=int(flat["vocab_size"]),
+            vocab_size=int(_number(flat, "vocab_size")),
             draft_vocab_size=w.lm_head.shape[0],
             target_hidden_size=w.fc.shape[1] // 3,
             fc_norm=bool(flat.get("fc_norm")),
@@ -138,6 +138,13 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error
+
+
+def _number(flat: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = flat.get(key, default)
+    if not isinstance(value, int | float):
+        raise ValueError(f"{key}={value!r}")
+    return value
 
 
 def head_metadata(raw: Mapping[str, Any], flat: Mapping[str, Any]) -> HeadMetadata:

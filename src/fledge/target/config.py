@@ -131,7 +131,7 @@ class DecoderConfig:
             num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
             head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
             vocab_size=_integer(raw, "vocab_size"),
-            rms_norm_eps=float(f"{raw.get('rms_norm_eps', 1e-6):.7g}"),  # GGUF keeps 1e-5 as 9.9999997e-06
+            rms_norm_eps=_epsilon(raw),
             rope_theta=theta,
             rope_scaling=scaling,
             max_position_embeddings=min(max_positions, _full_attention(raw, architecture) or max_positions),
@@ -186,6 +186,15 @@ def _integer(raw: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise TargetError(f"config.json has {key}={value!r}, not a positive number: download the model again")
     return value
+
+
+def _epsilon(raw: Mapping[str, Any]) -> float:
+    value = raw.get("rms_norm_eps", 1e-6)
+    if not isinstance(value, float) or not value > 0:
+        raise TargetError(
+            f"config.json has rms_norm_eps={value!r}, not a positive number: download the model again"
+        )
+    return float(f"{value:.7g}")  # GGUF keeps 1e-5 as 9.9999997e-06
 
 
 def read_rope(raw: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any] | None]:
