@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fledge.doctor import Diagnosis, diagnose
-from fledge.draft import Head
+from fledge.draft import Head, HeadMetadata
 from fledge.draft.checkpoint import write_head
 from fledge.errors import HeadError
 from fledge.target import Target
 from tests.doctor.conftest import TOKENS, Patient
-from tests.draft.tiny_head import load_tiny_target
+from tests.draft.tiny_head import load_tiny_target, random_head
 from tests.tiny import CHATML, save_tiny_target
 
 Files = tuple[dict[str, Any], dict[str, Tensor]]
@@ -127,6 +128,23 @@ def test_a_sound_head_has_no_finding(patient: Patient) -> None:
 def test_a_planted_fault_is_named(patient: Patient, tmp_path: Path, plant: Any, fault: str) -> None:
     found = examine(patient.target, planted(patient, tmp_path / "head", plant)).findings
     assert {finding.fault for finding in found} == {fault}
+
+
+def test_a_head_that_accepts_nothing_is_named_unless_it_says_that_it_is_untrained(
+    patient: Patient, tmp_path: Path
+) -> None:
+    untrained = random_head(patient.target)
+    untrained.save(str(tmp_path / "untrained"))
+    found = examine(patient.target, tmp_path / "untrained")
+    assert found.findings == []
+    assert "training" in {row.name for row in found.measured}
+    for name, metadata in (
+        ("foreign", HeadMetadata()),
+        ("trained", replace(untrained.metadata, training={"steps": 3})),
+    ):
+        Head(untrained.config, untrained.weights, metadata).save(str(tmp_path / name))
+        findings = examine(patient.target, tmp_path / name).findings
+        assert [(f.fault, f.certain) for f in findings] == [("accepts-nothing", False)]
 
 
 def test_the_wrong_template_is_named(patient: Patient, tmp_path: Path) -> None:

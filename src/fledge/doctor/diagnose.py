@@ -33,6 +33,7 @@ PROMPTS = (
     "What happens to water when it freezes, and why does ice float?",
     "Tell a short story about a lighthouse keeper.",
 )
+_USELESS = 0.05  # share of right first proposals below which speculation brings nothing
 _SERVED_SHORTFALL = 0.1  # of our own chain's tau, over ten prompts
 
 
@@ -84,7 +85,7 @@ def diagnose(
     if any(f.fault in ("target", "vocabulary-map") for f in findings):
         return Diagnosis(findings, measured)  # forwards would say nothing
     answers = Engine(target, None).generate(list(prompts), max_tokens=max_tokens)
-    findings += _forwards(target, head, answers, measured, half=is_half(raw))
+    findings += _forwards(target, head, answers, measured, half=is_half(raw), explained=bool(findings))
     if engine is not None and served:
         findings += _served(target, head, ServedEngine(engine), prompts, answers, max_tokens, depth, measured)
     return Diagnosis(findings, measured)
@@ -101,7 +102,13 @@ def chain_tau(
 
 
 def _forwards(
-    target: Target, head: Head, answers: list[Completion], measured: list[Measured], *, half: bool
+    target: Target,
+    head: Head,
+    answers: list[Completion],
+    measured: list[Measured],
+    *,
+    half: bool,
+    explained: bool,
 ) -> list[Finding]:
     if not all(bool(t.isfinite().all()) for t in head.weights.trainable().values()):
         return []  # a finding already
@@ -118,7 +125,20 @@ def _forwards(
                 'write "torch_dtype": "bfloat16" into config.json and serve in bfloat16',
             )
         )
-    return found
+    if score.hits >= _USELESS or found or explained:
+        return found
+    if head.metadata.target_revision and not head.metadata.training:  # fledge wrote it, and no training
+        measured.append(Measured("training", "none by the head's own record, so it accepts nothing yet"))
+        return found
+    return [
+        Finding(
+            "accepts-nothing",
+            f"{score.hits:.1%} of first proposals are right: the head is trained too little, on other layers, or for "
+            "another target",
+            "name the head and target that belong together, or train a head for this one with `fledge run`",
+            certain=False,
+        )
+    ]
 
 
 def _served(

@@ -18,6 +18,7 @@ Fault = Literal[
     "rope",
     "context",
     "float16",
+    "accepts-nothing",  # and no other fault explains it
     "values",  # not-a-number or infinite weights
     "engine",  # a trap of the engine asked about
     "served-prompt",  # the served engine builds another prompt
