@@ -79,13 +79,15 @@ def test_a_stream_whose_request_is_dropped_ends_with_an_error(plain: Engine, dro
 
 
 def test_a_reset_ends_what_another_thread_waits_for(target: Target) -> None:
-    engine, begun, failed = Engine(target), threading.Event(), []
+    engine, begun, was_reset, failed = Engine(target), threading.Event(), threading.Event(), []
+    serve = engine._core.step
 
     def step() -> list[StepResult]:
         begun.set()
-        return Engine.step(engine)
+        assert was_reset.wait(60)
+        return serve()
 
-    engine.step = step  # type: ignore[method-assign]
+    engine._core.step = step  # type: ignore[method-assign, assignment]
 
     def ask() -> None:
         try:
@@ -95,8 +97,9 @@ def test_a_reset_ends_what_another_thread_waits_for(target: Target) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    begun.wait()
+    assert begun.wait(60)
     engine.reset()
+    was_reset.set()
     asking.join(60)
     assert not asking.is_alive()
     assert "dropped" in failed[0]
