@@ -129,10 +129,16 @@ def share_the_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = engine_forwards.edited
 
     def edited(
-        logits: Tensor, edits: LogitEdits, tree: DraftTree | None, picked: Tensor | None, *, keep: bool
+        logits: Tensor,
+        position: Tensor,
+        edits: LogitEdits,
+        tree: DraftTree | None,
+        picked: Tensor | None,
+        *,
+        keep: bool,
     ) -> Tensor:
         shared = tree and tree._replace(window_mask=torch.zeros_like(tree.window_mask))
-        return honest(logits, edits, shared, picked, keep=keep)
+        return honest(logits, position, edits, shared, picked, keep=keep)
 
     monkeypatch.setattr(engine_forwards, "edited", edited)
 
