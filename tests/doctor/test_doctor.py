@@ -177,6 +177,16 @@ def test_features_of_other_layers_are_named_though_no_config_says_so(
     assert [f.fault for f in probe.findings(head, probe.score(head))] == ["layers"]
 
 
+def test_answers_longer_than_the_positions_a_head_names_are_probed(patient: Patient) -> None:
+    from fledge.doctor.probe import Probe
+    from fledge.engine import Engine
+
+    answers = Engine(patient.target, None).generate([[5] * 80], max_tokens=TOKENS)
+    head, probe = Head.load(str(patient.head)), Probe(patient.target, answers)
+    short = Head(replace(head.config, max_position_embeddings=8), head.weights)
+    assert probe.score(short) == probe.score(head)
+
+
 def test_the_engines_own_traps_are_named(patient: Patient, tmp_path: Path) -> None:
     head = Head.load(str(patient.head))
     write_head(head, str(tmp_path / "vllm"), "vllm")
