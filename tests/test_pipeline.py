@@ -107,6 +107,24 @@ def test_a_target_the_decoder_cannot_run_is_refused_before_the_first_stage_that_
         run_pipeline(run)
 
 
+def test_figures_of_an_earlier_head_are_not_told_of_a_new_one(
+    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("train", "head"):
+        shutil.rmtree(run_copy / folder)
+    options = recipe.train.model_copy(update={"epochs": 1.0})
+    run = Run(recipe.model_copy(update={"train": options}), str(run_copy))
+    run_stage(run, "train")
+    run_stage(run, "report")
+    note = f"{run_copy}/bench is of an earlier head and left out"
+    output = capsys.readouterr().out
+    assert note in output
+    assert "plain decode:" not in output
+    assert note in (run_copy / "report.html").read_text()
+    assert not (run_copy / "summary.json").exists()
+    assert not {"evaluate", "bench"} & {record.stage for record in finished_records(run)}
+
+
 def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:
     changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ttt_steps": 2})})
     with pytest.raises(FingerprintError, match=r"train\.ttt_steps: 3 -> 2"):

@@ -30,25 +30,30 @@ DATA_NAME = "data.json"  # what the head was trained on; a released head's folde
 
 
 def write_closing(run: Run, records: Iterable[Record]) -> None:
-    """Write the report; the summary too, if there is a benchmark."""
+    """Write the report; the summary too, if there is a benchmark of the run's head."""
     seconds = {record.stage: record.seconds for record in records}
     facts = report_facts(run, seconds)
     if facts.bench is not None:
         summarise(facts.bench, seconds).save(run.url(SUMMARY_NAME))
     else:
-        storage.remove(run.url(SUMMARY_NAME))  # of a benchmark that was deleted
+        storage.remove(run.url(SUMMARY_NAME))  # of a benchmark that was deleted, or is of an earlier head
     if storage.exists(run.url("prompts", storage.MANIFEST_NAME)):
         write_run_card(run.folder)
     write_report(run.url(REPORT_NAME), facts)
+    for note in facts.notes:
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     """All the report shows of a run; `seconds` is what each stage took."""
     head = _head_facts(run.url("head"), run.url("train", "metrics.jsonl"))
     shipped = released_folder(run.target)
+    outdated = run.of_earlier_head("bench")
+    measured = storage.exists(run.url("bench", "bench.json")) and not outdated
+    left_out = f"{run.url('bench')} is of an earlier head and left out; delete it and run `fledge bench`"
     return ReportFacts(
         target=run.target.name,
-        bench=BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None,
+        bench=BenchResult.load(run.url("bench")) if measured else None,
         load=LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None,
         data=_own_data(run),
         training=head,
@@ -57,6 +62,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         stages=seconds,
         commands=[run.command] if run.command else [],
         recipe=run.recipe.to_yaml(),
+        notes=[left_out] if outdated else [],
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
     )
 

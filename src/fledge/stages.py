@@ -204,8 +204,8 @@ def _report(run: Run, progress: Progress) -> Outcome:
 
 
 def finished_records(run: Run) -> list[Record]:
-    """The records of the stages that are finished, in order."""
-    found = [Record.load(run.url(stage.folder)) for stage in STAGES]
+    """The records of the stages that are finished, in order; not those of an earlier head."""
+    found = [Record.load(run.url(stage.folder)) for stage in STAGES if not run.of_earlier_head(stage.folder)]
     return [record for record in found if record is not None]
 
 
