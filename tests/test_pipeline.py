@@ -125,6 +125,15 @@ def test_figures_of_an_earlier_head_are_not_told_of_a_new_one(
     assert not {"evaluate", "bench"} & {record.stage for record in finished_records(run)}
 
 
+def test_a_report_needs_no_target(run_copy: Path, recipe: Recipe, tiny_target_folder: Path) -> None:
+    train = recipe.train.model_copy(update={"init_head": "released"})
+    target = recipe.target.model_copy(update={"model": str(run_copy / "elsewhere")})
+    before = (run_copy / "summary.json").read_bytes()
+    run_stage(Run(recipe.model_copy(update={"target": target, "train": train}), str(run_copy)), "report")
+    assert (run_copy / "summary.json").read_bytes() == before
+    assert tiny_target_folder.name in (run_copy / "report.html").read_text()
+
+
 def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:
     changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ttt_steps": 2})})
     with pytest.raises(FingerprintError, match=r"train\.ttt_steps: 3 -> 2"):

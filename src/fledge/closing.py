@@ -47,13 +47,17 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     """All the report shows of a run; `seconds` is what each stage took."""
     head = _head_facts(run.url("head"), run.url("train", "metrics.jsonl"))
-    shipped = released_folder(run.target)
+    bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
+    if bench is not None:  # then the target itself needn't be here
+        name, revision = bench.subject.target, bench.subject.revision
+    else:
+        name, revision = run.target.name, run.target.revision
+    shipped = released_folder(revision)
     outdated = run.of_earlier_head("bench")
-    measured = storage.exists(run.url("bench", "bench.json")) and not outdated
     left_out = f"{run.url('bench')} is of an earlier head and left out; delete it and run `fledge bench`"
     return ReportFacts(
-        target=run.target.name,
-        bench=BenchResult.load(run.url("bench")) if measured else None,
+        target=name,
+        bench=None if outdated else bench,
         load=LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None,
         data=_own_data(run),
         training=head,

@@ -44,7 +44,7 @@ def run_pipeline(run: Run) -> None:
             if record is not None:
                 _print_done(record)
                 continue
-            if not estimated:
+            if not estimated and not stage.always:
                 pending = [later.name for later in STAGES[number:]]
                 _refuse_late_failures(run, pending)
                 print_estimate(run, pending)
@@ -80,8 +80,9 @@ def run_stage(run: Run, name: str) -> None:
         if record is not None:
             _print_done(record)
         else:
-            _refuse_late_failures(run, [name])
-            print_estimate(run, [name])
+            if not stage.always:
+                _refuse_late_failures(run, [name])
+                print_estimate(run, [name])
             _do(run, stage, fingerprint)
         if stage.always:
             print_closing(run, finished_records(run))

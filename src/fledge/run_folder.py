@@ -132,7 +132,7 @@ class Run:
         """The heads to measure by name: those given, or the run's own and the shipped one if there is one."""
         if self.given_heads:
             return {given: local_url(head_url(self.target, given)) for given in self.given_heads}
-        shipped = released_folder(self.target)
+        shipped = released_folder(self.target.revision)
         return {TRAINED: self.url("head")} | ({RELEASED: shipped} if shipped is not None else {})
 
     def heads(self) -> dict[str, Head]:

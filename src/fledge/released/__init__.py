@@ -12,11 +12,11 @@ from fledge.target import Target
 FOLDER = Path(__file__).parent
 
 
-def released_folder(target: Target) -> str | None:
-    """The folder of the shipped head for this very target (same revision), or None."""
+def released_folder(revision: str) -> str | None:
+    """The folder of the shipped head for the target of this very revision, or None."""
     for config in sorted(FOLDER.glob("*/config.json")):
         made_for = json.loads(config.read_text("utf-8")).get("fledge", {})
-        if made_for.get("target_revision") == target.revision:
+        if made_for.get("target_revision") == revision:
             return str(config.parent)
     return None
 
@@ -30,7 +30,7 @@ def head_url(target: Target, given: str) -> str:
     """What a user calls a head: `released` for the shipped one, else its folder."""
     if given != "released":
         return given
-    shipped = released_folder(target)
+    shipped = released_folder(target.revision)
     if shipped is None:
         raise HeadError(
             f"no head ships for {target.name} (revision {target.revision[:12]}); name a head's folder, "
