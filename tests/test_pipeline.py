@@ -160,14 +160,19 @@ def test_data_that_changed_under_a_stage_is_refused(run_copy: Path, recipe: Reci
         run_pipeline(Run(changed, str(run_copy)))
 
 
+@pytest.mark.parametrize(
+    "product",
+    ["head/config.json", "head/model.safetensors", "bench/answers.jsonl", "bench/concurrency.jsonl"],
+)
 def test_a_deleted_product_is_made_again_and_nothing_else(
-    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str], product: str
 ) -> None:
     weights = (run_copy / "head" / "model.safetensors").read_bytes()
-    shutil.rmtree(run_copy / "head")
+    (run_copy / product).unlink()
     run_pipeline(Run(recipe, str(run_copy)))
     assert capsys.readouterr().out.count("done before") == len(STAGES) - 2
     assert (run_copy / "head" / "model.safetensors").read_bytes() == weights
+    assert (run_copy / product).exists()
 
 
 def test_the_time_of_training_counts_all_attempts(run_copy: Path, recipe: Recipe) -> None:

@@ -103,7 +103,7 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
     record = Record.load(folder)
     if record is None or record.digest != fingerprint.digest:
         return None
-    return record if stage.product is None or exists(run.url(stage.product)) else None
+    return record if all(exists(run.url(product)) for product in stage.products) else None
 
 
 def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:

@@ -52,7 +52,7 @@ class Stage:
     fingerprint: Callable[[Run], Fingerprint]
     work: Callable[[Run, Progress], Outcome]
     needs: tuple[str, ...] = ()
-    product: str | None = None  # a file of the run without which the stage isn't finished
+    products: tuple[str, ...] = ()  # files of the run without which the stage isn't finished
     always: bool = False  # made again in every run, as it costs next to nothing
     claims: bool = False  # the work claims its folder itself, once it has found that it can begin
 
@@ -241,7 +241,7 @@ STAGES = (
         _train_fingerprint,
         _train,
         needs=("features",),
-        product="head/config.json",
+        products=("head/config.json", "head/model.safetensors"),
         claims=True,
     ),
     Stage(
@@ -250,8 +250,15 @@ STAGES = (
         _evaluate_fingerprint,
         _evaluate,
         needs=("features", "train"),
-        product="evaluation.json",
+        products=("evaluation.json",),
     ),
-    Stage("bench", "bench", _bench_fingerprint, _bench, needs=("train",), product="bench/bench.json"),
+    Stage(
+        "bench",
+        "bench",
+        _bench_fingerprint,
+        _bench,
+        needs=("train",),
+        products=("bench/answers.jsonl", "bench/concurrency.jsonl", "bench/bench.json"),
+    ),
     Stage("report", "report", _report_fingerprint, _report, always=True),
 )
