@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import statistics
@@ -10,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from fledge.bench.load import (
     LoadOptions,
@@ -21,7 +24,7 @@ from fledge.bench.load import (
     run_load,
 )
 from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
-from fledge.bench.load.client import RequestRecord
+from fledge.bench.load.client import Call, RequestRecord, open_session, send
 from fledge.bench.load.counters import Reading, between, parse_metrics
 from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import compare_level, compare_levels
@@ -55,6 +58,22 @@ def record(
         output_tokens=tokens,
         counted=True,
     )
+
+
+def answered(*lines: str) -> RequestRecord:
+    """The record of a request whose server answers with these `data:` lines."""
+
+    async def chat(request: web.Request) -> web.Response:
+        return web.Response(text="".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")))
+
+    async def ask() -> RequestRecord:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        async with TestServer(app) as server, open_session() as session:
+            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
+            return await send(session, call, [], RequestRecord("q", 0, 0.0))
+
+    return asyncio.run(ask())
 
 
 def figures(records: list[RequestRecord], seconds: float = 2.0, slo: Objective | None = None) -> dict:
@@ -107,6 +126,13 @@ def test_goodput_counts_requests_that_keep_every_objective() -> None:
 def test_a_failed_request_is_counted_and_told() -> None:
     row = figures([record([0.1, 0.2], 2), RequestRecord("q", 0, 0.0, error="HTTP 503: busy")])
     assert (row["completed"], row["failed"], row["errors"]) == (1, 1, ["HTTP 503: busy"])
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning", "reasoning_content"])
+def test_thinking_counts_whatever_the_server_calls_it(name: str) -> None:
+    one = answered(*(json.dumps({"choices": [{"delta": {name: word}}]}) for word in ("so ", "on")))
+    assert one.ok
+    assert (one.text, one.output_tokens) == ("so on", 2)
 
 
 def test_poisson_arrivals_have_the_rate_and_are_the_same_for_a_seed() -> None:

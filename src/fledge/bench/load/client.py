@@ -172,7 +172,9 @@ def _take(chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[
         record.counted = True
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
-        text = delta.get("content") or delta.get("reasoning_content") or choice.get("text")
+        # Thinking is `reasoning` in newer servers, `reasoning_content` in older ones.
+        thinking = delta.get("reasoning") or delta.get("reasoning_content")
+        text = delta.get("content") or thinking or choice.get("text")
         if text:
             texts.append(text)
             record.arrivals.append(now)
