@@ -135,6 +135,13 @@ def test_thinking_counts_whatever_the_server_calls_it(name: str) -> None:
     assert (one.text, one.output_tokens) == ("so on", 2)
 
 
+@pytest.mark.parametrize("line", ["7", '"text"', "[]", "null", '{"choices": [null]}', '{"usage": 7}'])
+def test_a_line_that_is_no_chunk_fails_its_request_alone(line: str) -> None:
+    one = answered('{"choices": [{"delta": {"content": "so"}}]}', line)
+    assert not one.ok
+    assert "something else than a chat completion" in str(one.error)
+
+
 def test_poisson_arrivals_have_the_rate_and_are_the_same_for_a_seed() -> None:
     arrivals = poisson(PROMPTS, 4000, 20.0, seed=1)
     gaps = [b.due - a.due for a, b in pairwise(arrivals)]  # type: ignore[operator]

@@ -139,6 +139,8 @@ async def send(
         record.error = f"no whole answer within {call.timeout_s:.0f} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         record.error = _short(f"{type(error).__name__}: {error}")
+    except (AttributeError, TypeError) as error:
+        record.error = _short(f"the server sent something else than a chat completion's chunks ({error})")
     if record.error is None and not record.arrivals:
         record.error = "the answer is empty"
     if not record.counted:
