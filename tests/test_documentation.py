@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from fledge.bench import Summary, summarise
 from fledge.bench.peers.table import read_peers
 from fledge.bench.ratios import Ratios
+from fledge.bench.report.formats import number, times
 from tests.bench.synthetic import bench_result
 
 ROOT = Path(__file__).parent.parent
@@ -174,6 +176,18 @@ def test_the_benchmark_notebook_runs(
     settings = {"FLEDGE_TARGET": str(tiny_target_folder), "FLEDGE_HEAD": str(finished_run / "head")}
     execute("benchmark", tmp_path, monkeypatch, FLEDGE_QUICK="1", **settings)
     assert "</html>" in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_the_benchmark_notebook_prints_a_workload_whose_times_were_not_believed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    book = json.loads((ROOT / "notebooks" / "benchmark.ipynb").read_text("utf-8"))
+    cell = next(source for cell in book["cells"] if "run_bench(" in (source := "".join(cell["source"])))
+    result = bench_result()
+    result.answers = [row.model_copy(update={"rejected": "speed-up above tau"}) for row in result.answers]
+    names = {"result": result, "summarise": summarise, "number": number, "times": times}
+    exec(cell[cell.index("for name, found") :], names)
+    assert "– (95 % – to –)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
