@@ -87,6 +87,12 @@ def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> Non
     assert "unknown key train.epoch; did you mean train.epochs?" in line
 
 
+def test_a_misspelt_benchmark_is_not_taken_for_a_recipe(fledge: Fledge) -> None:
+    line = fledge.error("bench", "sever", "--server", "a=http://localhost:1")
+    assert "no command 'sever', nor is it a recipe; did you mean server?" in line
+    assert "commands are engine, peers, ratios, server" in fledge.error("bench", "privacy")
+
+
 def test_a_run_that_is_not_there_is_not_made_by_reporting_on_it(fledge: Fledge, tmp_path: Path) -> None:
     assert "there is no run in" in fledge.error("report", "--run-dir", tmp_path / "typo")
     assert not (tmp_path / "typo").exists()

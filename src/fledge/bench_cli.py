@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 import sys
 import time
 from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
+
+from fledge.errors import RecipeError
 
 if TYPE_CHECKING:
     from fledge.bench.load import LoadResult
@@ -26,8 +31,19 @@ class DefaultCommand(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help" not in args[:1] and (not args or args[0] not in self.commands):
+            self._refuse_misspelt(args[0] if args else "")
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def _refuse_misspelt(self, word: str) -> None:
+        shipped = resources.files("fledge") / "recipes" / f"{word}.yaml"
+        if not word.isalpha() or shipped.is_file() or Path(word).exists():
+            return
+        closest = difflib.get_close_matches(word, self.commands, n=1)
+        hint = (
+            f"did you mean {closest[0]}?" if closest else f"commands are {', '.join(sorted(self.commands))}"
+        )
+        raise RecipeError(f"`fledge bench` has no command {word!r}, nor is it a recipe; {hint}")
 
 
 bench_app = typer.Typer(
