@@ -59,6 +59,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("train.epochs", "write key=value"),
         ("train.epochs=[1", "not valid YAML"),
         ("prompts.openings=[{category: x, texxt: y}]", "unknown key prompts.openings.0.texxt"),
+        ("privacy.cloud_dlp={projekt: x}", "unknown key privacy.cloud_dlp.projekt"),
         ("train=3", "train = 3 is refused"),
         ("train.epochs=.inf", "train.epochs = inf is refused"),
         ("respond.temperatures={.nan: 1.0}", "respond.temperatures = nan is refused"),

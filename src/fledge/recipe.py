@@ -82,9 +82,10 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt key comes before one that is missing for it.
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":  # inside a list, where _refuse_unknown doesn't look
+        if first["type"] == "extra_forbidden":  # where _refuse_unknown doesn't look, as in a list
             raise RecipeError(f"recipe {source} has an unknown key {key}; correct its name") from error
         raise RecipeError(
             f"recipe {source}: {key} = {first['input']!r} is refused: {first['msg']}; set {key} to a valid value"
