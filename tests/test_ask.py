@@ -26,6 +26,7 @@ def test_the_text_is_shown_as_it_is(
         temperature=0,
         seed=None,
         dtype="float32",
+        device="cpu",
     )
     console.print("a line of a prompt: :smile:", markup=False)
     assert capsys.readouterr().out == "".join(pieces) + "a line of a prompt: :smile:\n"

@@ -72,6 +72,24 @@ def test_a_bad_setting_is_refused_by_name(setting: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_a_fault_is_blamed_on_the_setting_or_on_the_recipe_it_is_in(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("train: {epochs: -1}")
+    for settings, blamed in [
+        (["bench.repeats=1"], f"recipe {path}: train.epochs = -1"),
+        (
+            ["train.epochs=2", "train.epochs=0", "bench.repeats=1"],
+            "setting 'train.epochs=0': train.epochs = 0",
+        ),
+        (["train.epochs=.inf"], "setting 'train.epochs=.inf': train.epochs = inf"),
+        (["trian.epochs=2"], "setting 'trian.epochs=2' has an unknown key trian"),
+        (["train={epoch: 2}"], "setting 'train={epoch: 2}' has an unknown key train.epoch"),
+    ]:
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(str(path), settings)
+        assert str(caught.value).startswith(blamed)
+
+
 def test_a_bad_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     for text, message in [

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import resources
 from typing import Any, Literal
 
@@ -77,8 +78,9 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     values = _read(source)
     for override in overrides:
         _apply(values, override)
-    _refuse_unknown(values, source)
-    _refuse_infinite(values, source)
+    origin = partial(_origin, source, overrides)
+    _refuse_unknown(values, origin)
+    _refuse_infinite(values, origin)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -86,9 +88,9 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":  # where _refuse_unknown doesn't look, as in a list
-            raise RecipeError(f"recipe {source} has an unknown key {key}; correct its name") from error
+            raise RecipeError(f"{origin(key)} has an unknown key {key}; correct its name") from error
         raise RecipeError(
-            f"recipe {source}: {key} = {first['input']!r} is refused: {first['msg']}; set {key} to a valid value"
+            f"{origin(key)}: {key} = {first['input']!r} is refused: {first['msg']}; set {key} to a valid value"
         ) from error
 
 
@@ -144,27 +146,39 @@ def _apply(values: dict[str, Any], override: str) -> None:
         ) from error
 
 
+def _origin(source: str, overrides: Sequence[str], key: str) -> str:
+    """What to blame for a key: the last setting that changed it, else the recipe."""
+    for override in reversed(overrides):
+        changed = override.partition("=")[0].strip() + "."
+        if changed.startswith(f"{key}.") or f"{key}.".startswith(changed):
+            return f"setting {override!r}"
+    return f"recipe {source}"
+
+
 def _refuse_unknown(
-    values: dict[str, Any], source: str, model: type[BaseModel] = Recipe, prefix: str = ""
+    values: dict[str, Any],
+    origin: Callable[[str], str],
+    model: type[BaseModel] = Recipe,
+    prefix: str = "",
 ) -> None:
     for name, value in values.items():
         if name not in model.model_fields:
             closest = _closest(f"{prefix}{name}")
             known = ", ".join(model.model_fields)
             hint = f"did you mean {closest}?" if closest else f"use one of {known}"
-            raise RecipeError(f"recipe {source} has an unknown key {prefix}{name}; {hint}")
+            raise RecipeError(f"{origin(prefix + name)} has an unknown key {prefix}{name}; {hint}")
         inner = _inner_model(model.model_fields[name].annotation)
         if inner is not None and isinstance(value, dict):
-            _refuse_unknown(value, source, inner, f"{prefix}{name}.")
+            _refuse_unknown(value, origin, inner, f"{prefix}{name}.")
 
 
-def _refuse_infinite(value: Any, source: str, key: str = "") -> None:
+def _refuse_infinite(value: Any, origin: Callable[[str], str], key: str = "") -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"recipe {source}: {key} = {value} is refused: no option takes that; give a number")
+        raise RecipeError(f"{origin(key)}: {key} = {value} is refused: no option takes that; give a number")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in parts:
-        _refuse_infinite(name, source, key)
-        _refuse_infinite(part, source, f"{key}.{name}" if key else str(name))
+        _refuse_infinite(name, origin, key)
+        _refuse_infinite(part, origin, f"{key}.{name}" if key else str(name))
 
 
 def _closest(key: str) -> str | None:
