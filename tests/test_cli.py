@@ -236,6 +236,17 @@ def test_bench_measures_given_heads_on_given_prompts(
     assert "bench was made from other inputs" in line
 
 
+def test_a_comparison_refuses_what_it_would_ignore(
+    fledge: Fledge, finished_run: Path, tmp_path: Path
+) -> None:
+    compared = ("--compare", finished_run, finished_run, "--output", tmp_path / "compare.html")
+    for more in (("--export", "md"), ("demo",), ("bench.repeats=2",)):
+        assert "no settings or --export go with it" in fledge("report", *more, *compared, expect=2)
+    assert not (tmp_path / "compare.html").exists()
+    fledge("report", *compared)
+    assert (tmp_path / "compare.html").exists()
+
+
 def test_report_is_made_from_what_is_there(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     output = fledge("report", small_recipe, "--run-dir", tmp_path / "run")

@@ -214,6 +214,8 @@ def report(
     from fledge.closing import compare_run_folders, export_report
 
     if compare is not None:
+        if settings or export:
+            raise typer.BadParameter("no settings or --export go with it", param_hint="--compare")
         compare_run_folders(*compare, output)
         return
     measured = _run(settings, run_dir)
