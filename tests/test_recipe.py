@@ -60,6 +60,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("train.epochs=[1", "not valid YAML"),
         ("prompts.openings=[{category: x, texxt: y}]", "unknown key prompts.openings.0.texxt"),
         ("privacy.cloud_dlp={projekt: x}", "unknown key privacy.cloud_dlp.projekt"),
+        ("prompts.languages=[en, german]", "german isn't a language's code; use codes such as en, de, fr"),
         ("train=3", "train = 3 is refused"),
         ("train.epochs=.inf", "train.epochs = inf is refused"),
         ("respond.temperatures={.nan: 1.0}", "respond.temperatures = nan is refused"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
@@ -108,6 +109,15 @@ class PromptOptions(BaseModel):
         if any(source.weight != 1.0 for source in traffic):
             raise ValueError("samples of traffic have no weight: each counts with the prompts it has")
         return traffic
+
+    @field_validator("languages")
+    @classmethod
+    def _languages_are_codes(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
+        # Whether there is such a language only py3langid knows, which takes seconds to load: see LanguageFilter.
+        wrong = [language for language in languages if not re.fullmatch("[a-z]{2,3}", language)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} isn't a language's code; use codes such as en, de, fr")
+        return languages
 
     @field_validator("mix")
     @classmethod
