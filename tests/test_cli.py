@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -91,6 +92,14 @@ def test_a_misspelt_benchmark_is_not_taken_for_a_recipe(fledge: Fledge) -> None:
     line = fledge.error("bench", "sever", "--server", "a=http://localhost:1")
     assert "no command 'sever', nor is it a recipe; did you mean server?" in line
     assert "commands are engine, peers, ratios, server" in fledge.error("bench", "privacy")
+
+
+def test_a_stores_client_logs_its_failures_on_demand_only(fledge: Fledge, tmp_path: Path) -> None:
+    logger = logging.getLogger("gcsfs")
+    for flags, shown in (("-v",), True), ((), False):
+        logger.setLevel(logging.NOTSET)
+        fledge(*flags, "report", "--run-dir", tmp_path / "none", expect=2)
+        assert logger.isEnabledFor(logging.ERROR) is shown
 
 
 def test_a_run_that_is_not_there_is_not_made_by_reporting_on_it(fledge: Fledge, tmp_path: Path) -> None:

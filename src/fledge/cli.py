@@ -73,6 +73,8 @@ def common(
         raise typer.Exit
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
+    if not verbose:  # it logs tracebacks of what it raises as well
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 @app.command()
