@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
+import fsspec
 import pytest
 
 from fledge import storage
@@ -90,6 +93,20 @@ def test_a_full_object_store_is_the_same_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", full)
     with pytest.raises(StorageError, match="no space left for memory://full/x"):
         storage.write_atomic("memory://full/x", b"data")
+
+
+def test_a_host_that_has_no_address_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem = fsspec.filesystem("memory")
+    asked: list[str] = []
+
+    def offline(path: str) -> None:
+        asked.append(path)
+        raise aiohttp.ClientOSError(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(filesystem, "info", offline)
+    with pytest.raises(StorageError, match=r"can't look at memory://a\.yaml: .*not known"):
+        storage.exists("memory://a.yaml")
+    assert len(asked) == 1
 
 
 def test_a_really_full_file_system(tmp_path: Path) -> None:

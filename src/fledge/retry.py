@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -50,6 +51,8 @@ def is_transient(error: BaseException) -> bool:
     status = getattr(error, "status", None) or getattr(error, "code", None)
     if str(status).isdigit():
         return int(str(status)) in _STATUS
+    if isinstance(error, OSError) and error.errno == socket.EAI_NONAME:  # no network, or a wrong host
+        return False
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     if isinstance(error, OSError) and error.errno in _ERRNO:
