@@ -18,6 +18,9 @@ GOOD = [
     "Почему небо голубое, а закат красный?",
     "Prove for all α ∈ ℝ, k ∈ ℕ and ℓ > 0 that |xⁿ| ≤ 𝑦 · eᵏ, with Ω as the set.",
     "What does `xs |> List.map f` do in F#, and what does f <| x do?",
+    f"How do I check on Windows that a download has the SHA-256 {'9f86d081884c7d65' * 4}?",
+    "ကျွန်ုပ်တို့ မြို့၏ သမိုင်းကြောင်းကို ရှင်းပြပေးပါ။",
+    "Fill in the blanks: ____ ____ ____ ____ ____ is the capital of France.",
     "Which of these is a fruit?\r\n- apple\r\n- stone, für Windows",
 ]
 
@@ -40,6 +43,10 @@ def test_what_users_write_is_kept(text: str) -> None:
         ("What is \x07 the meaning of this text", "noise"),
         ("a = {{{{ (((( ))))) }}}} ;;;; !!!! :: b <<>> ## $$ c d", "noise"),
         ("Please decode " + "abcdefghij" * 6 + " for me", "noise"),
+        (
+            "He comes, " + "".join(letter + "\u0335\u0322\u0341" for letter in "the nezperdian hivemind"),
+            "noise",
+        ),
         ("Tell меня что מזה καλά happened here today", "noise"),
         ("It is very very very very very nice here", "loop"),
         ("The items are lists of items. " * 8, "loop"),

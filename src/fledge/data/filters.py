@@ -33,8 +33,9 @@ _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])\w)+"
 )
 _WHITE = str.maketrans("", "", "\n\r\t")
-_LONGEST_WORD = 45  # letters; longer ones are noise, hashes or glued text
-_LETTERS = 0.5  # least share of letters, digits and spaces
+_LONGEST_WORD = 45  # letters; longer ones are hashes, keys, paths or glued text
+_GLUED = 0.7  # most of a text that such words may make
+_LETTERS = 0.5  # least share of letters with their marks, digits and spaces
 _SCRIPTS = 2  # more scripts than this besides Latin in one prompt are noise
 _SCRIPT_OF = {
     **dict.fromkeys(("LATIN", "MICRO", "MASCULINE", "FEMININE", "MODIFIER"), None),
@@ -104,10 +105,10 @@ def is_noise(text: str, found: Sequence[str]) -> bool:
     """Whether characters or words look like no language: unprintable, mostly symbols, glued, or mixed scripts."""
     if not _is_plain_ascii(text) and any(_is_unprintable(character) for character in text):
         return True
-    plain = sum(character.isalnum() or character.isspace() for character in text)
+    plain = sum(character.isalnum() or character.isspace() or _is_mark(character) for character in text)
     if plain < _LETTERS * len(text):
         return True
-    if any(len(word) > _LONGEST_WORD for word in found):
+    if sum(len(word) for word in found if len(word) > _LONGEST_WORD) > _GLUED * len(text):
         return True
     if text.isascii():
         return False
@@ -119,7 +120,7 @@ def is_loop(found: Sequence[str]) -> bool:
     """Whether the text repeats itself, as a small target does when it loses the thread."""
     run = 1
     for before, word in itertools.pairwise(found):
-        run = run + 1 if word == before and not word.isdigit() else 1
+        run = run + 1 if word == before and any(map(str.isalpha, word)) else 1  # not 1 1 1, not ___ ___ ___
         if run >= _SAME_IN_A_ROW:
             return True
     if len(found) < _LOOP_WORDS:
@@ -136,6 +137,11 @@ def _is_unprintable(character: str) -> bool:
     if character in "\n\r\t":
         return False
     return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cn", "Co", "Cs")
+
+
+def _is_mark(character: str) -> bool:
+    """Whether it is a vowel sign, as a third of Burmese is; not the accents that are heaped on letters for fun."""
+    return character > "\u036f" and unicodedata.category(character).startswith("M")
 
 
 def _script(character: str) -> str | None:
