@@ -120,6 +120,21 @@ def test_a_damaged_array_keeps_what_came_before(tmp_path: Path) -> None:
     assert len(found) >= 8
 
 
+def test_objects_over_several_lines_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("\ufeff" + "\n".join(json.dumps(row, indent=2) for row in ROWS))
+    assert list(source(path).records()) == [
+        Record(n, (row["prompt"],), None, row["category"]) for n, row in enumerate(ROWS)
+    ]
+    path.write_text(json.dumps(ROWS[0], indent=2) + "\n" + json.dumps(ROWS[1], indent=2)[:-9])
+    assert list(source(path).records())[1:] == [Unusable(1, "not_json")]
+
+
+def test_cells_may_be_separated_by_semicolons(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"prompt";category\n"One, two; or three?";x\n')
+    assert list(source(tmp_path / "a.csv").records()) == [Record(0, ("One, two; or three?",), None, "x")]
+
+
 def test_damaged_csv_rows_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b'prompt,category\n"two\nlines",x\nonly one\n\xff\xfe,y\nlast one,z\n')

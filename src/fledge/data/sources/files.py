@@ -1,4 +1,4 @@
-"""Rows of local or remote files, one at a time: JSON lines, JSON arrays, CSV and Parquet, compressed or not.
+"""Rows of local or remote files, one at a time: JSON lines, arrays and objects, CSV and Parquet, compressed or not.
 
 Whatever is wrong with one row (no JSON, not UTF-8, megabytes long) costs that row and nothing else.
 """
@@ -78,14 +78,18 @@ class FileRows:
             start = file.read(4096)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise DataError(f"{path} is UTF-16; save it as UTF-8")
+        marked = start.startswith(b"\xef\xbb\xbf")
+        first_line = start[3 * marked :].lstrip().partition(b"\n")[0].rstrip()
         with self._open(path) as file:
             if kind == "csv":
-                separator = "\t" if ".tsv" in path.rsplit("/", 1)[-1].lower() else ","
+                comma = ";" if first_line.count(b";") > first_line.count(b",") else ","
+                separator = "\t" if ".tsv" in path.rsplit("/", 1)[-1].lower() else comma
                 yield from _csv_rows(file, separator, path)
             elif kind == "text":
                 yield from _lines(file, parse=False)
-            elif start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-                yield from _array_rows(file, path, skip_mark=start.startswith(b"\xef\xbb\xbf"))
+            elif first_line[:1] == b"[" or first_line == b"{":  # an array, or objects over several lines
+                file.read(3 * marked)
+                yield from _json_rows(file, path, "" if first_line == b"{" else "item")
             else:
                 yield from _lines(file, parse=True)
 
@@ -189,11 +193,9 @@ def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
             yield BadRow("not_json")
 
 
-def _array_rows(file: IO[bytes], path: str, skip_mark: bool) -> Iterator[Any]:
-    if skip_mark:
-        file.read(3)
+def _json_rows(file: IO[bytes], path: str, prefix: str) -> Iterator[Any]:
     try:
-        yield from ijson.items(file, "item", use_float=True)
+        yield from ijson.items(file, prefix, use_float=True, multiple_values=not prefix)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         logger.warning(
             "%s is damaged (%s); what comes after the damage is lost", path, " ".join(str(error).split())
