@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fledge.data.sources import detect_shape, user_turns
+from fledge.data.sources import SourceOptions, detect_shape, user_turns
 
 ROWS: dict[str, list[Any]] = {
     "sharegpt": [
@@ -22,10 +22,23 @@ ROWS: dict[str, list[Any]] = {
         {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
                       {"role": "assistant", "content": "FOREIGN", "tool_calls": [{"x": "FOREIGN"}]},
                       {"role": "tool", "content": "FOREIGN"}, {"role": "user", "content": "two"}]},
+        {"messages": json.dumps([{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
+                                 {"role": "assistant", "content": "FOREIGN"}, {"role": "user", "content": "two"}])},
         {"conversation": [{"role": "developer", "content": "S"},
                           {"role": "user", "content": [{"type": "text", "text": "one"}]},
                           {"role": "user", "content": "two"}]},
         [{"role": "system", "content": "S"}, {"role": "user", "content": "one"}, {"role": "user", "content": "two"}],
+    ],
+    "alternating": [
+        {"id": "0", "system": "S", "data": ["one", "FOREIGN", "two", "FOREIGN"]},
+        {"system": "S", "data": json.dumps(["one", "FOREIGN", "two"])},
+    ],
+    "prompt": [
+        {"system": "S", "chosen": "\n\nHuman: one\n\nAssistant: FOREIGN\n\nHuman: two\n\nAssistant: FOREIGN",
+         "rejected": "\n\nHuman: one\n\nAssistant: FOREIGN"},
+        {"system": "S", "prompt": "\n\nHuman: one\n\nAssistant: FOREIGN\n\nHuman: two\n\nAssistant:"},
+        {"system": "S", "text": "### Human: one### Assistant: FOREIGN### Human: two### Assistant: FOREIGN"},
+        {"system": "S", "text": "\n### User: one\n### Assistant: FOREIGN\nFOREIGN\nUser: two\nAssistant: FOREIGN"},
     ],
     "request": [
         {"time": 1, "body": {"model": "m", "messages": [{"role": "system", "content": "S"},
@@ -75,6 +88,8 @@ def test_single_turn_shapes() -> None:
         (["a", "b"], "turns"),
         ({"question": "a"}, "prompt"),
         ("a", "prompt"),
+        ({"prompt": "a", "data": ["x", "y"]}, "prompt"),
+        ({"ask": "a", "chosen": "an answer"}, None),
         ({"number": 3}, None),
         (7, None),
     ],
@@ -102,12 +117,25 @@ def test_the_shape_of_most_rows_wins() -> None:
         ({"turns": ["", "b"]}, "turns", "no_user_turn"),
         ({"turns": [3]}, "turns", "no_text"),
         ({"text": 3}, "prompt", "shape"),
+        ({"chosen": "an answer"}, "prompt", "shape"),
+        ({"text": "Assistant: Hello."}, "prompt", "no_user_turn"),
         ({"body": {"prompt": [1, 2, 3]}}, "request", "no_text"),
         ({"status": 200}, "request", "shape"),
     ],
 )
 def test_rows_without_user_turns_say_why(row: Any, shape: str, reason: str) -> None:
     assert user_turns(row, shape) == reason
+
+
+def test_answers_in_a_named_list_of_texts_are_not_taken_for_turns() -> None:
+    texts = ["one", "FOREIGN", "two"]
+    assert detect_shape([{"turns": texts}], "turns") == "turns"
+    assert detect_shape([{"data": texts}], "data") == "alternating"
+    assert detect_shape([{"dialog": texts}], "dialog") is None
+    assert user_turns({"dialog": texts}, "alternating", "dialog") == (("one", "two"), None, None)
+    assert detect_shape([{"chat": json.dumps([{"role": "user", "content": "one"}])}], "chat") == "messages"
+    with pytest.raises(ValueError, match="its shape is alternating"):
+        SourceOptions(path="a.jsonl", shape="turns", field="data")
 
 
 def test_turns_after_an_empty_one_are_dropped_and_columns_can_be_named() -> None:

@@ -84,8 +84,7 @@ class ShapedSource(Source):
                 f"source {self.name}: none of the first {len(first)} rows can be read "
                 f"({', '.join(reasons) or 'empty'}); check the file's format"
             )
-        turns = [row.get(options.field) if options.field and isinstance(row, dict) else row for row in usable]
-        shape = detect_shape(turns)
+        shape = detect_shape(usable, options.field)
         if shape is None:
             raise DataError(
                 f"source {self.name}: the rows have no known shape ({_columns(usable[0])}); "

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Kind = Literal["self", "file", "dataset", "log"]
-ShapeName = Literal["auto", "sharegpt", "messages", "alpaca", "turns", "prompt", "request"]
+ShapeName = Literal["auto", "sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating"]
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -49,6 +49,8 @@ class SourceOptions(BaseModel):
             raise ValueError("the target itself (kind self) has no path")
         if self.kind == "log" and self.shape not in ("auto", "request"):
             raise ValueError("a log's shape is always request; use kind file for another shape")
+        if self.shape == "turns" and self.field == "data":
+            raise ValueError("the column `data` holds answers between the turns; its shape is alternating")
         return self
 
     @property

@@ -3,16 +3,20 @@
 sharegpt   {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}
 messages   {"messages": [{"role": "user", "content": ...}, ...]}            OpenAI; content may be a list of parts
 alpaca     {"instruction": ..., "input" or "context": ..., "output": ...}
-turns      {"turns": ["first", "second"]}
+turns      {"turns": ["first", "second"]}                                   all the user's
 prompt     {"prompt": ...} or {"text": ...} or {"question": ...}, or a bare text
 request    {"body": {"messages": [...]}} and the like: one logged request a row
+alternating  {"data": ["first", answer, "second", answer]}                  UltraChat
 
-A system prompt is a message of its own, or lies beside the turns: {"system": ...}.
+A list may be written as JSON text. A text that is a transcript ("Human: first Assistant: answer", as HH-RLHF's
+`chosen` and guanaco's `text` are) gives its human turns. A system prompt is a message of its own, or lies beside the
+turns: {"system": ...}.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,9 +26,11 @@ _TEXTS = ("prompt", "text", "question", "query", "input")
 _BODIES = ("body", "request", "request_body", "requestBody", "payload", "params", "data")
 _CATEGORIES = ("category", "workload", "task")
 _SYSTEM_COLUMNS = ("system", "system_prompt")
+_TURNS = {"turns": "turns", "alternating": "data"}  # shape -> column
+_SPEAKER = re.compile("(?:^ *|### ?)(Human|User|Assistant):", re.MULTILINE)
 _USERS, _SYSTEMS = ("user", "human", "prompter"), ("system", "developer")
 
-SHAPES = ("sharegpt", "messages", "alpaca", "turns", "prompt", "request")
+SHAPES = ("sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating")
 
 
 class UserTurns(NamedTuple):
@@ -35,9 +41,9 @@ class UserTurns(NamedTuple):
     category: str | None
 
 
-def detect_shape(rows: Iterable[Any]) -> str | None:
-    """The shape of most of the rows; None if none is known."""
-    found = Counter(shape for shape in map(_shape_of, rows) if shape is not None)
+def detect_shape(rows: Iterable[Any], field: str = "") -> str | None:
+    """The shape of most of the rows, or of what they hold in a field; None if none is known."""
+    found = Counter(shape for row in rows if (shape := _shape_of(row, field)) is not None)
     return found.most_common(1)[0][0] if found else None
 
 
@@ -48,40 +54,50 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
     category, system = _first(row, _CATEGORIES), _first(row, _SYSTEM_COLUMNS)
     if shape in ("sharegpt", "messages"):
         name = field or next((n for n in _LISTS if isinstance(row, Mapping) and n in row), "")
-        messages = _get(row, name) if name else row
+        messages = _value(row, name) if name else row
         return _from_messages(messages, system, category)
     if shape == "alpaca":
         instruction, more = _get(row, field or "instruction"), _first(row, ("input", "context"))
         if not isinstance(instruction, str):
             return "shape"
         return _kept(["\n\n".join([instruction, more] if more else [instruction])], system, category)
-    if shape == "turns":
-        turns = row if _is_list(row) else _get(row, field or "turns")
-        return _kept(turns, system, category) if _is_list(turns) else "shape"
+    if shape in _TURNS:
+        texts = row if _is_list(row) else _value(row, field or _TURNS[shape])
+        if not _is_list(texts):
+            return "shape"
+        return _kept(texts if shape == "turns" else texts[::2], system, category)
     if isinstance(row, str):
-        return _kept([row], None, None)
+        return _from_text(row, None, None)
     name = field or next((n for n in _TEXTS if isinstance(_get(row, n), str)), "")
-    text = _get(row, name)
-    return _kept([text], system, category) if isinstance(text, str) else "shape"
+    text = _get(row, name) if name else _chosen(row)
+    return _from_text(text, system, category) if isinstance(text, str) else "shape"
 
 
-def _shape_of(row: Any) -> str | None:
+def _shape_of(row: Any, field: str) -> str | None:
+    if field and isinstance(row, Mapping):
+        value = _value(row, field)
+        if not _is_texts(value):
+            return _shape_of(value, "")
+        # A list of texts under a name of its own may hold answers: its user has to say whether it does.
+        return next((shape for shape, column in _TURNS.items() if column == field), None)
     if isinstance(row, str):
         return "prompt"
     if _is_list(row):
-        return "turns" if row and all(isinstance(turn, str) for turn in row) else _list_shape(row)
+        return "turns" if _is_texts(row) else _list_shape(row)
     if not isinstance(row, Mapping):
         return None
     for name in _LISTS:
-        if _is_list(row.get(name)) and (shape := _list_shape(row[name])):
+        if _is_list(value := _value(row, name)) and (shape := _list_shape(value)):
             return shape
-    if _is_list(row.get("turns")):
+    if _is_list(_value(row, "turns")):
         return "turns"
     if isinstance(row.get("instruction"), str):
         return "alpaca"
     if any(isinstance(row.get(name), Mapping) for name in _BODIES):
         return "request"
-    return "prompt" if any(isinstance(row.get(name), str) for name in _TEXTS) else None
+    if any(isinstance(row.get(name), str) for name in _TEXTS) or _chosen(row):
+        return "prompt"
+    return "alternating" if _is_texts(_value(row, "data")) else None
 
 
 def _list_shape(messages: Sequence[Any]) -> str | None:
@@ -107,6 +123,15 @@ def _from_messages(messages: Any, system: str | None, category: str | None) -> U
     return _kept(turns, "\n\n".join(systems) or None, category)
 
 
+def _from_text(text: str, system: str | None, category: str | None) -> UserTurns | str:
+    """A prompt, or the human turns of a transcript."""
+    if not _is_transcript(text):
+        return _kept([text], system, category)
+    _, *parts = _SPEAKER.split(text)  # what is before the first, speaker, words, speaker, words, ...
+    spoken = zip(parts[::2], parts[1::2], strict=True)
+    return _kept([words for speaker, words in spoken if speaker != "Assistant"], system, category)
+
+
 def _from_request(row: Any, field: str) -> UserTurns | str:
     body, category = row, _first(row, _CATEGORIES)
     for name in (field, *_BODIES) if field else _BODIES:
@@ -124,7 +149,7 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
         return _from_messages(messages, system, category)
     asked = _get(body, "input") if _get(body, "prompt") is None else _get(body, "prompt")
     if isinstance(asked, str):
-        return _kept([asked], system, category)
+        return _from_text(asked, system, category)
     if _is_list(asked) and asked and isinstance(asked[0], Mapping):
         return _from_messages(asked, system, category)
     return "no_text" if asked is not None else "shape"
@@ -167,6 +192,31 @@ def _first(row: Any, names: Sequence[str]) -> str | None:
 
 def _get(row: Any, name: str) -> Any:
     return row.get(name) if isinstance(row, Mapping) else None
+
+
+def _value(row: Any, name: str) -> Any:
+    """What a column holds; a list that is written as JSON text, as a list."""
+    value = _get(row, name)
+    if not isinstance(value, str) or not value.startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _chosen(row: Any) -> str | None:
+    """The column `chosen` where it is a transcript; elsewhere it is an answer."""
+    value = _get(row, "chosen")
+    return value if isinstance(value, str) and _is_transcript(value) else None
+
+
+def _is_transcript(text: str) -> bool:
+    return _SPEAKER.match(text.lstrip()) is not None
+
+
+def _is_texts(value: Any) -> bool:
+    return _is_list(value) and len(value) > 0 and all(isinstance(text, str) for text in value)
 
 
 def _is_list(value: Any) -> bool:
