@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -64,9 +65,25 @@ def test_evaluation_files_of_every_shape_are_read(tmp_path: Path) -> None:
     assert read_evaluation_texts([str(path), str(path)]) == ["one", "two", "three", "four", "five"] * 2
 
 
-@pytest.mark.parametrize(("line", "message"), [("{", "line 1: not JSON"), ('{"messages": []}', "no turns")])
+def test_evaluation_files_may_be_conversations_arrays_and_packed(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "answer"}]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps({"messages": chat}).encode()))
+    (tmp_path / "b.json").write_text(json.dumps([{"prompt": "two"}, {"instruction": "three"}]))
+    (tmp_path / "c.csv").write_text("question,answer\nfour,answer\n")
+    found = read_evaluation_texts([str(tmp_path / name) for name in ("a.jsonl.gz", "b.json", "c.csv")])
+    assert found == ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"row 2 can't be read \(not_json\)"),
+        ('{"messages": []}', r"row 2: no user's turns \(shape\); hold them in `turns`, `messages`"),
+        ('{"answer": "42"}', r"row 2: no user's turns \(shape\)"),
+    ],
+)
 def test_a_bad_evaluation_file_is_a_clear_error(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text(line)
+    path.write_text('{"prompt": "Why?"}\n' + line)
     with pytest.raises(DataError, match=message):
         read_evaluation_texts([str(path)])

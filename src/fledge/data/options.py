@@ -70,7 +70,7 @@ class PromptOptions(BaseModel):
     )
     evaluation_files: tuple[str, ...] = Field(
         (),
-        description="JSON lines of evaluation prompts (`turns`, `prompt` or `text`); overlapping prompts go",
+        description="files of evaluation prompts, of any format and shape of sources; overlapping prompts go",
     )
     near_duplicate: float = Field(
         0.7, gt=0.0, le=1.0, description="Jaccard similarity from which on prompts of sources are duplicates"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
 
-from fledge import storage
 from fledge.data.filters import words
+from fledge.data.sources.base import BadRow
+from fledge.data.sources.files import FileRows
+from fledge.data.sources.shapes import detect_shape, user_turns
 from fledge.errors import DataError
 
 _SKETCH = 16  # smallest 8-gram hashes kept per prompt: enough to tell half from none
@@ -84,7 +84,11 @@ class EvaluationIndex:
 
 
 def read_evaluation_texts(urls: Iterable[str]) -> list[str]:
-    """All user turns of evaluation files: JSON lines with `turns` (a list), `prompt`, `question` or `text`."""
+    """All user turns of evaluation files: of every format and shape that sources may have.
+
+    Raises:
+        DataError: a file can't be found or read, or one of its rows gives no user turns.
+    """
     return [text for url in urls for text in _read_file(url)]
 
 
@@ -105,31 +109,17 @@ def unused_name(name: str, taken: Collection[str]) -> str:
 
 
 def _read_file(url: str) -> Iterator[str]:
-    for number, line in enumerate(storage.read_bytes(url).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
+    """A row that can't be read is an error here: what it asks would go into training unnoticed."""
+    for number, row in enumerate(FileRows(url).rows(), start=1):
+        if isinstance(row, BadRow):
+            raise DataError(f"{url}, row {number} can't be read ({row.reason}); mend or remove it")
+        found = user_turns(row, detect_shape([row]) or "prompt")
+        if isinstance(found, str):
             raise DataError(
-                f"{url}, line {number}: not JSON ({error}); give one JSON object a line"
-            ) from error
-        texts = _row_texts(row)
-        if texts is None:
-            raise DataError(
-                f"{url}, line {number}: no turns, prompt, question or text; rename the field that holds it"
+                f"{url}, row {number}: no user's turns ({found}); hold them in `turns`, `messages`, `prompt`, "
+                "`question` or `text`"
             )
-        yield from texts
-
-
-def _row_texts(row: Any) -> list[str] | None:
-    if not isinstance(row, dict):
-        return None
-    turns = row.get("turns")
-    if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
-        return list(turns)
-    texts = [row[key] for key in ("prompt", "question", "text") if isinstance(row.get(key), str)]
-    return texts[:1] or None
+        yield from found.turns
 
 
 def _sketch(found: Sequence[str]) -> list[int]:
