@@ -175,3 +175,9 @@ def test_fingerprint_mismatch_names_the_fields(folder: str) -> None:
     make_fingerprint({"format": 1, "options": {"count": 3, "seed": 7}}).claim(folder)
     with pytest.raises(FingerprintError, match=r"options\.count: 3 -> 4, options\.top_p: \(absent\) -> 0\.9"):
         make_fingerprint({"format": 1, "options": {"count": 4, "seed": 7, "top_p": 0.9}}).claim(folder)
+
+
+def test_a_folder_of_another_version_says_so(folder: str) -> None:
+    make_fingerprint({"format": 1}).claim(folder)
+    with pytest.raises(FingerprintError, match=r"format: 1 -> 2\); use the version of fledge that made"):
+        make_fingerprint({"format": 2}).claim(folder)

@@ -277,9 +277,10 @@ class Fingerprint:
         if fields:
             changes = ", ".join(f"{f}: {_shown(stored, f)} -> {_shown(self, f)}" for f in fields[:5])
             more = f" and {len(fields) - 5} more" if len(fields) > 5 else ""
+            undo = "use the version of fledge that made it" if "format" in fields else "undo the change"
             raise FingerprintError(
                 f"{folder} was made from other inputs ({changes}{more}); "
-                "undo the change, name another folder, or delete this one"
+                f"{undo}, name another folder, or delete this one"
             )
 
 

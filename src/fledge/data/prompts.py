@@ -36,7 +36,7 @@ from fledge.errors import DataError, TargetError
 from fledge.storage import Fingerprint, make_fingerprint
 from fledge.target import Target
 
-FORMAT = 2
+FORMAT = 3
 _FEW = 200  # attempts after which "almost nothing passes" is no accident
 
 
