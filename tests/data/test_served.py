@@ -15,7 +15,9 @@ from fledge.data.responses import RespondSummary
 from fledge.engine import Engine
 from fledge.errors import DataError
 from fledge.server.options import ServerOptions as ServingOptions
+from fledge.storage import Manifest
 from fledge.target import Target
+from tests.data.conftest import files_of
 from tests.data.fake_server import CompletionServer, Fault
 from tests.server.conftest import running
 
@@ -237,13 +239,27 @@ def test_the_token_budget_stops_and_the_next_call_goes_on(
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
 
 
-def test_a_budget_too_small_for_a_shard_says_that_nothing_is_kept(
-    target: Target, server: CompletionServer, prompts: str, tmp_path: Path
+def test_answers_behind_a_late_one_are_kept_when_the_stage_stops(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        DataError, match=r"before a shard of \d+ prompts was finished.*nothing of this call is kept"
-    ):
-        ask(target, server, prompts, tmp_path, token_budget=1, concurrency=1)
+    late, *rest = read_conversations(str(undisturbed))
+    others, all_others = sum(len(c.turn_starts) // 2 for c in rest), threading.Event()
+
+    def first_is_late(number: int, body: Any, reply: dict[str, Any]) -> Any:
+        nonlocal others
+        if body["prompt"] == late.token_ids[: late.turn_starts[1]]:
+            return 429 if all_others.wait(30) else reply
+        others -= 1
+        if others == 0:
+            all_others.set()
+        return reply
+
+    with pytest.raises(DataError, match="can't be reached"):
+        ask(target, server, prompts, tmp_path, first_is_late, retries=3)
+    assert not Manifest.load(str(tmp_path)).shards
+    ask(target, server, prompts, tmp_path)
+    assert server.requests <= 2  # the late one, and one that was under way
+    assert files_of(tmp_path) == files_of(undisturbed)
 
 
 def test_text_alone_is_taken_where_it_round_trips(

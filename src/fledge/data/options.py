@@ -205,7 +205,7 @@ class RespondOptions(BaseModel):
         128, ge=8, description="tokens of a second user turn; one cut here is not used"
     )
     heldout: Share = Field(0.05, description="share of prompts, by hash, kept for evaluation")
-    shard_size: int = Field(256, ge=1, description="conversations per shard: what a kill can lose")
+    shard_size: int = Field(256, ge=1, description="conversations per shard")
     max_batch: int = Field(
         default=64, ge=1, description="requests in the engine at once; the result is the same"
     )

@@ -19,7 +19,8 @@ from fledge.data.privacy import Audit, AuditWriter, PrivacyOptions
 from fledge.data.privacy.answers import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
-from fledge.data.served import AnswerServer, BudgetSpent, run_served
+from fledge.data.served import AnswerServer, run_served
+from fledge.data.waiting import Waiting
 from fledge.engine import Engine
 from fledge.errors import DataError
 from fledge.storage import Fingerprint, Manifest, make_fingerprint
@@ -52,7 +53,7 @@ def respond(
     """Answer all prompts of a folder into another one, or go on where an earlier call stopped.
 
     A shard holds the conversations of `shard_size` prompts in a row. It is written when the last of them is done,
-    while the engine is at work on the next shards already.
+    while the engine is at work on the next shards already; answers that wait for it are kept as well.
 
     Args:
         engine: this process's own, or a server.
@@ -65,17 +66,18 @@ def respond(
     prompts = Manifest.load(prompts_url).records
     respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
-    before = writer.shards
-    done = min(before * options.shard_size, prompts)
+    done = min(writer.shards * options.shard_size, prompts)
+    waiting = Waiting(output_url, done)
     progress(done, prompts, "")
     rate = TokenRate()
     jobs = DialogueJobs(target, options, scan)
     shard: list[Answered] = []
-    waiting = (jobs.job(prompt) for prompt in read_prompts(prompts_url, skip=done))
+    unanswered = enumerate(read_prompts(prompts_url, skip=done), start=done)
+    pending = (waiting.job(number, jobs.job(prompt)) for number, prompt in unanswered)
     results = (
-        run_in_order(engine, waiting, rate)
+        run_in_order(engine, pending, rate)
         if isinstance(engine, Engine)
-        else run_served(engine, waiting, rate)
+        else run_served(engine, pending, rate)
     )
     try:
         for answered in results:
@@ -84,18 +86,12 @@ def respond(
             if done % options.shard_size == 0 or done == prompts:
                 write_audit(output_url, writer.shards, shard)
                 writer.write(shard)
+                waiting.forget(done)
                 shard = []
             progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
-    except BudgetSpent as error:
-        if writer.shards > before:
-            raise
-        raise DataError(
-            f"the token budget was spent before a shard of {options.shard_size} prompts was finished, so that nothing "
-            "of this call is kept: raise respond.server.token_budget, or answer into a new folder with a smaller "
-            "respond.shard_size"
-        ) from error
     finally:
         results.close()
+        waiting.save()
     return respond_summary(prompts, output_url)
 
 

@@ -38,10 +38,6 @@ _THE_PROMPTS = (400, 413, 422)
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
-class BudgetSpent(DataError):
-    """The token budget of this call is spent."""
-
-
 class AnswerServer:
     """One server and the limits on its use. Safe to use from several threads."""
 
@@ -226,8 +222,8 @@ class AnswerServer:
         budget, per_second = self._options.token_budget, self._options.requests_per_second
         with self._lock:
             if budget is not None and self._spent >= budget:
-                raise BudgetSpent(
-                    f"the token budget of {budget:,} is spent; finished shards are kept: raise "
+                raise DataError(
+                    f"the token budget of {budget:,} is spent; what is finished is kept: raise "
                     "respond.server.token_budget and run again to go on"
                 )
             if per_second is None:
@@ -242,14 +238,14 @@ class AnswerServer:
             self._failures += 1
             if self._failures >= _FAILURES_IN_A_ROW:
                 raise DataError(
-                    f"{self._options.url} failed {self._failures} times in a row ({what}); finished shards are kept: "
+                    f"{self._options.url} failed {self._failures} times in a row ({what}); what is finished is kept: "
                     "see that it serves the recipe's target, look at its log, and run again to go on"
                 )
 
     def _gone(self, why: str, attempts: int) -> DataError:
         return DataError(
-            f"{self._options.url} can't be reached ({why}, {attempts} attempt{'s' * (attempts > 1)}); finished shards "
-            "are kept: start the server, and run again to go on"
+            f"{self._options.url} can't be reached ({why}, {attempts} attempt{'s' * (attempts > 1)}); what is finished "
+            "is kept: start the server, and run again to go on"
         )
 
     def _only_model(self) -> str:

@@ -1,0 +1,90 @@
+"""Answers that are finished but in no shard yet, kept in a file beside the shards.
+
+    prompts   0   1   2 | 3   4   5 | 6   7   8
+              written   | in the file: 4, 5 and 8, for 3 is still being answered
+
+The file is written anew once a minute and when the stage stops: a kill costs a minute, not all that waits for 3.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import asdict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fledge.data.conversations import SCHEMA, Conversation
+from fledge.data.dialogue import Answered
+from fledge.data.generation import Job
+from fledge.data.parquet import to_parquet
+from fledge.data.privacy import Audit
+from fledge.storage import exists, join, read_bytes, remove, write_atomic
+
+NAME = "waiting.parquet"
+_EVERY_S = 60.0
+_ANSWERED = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("prompt_id", pa.string()),
+        ("conversations", pa.list_(pa.struct(list(SCHEMA)))),
+        ("reason", pa.string()),
+        ("audit", pa.string()),
+    ]
+)
+
+
+class Waiting:
+    """What came of prompts by their number, from the first on that is in no shard."""
+
+    def __init__(self, folder: str, first: int) -> None:
+        """Takes what an earlier call left in the folder.
+
+        Raises:
+            StorageError: the file can't be read.
+        """
+        self._url = join(folder, NAME)
+        self._answered: dict[int, Answered] = {}
+        if exists(self._url):
+            for row in pq.read_table(pa.BufferReader(read_bytes(self._url))).to_pylist():
+                if (number := row.pop("number")) >= first:
+                    self._answered[number] = _answered(**row)
+        self._saved = time.monotonic()
+
+    def job(self, number: int, job: Job[Answered]) -> Job[Answered]:
+        """A prompt's job; one that was finished before ends at once."""
+        if number not in self._answered:
+            self._answered[number] = yield from job
+            if time.monotonic() > self._saved + _EVERY_S:
+                self.save()
+        return self._answered[number]
+
+    def forget(self, below: int) -> None:
+        """Drop what is in shards now."""
+        self._answered = {number: found for number, found in self._answered.items() if number >= below}
+
+    def save(self) -> None:
+        """Write the file, or delete it if nothing waits."""
+        if self._answered:
+            rows = [
+                asdict(found)
+                | {"number": number, "audit": json.dumps(found.audit.to_dict()) if found.audit else None}
+                for number, found in sorted(self._answered.items())
+            ]
+            write_atomic(self._url, to_parquet(rows, _ANSWERED))
+        else:
+            remove(self._url)
+        self._saved = time.monotonic()
+
+
+def _answered(
+    prompt_id: str, conversations: list[dict[str, object]], reason: str | None, audit: str | None
+) -> Answered:
+    found = tuple(Conversation(**row) for row in conversations)  # type: ignore[arg-type]
+    if audit is None:
+        return Answered(prompt_id, found, reason)
+    counts = json.loads(audit)
+    counts |= {name: Counter(counts[name]) for name in ("dropped", "entities")}
+    return Answered(prompt_id, found, reason, Audit(**counts))
