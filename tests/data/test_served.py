@@ -292,6 +292,7 @@ def test_the_key_is_sent_and_a_missing_one_is_named(
 ) -> None:
     monkeypatch.setattr(server, "key", "secret")
     monkeypatch.setenv("SERVER_KEY", "secret\n")
+    monkeypatch.setenv("WRONG_KEY", "secrét")
     with server.serving() as url:
         for place in (url, f"{url}/v1/"):
             assert AnswerServer(target, ServerOptions(url=place, api_key_env="SERVER_KEY")).model == "tiny"
@@ -299,6 +300,8 @@ def test_the_key_is_sent_and_a_missing_one_is_named(
             AnswerServer(target, ServerOptions(url=url))
         with pytest.raises(DataError, match=r"names OTHER_KEY, which isn't set"):
             AnswerServer(target, ServerOptions(url=url, api_key_env="OTHER_KEY"))
+        with pytest.raises(DataError, match=r"names WRONG_KEY, which holds more than the ASCII"):
+            AnswerServer(target, ServerOptions(url=url, api_key_env="WRONG_KEY"))
 
 
 def test_the_rate_is_kept(target: Target, server: CompletionServer, prompts: str, tmp_path: Path) -> None:

@@ -274,6 +274,11 @@ def _headers(key_variable: str) -> dict[str, str]:
         raise DataError(
             f"respond.server.api_key_env names {key_variable}, which isn't set; export it, or drop it"
         )
+    if not (key.isascii() and key.isprintable()):
+        raise DataError(
+            f"respond.server.api_key_env names {key_variable}, which holds more than the ASCII characters of a key; "
+            "export the key alone"
+        )
     return {"Authorization": f"Bearer {key}"}
 
 
