@@ -117,7 +117,7 @@ def features(
     if ray is not None and (estimate or (settings and settings[0] == "verify")):
         raise typer.BadParameter("only extracting runs on Ray; leave it out", param_hint="--ray")
     if settings and settings[0] == "verify":
-        verify_features(_run(settings[1:], run_dir).url("features"))
+        verify_features(_run(settings[1:], run_dir))
     elif estimate:
         print_feature_estimate(_run(settings, run_dir))
     else:

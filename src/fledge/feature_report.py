@@ -9,7 +9,7 @@ from fledge.estimate import Calibration, conversation_tokens
 from fledge.features import bytes_per_token, verify_store
 from fledge.features.codec import Codec
 from fledge.run_folder import DONE_NAME, Run
-from fledge.storage import exists
+from fledge.storage import Manifest, exists
 
 _CODECS: tuple[Codec, ...] = ("bf16", "fp8")
 _SHOWN = 20  # faults
@@ -45,22 +45,29 @@ def print_feature_estimate(run: Run) -> None:
     )
 
 
-def verify_features(url: str) -> None:
-    """Check a store and print the result; faults are an error."""
+def verify_features(run: Run) -> None:
+    """Check a run's store, and what hybrid feeding kept, and print the result; faults are an error."""
+    kept = run.url("train", "features")
+    stores = [run.url("features"), *([kept] if Manifest.load(kept).shards else [])]
+    faulty = [url for url in stores if not _is_sound(url)]
+    if faulty:
+        raise StorageError(
+            f"{' and '.join(faulty)} can't be used as it is; put the files named above back, or delete the folder "
+            "and run its stage again"
+        )
+
+
+def _is_sound(url: str) -> bool:
     with StageProgress("verify") as progress:
         found = verify_store(url, progress.update)
-    if found.faults:
-        for fault in found.faults[:_SHOWN]:
-            console.print(f"fault: {fault}", markup=False, soft_wrap=True)
-        more = len(found.faults) - _SHOWN
-        if more > 0:
-            console.print(f"and {more} more")
-        raise StorageError(
-            f"{url} has {len(found.faults)} faults; put the files named above back, or delete the folder and run "
-            "`fledge features` again"
+    if not found.faults:
+        console.print(
+            f"{url} is sound: {found.shards} shards, {found.conversations:,} conversations, {human_bytes(found.bytes)}",
+            markup=False,
+            soft_wrap=True,
         )
-    console.print(
-        f"{url} is sound: {found.shards} shards, {found.conversations:,} conversations, {human_bytes(found.bytes)}",
-        markup=False,
-        soft_wrap=True,
-    )
+        return True
+    for fault in found.faults[:_SHOWN]:
+        console.print(f"fault: {fault}", markup=False, soft_wrap=True)
+    console.print(f"{url} has {len(found.faults)} faults", markup=False, soft_wrap=True)
+    return False
