@@ -60,9 +60,10 @@ def test_export_import_and_doctor_from_the_command_line(
 
 
 def test_layers_said_on_import_are_written_in_each_convention(
-    monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, head: Path, tiny_target_folder: Path, tmp_path: Path
 ) -> None:
-    assert fledge(monkeypatch, "import", head, tmp_path / "other", "--layers", "2,3,5") == 0
+    known = ("--layers", "2,3,5", "--target", tiny_target_folder)
+    assert fledge(monkeypatch, "import", head, tmp_path / "other", *known) == 0
     assert Head.load(str(tmp_path / "other")).metadata.feature_layers == (2, 3, 5)
     assert fledge(monkeypatch, "export", tmp_path / "other", tmp_path / "vllm", "--form", "vllm") == 0
     config = json.loads((tmp_path / "vllm" / "config.json").read_text())

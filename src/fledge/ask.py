@@ -35,7 +35,7 @@ def answer(
 
 def _load_head(target: Target, head: str) -> Head:
     loaded = Head.load(head_url(target, head))
-    loaded.check_target(target)
+    loaded.check_target(loaded.target_it_reads(target))
     return loaded
 
 

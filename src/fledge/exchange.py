@@ -52,6 +52,7 @@ def export_head(
     loaded = None if target is None else Target.load(target)
     head = Head.load(_source(source, loaded))
     if loaded is not None:
+        loaded = head.target_it_reads(loaded)
         head = _described(head.fitted_to(loaded), loaded)
     if embedding or (embedding is None and chosen == "eagle" and loaded is not None):
         head = _with_embedding(head, loaded)
@@ -93,6 +94,7 @@ def import_head(
         head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
     if target is not None:
         loaded = Target.load(target)
+        loaded = head.target_it_reads(loaded)
         head = _described(head.fitted_to(loaded), loaded)
     write_head(head, destination, dtype=None)
     _compare(head, read_head(destination), None, destination)

@@ -44,6 +44,10 @@ class TargetOptions(BaseModel):
     )
     device: str = Field("cpu", description="cpu, or a torch device such as cuda:0")
     backend: Backend = Field("auto", description="native (the CPU kernels), torch, or auto")
+    feature_layers: tuple[int, int, int] | None = Field(
+        None,
+        description="three layers whose outputs a head learns from, from 0; null: those that engines take by default",
+    )
 
 
 class Recipe(BaseModel):

@@ -90,7 +90,13 @@ class Run:
     def target(self) -> Target:
         """The recipe's target."""
         options = self.recipe.target
-        return Target.load(options.model, dtype=options.dtype, device=options.device, backend=options.backend)
+        return Target.load(
+            options.model,
+            dtype=options.dtype,
+            device=options.device,
+            backend=options.backend,
+            feature_layers=options.feature_layers,
+        )
 
     def target_parts(self) -> dict[str, Any]:
         """The fields of a fingerprint that name the target and how it runs."""
@@ -122,10 +128,10 @@ class Run:
 
     def refuse_wrong_heads(self) -> None:
         """Raise HeadError for a head that doesn't exist or is another target's, before anything takes time."""
-        wanted = [self.train_options.init_head, *(self.head_urls.values() if self.given_heads else ())]
-        for url in wanted:
-            if url is not None:
-                Head.load(url).check_target(self.target)
+        if self.train_options.init_head is not None:
+            Head.load(self.train_options.init_head).check_target(self.target)  # it learns from these features
+        if self.given_heads:
+            self.heads()
 
     @cached_property
     def head_urls(self) -> dict[str, str]:
@@ -139,7 +145,7 @@ class Run:
         """The heads to measure, loaded and checked against the target."""
         heads = {name: Head.load(url) for name, url in self.head_urls.items()}
         for head in heads.values():
-            head.check_target(self.target)
+            head.check_target(head.target_it_reads(self.target))
         return heads
 
     def of_earlier_head(self, folder: str) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fledge.doctor import Diagnosis, diagnose
+from fledge.doctor.files import file_findings
 from fledge.draft import Head, HeadMetadata
 from fledge.draft.checkpoint import write_head
 from fledge.errors import HeadError
@@ -206,6 +207,18 @@ def test_the_engines_own_traps_are_named(patient: Patient, tmp_path: Path) -> No
     assert "engine" not in {f.fault for f in examine(patient.target, residual, engine="vllm").findings}
     with pytest.raises(HeadError, match="use vllm, sglang or a server's URL"):
         examine(patient.target, patient.head, engine="tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("layers", "faults"), [([0, 2, 6], set()), ([0, 2, 9], {"layers"}), ([2, 4, 5], {"layers"})]
+)
+def test_other_layers_than_the_default_ones_are_a_fault_only_where_they_can_not_be_meant(
+    patient: Patient, tmp_path: Path, layers: list[int], faults: set[str]
+) -> None:
+    named = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": layers}}
+    raw = json.loads((patient.head / "config.json").read_text()) | named
+    tensors = safetensors.torch.load_file(patient.head / "model.safetensors")
+    assert {f.fault for f in file_findings(raw, tensors, patient.target, "head")} == faults
 
 
 def test_the_first_tensor_that_differs_from_the_reference_is_named(patient: Patient, tmp_path: Path) -> None:

@@ -189,10 +189,11 @@ class Bench:
 
     def context(self) -> Iterator[Ratio]:
         """A verify of n rows over a plain step, after short and long contexts."""
-        runner = head_runner(self.target, self.head)
+        target = self.head.target_it_reads(self.target)
+        runner = head_runner(target, self.head)
         for context in self.sizes.contexts:
             costs = measure_costs(
-                self.target, runner, rows=self.sizes.rows, draft_rows=4, context=context,
+                target, runner, rows=self.sizes.rows, draft_rows=4, context=context,
                 repeats=max(5, self.sizes.repeats),
             )  # fmt: skip
             for rows, cost in costs.verify.items():

@@ -261,6 +261,7 @@ def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> 
     if not options.cost_repeats:
         return None
     head = next(iter(heads.values()), None)
+    target = head.target_it_reads(target) if head else target
     context = min(options.cost_context, target.config.max_position_embeddings - 64)
     return measure_costs(
         target,

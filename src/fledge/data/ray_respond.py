@@ -37,6 +37,7 @@ class TargetSpec:
     dtype: str
     device: str
     backend: str
+    feature_layers: tuple[int, int, int] | None = None  # None: the default ones
 
 
 def respond_on_ray(

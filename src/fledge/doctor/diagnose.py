@@ -80,6 +80,8 @@ def diagnose(
         if not findings:
             findings.append(Finding("unreadable", str(error), "get the head again"))
         return Diagnosis(findings, measured)
+    if not any(f.fault == "layers" for f in findings):
+        target = head.target_it_reads(target)
     if reference is not None:
         findings += _against(head, Head.load(reference))
     if any(f.fault in ("target", "vocabulary-map") for f in findings):

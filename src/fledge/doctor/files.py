@@ -69,19 +69,30 @@ def _origin(raw: Mapping[str, Any], flat: Mapping[str, Any], target: Target) -> 
 
 
 def _layers(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
-    layers, wanted = named_layers(flat), target.config.feature_layers
-    if not layers or layers == wanted:
-        return
-    shifts = {a - b for a, b in zip(layers, wanted, strict=False)}
-    if len(layers) == 3 and shifts in ({1}, {-1}):
+    layers, wanted, n = named_layers(flat), target.config.feature_layers, target.config.num_layers
+    if _off_by_one(layers, wanted):
         why = "off by one: inputs were counted where outputs are meant, or the other way round"
+    elif layers and (
+        list(layers) != sorted(set(layers)) or len(layers) != 3 or min(layers) < 0 or max(layers) >= n
+    ):
+        why = f"fledge reads the outputs of three layers in order, and the target has {n}"
     else:
-        why = "other layers than the target gives"
+        return
     yield Finding(
         "layers",
         f"the config names the outputs of layers {_listed(layers)}, the target's features are {_listed(wanted)}: {why}",
         "fledge import HEAD FIXED --layers with the layers it was trained on, then export it for your engine",
     )
+
+
+def meant_layers(flat: Mapping[str, Any], target: Target) -> tuple[int, ...]:
+    """The layers a head was trained on: those it names, or the default ones if it names none or is off by one."""
+    layers, default = named_layers(flat), target.config.feature_layers
+    return default if not layers or _off_by_one(layers, default) else layers
+
+
+def _off_by_one(layers: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(layers) == len(wanted) and {a - b for a, b in zip(layers, wanted, strict=True)} in ({1}, {-1})
 
 
 def _missing(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ suspected fault undone. If undoing it makes the head clearly better, the head ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from fledge.doctor.findings import Finding
 from fledge.draft import Head
 from fledge.draft.runner import TorchHeadRunner
 from fledge.engine import Completion
-from fledge.target import DecoderConfig, Target, TorchDecoder
+from fledge.target import Target, TorchDecoder
 from fledge.target.batch import ForwardBatch
 
 _CLEARLY = 0.05  # more hits than this, and a fifth more, make a suspicion a finding
@@ -32,18 +32,6 @@ class Score(NamedTuple):
 
     hits: float  # share of rows whose first proposal is the target's token; tokens outside its vocabulary are misses
     largest: float  # largest magnitude of features, of what fc makes of them, and of the head's own state
-
-
-@dataclass(frozen=True)
-class _ShiftedConfig(DecoderConfig):
-    """A target's shape with features taken some layers later."""
-
-    shift: int = 0
-
-    @property
-    def feature_layers(self) -> tuple[int, int, int]:
-        low, middle, high = (layer + self.shift for layer in super().feature_layers)
-        return low, middle, high
 
 
 class Probe:
@@ -127,8 +115,7 @@ class Probe:
         """Each answer's features, [n, 3 * Ht] float32."""
         if shift not in self._features:
             config = self._target.config
-            values = {f.name: getattr(config, f.name) for f in fields(DecoderConfig)}
-            shifted = _ShiftedConfig(**values, shift=shift)
+            shifted = config.with_feature_layers([layer + shift for layer in config.feature_layers])
             decoder = TorchDecoder(shifted, self._target.weights)
             self._features[shift] = [_features(decoder, a) for a in self._answers]
         return self._features[shift]

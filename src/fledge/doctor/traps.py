@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from fledge.doctor.files import meant_layers
 from fledge.doctor.findings import Finding
 from fledge.errors import HeadError
 from fledge.target import Target
@@ -73,8 +74,9 @@ def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Fin
     else:
         ids = top or nested
         read = tuple(i - 1 for i in ids)[:3] if ids else default
-    if read != target.config.feature_layers:
-        wanted = ", ".join(map(str, target.config.feature_layers))
+    meant = meant_layers(raw, target)
+    if read != meant:
+        wanted = ", ".join(map(str, meant))
         yield Finding(
             "layers",
             f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are {wanted}",

@@ -145,6 +145,13 @@ class Head:
         positions = max(self.config.max_position_embeddings, target.config.max_position_embeddings)
         return Head(replace(self.config, max_position_embeddings=positions), self.weights, self.metadata)
 
+    def target_it_reads(self, target: Target) -> Target:
+        """The target with features of the layers this head names, if it names some and the target has them."""
+        layers = self.metadata.feature_layers
+        if len(layers) != 3 or layers[-1] >= target.config.num_layers:
+            return target  # where they are another target's, check_target says so
+        return target.with_feature_layers(layers)
+
     def check_target(self, target: Target) -> None:
         """Raise a HeadError unless this head was made for `target`."""
         theirs, ours = target.config, self.config

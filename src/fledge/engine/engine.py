@@ -85,6 +85,8 @@ class Engine:
             raise EngineError(f"target is {target!r}; load it first: Target.load(...)")
         if isinstance(head, str | PathLike):
             raise EngineError(f"head is {str(head)!r}; load it first: Head.load(...)")
+        if isinstance(head, Head):
+            target = head.target_it_reads(target)
         self.target = target
         if draft_weights is not None and not isinstance(head, Head):
             raise EngineError("draft_weights is for a draft head that the engine loads; leave it out")

@@ -127,11 +127,13 @@ def fingerprinted(options: FeatureOptions) -> dict[str, object]:
 
 def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
     """What the store depends on; how many rows go through the target at once is not part of it."""
+    chosen = target.config.chosen_layers
     return make_fingerprint(
         {
             "stage": "features",
             "format": FORMAT,
-            "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash},
+            "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash}
+            | ({"feature_layers": chosen} if chosen else {}),
             "features": fingerprinted(options),
             "conversations": conversations_digest(conversations_url),
         }

@@ -42,8 +42,13 @@ _LOGIT_ROWS = 256  # rows whose logits exist at once
 class HookExtractor:
     """A transformers model as an extractor of features."""
 
-    def __init__(self, model: Any, batch_tokens: int = 4096) -> None:
-        """`model` is a `...ForCausalLM` or `...ForConditionalGeneration`, loaded and in eval mode."""
+    def __init__(
+        self, model: Any, batch_tokens: int = 4096, feature_layers: tuple[int, int, int] | None = None
+    ) -> None:
+        """`model` is a `...ForCausalLM` or `...ForConditionalGeneration`, loaded and in eval mode.
+
+        `feature_layers` are counted by output; None: the default ones.
+        """
         self._tower = text_tower(model)
         self._layers: nn.ModuleList = self._tower.layers
         self._lm_head = model.get_output_embeddings()
@@ -56,7 +61,7 @@ class HookExtractor:
         text = model.config.get_text_config()
         self._limit = int(getattr(text, "max_position_embeddings", 0) or 2**31)
         self.hidden_size = int(text.hidden_size)
-        self.feature_layers = default_feature_layers(len(self._layers))
+        self.feature_layers = feature_layers or default_feature_layers(len(self._layers))
         model.eval()
 
     @classmethod
@@ -67,6 +72,7 @@ class HookExtractor:
         dtype: str = "bfloat16",
         device_map: str | dict[str, Any] = "cpu",
         batch_tokens: int = 4096,
+        feature_layers: tuple[int, int, int] | None = None,
     ) -> HookExtractor:
         """A local folder or hub id; `device_map` as in transformers ("auto" spreads a large one over all devices)."""
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -80,7 +86,7 @@ class HookExtractor:
             raise TargetError(
                 f"transformers can't load {spec}: {error}; check the name or the folder"
             ) from error
-        return cls(model, batch_tokens)
+        return cls(model, batch_tokens, feature_layers)
 
     @torch.no_grad()
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
@@ -206,6 +212,7 @@ def extract_spread(
         dtype=str(target.dtype).removeprefix("torch."),
         device_map=options.device_map or "cpu",
         batch_tokens=options.batch_tokens,
+        feature_layers=target.config.chosen_layers,
     )
     return fill_store(extractor, conversations_url, options, output_url, progress)
 

@@ -124,7 +124,7 @@ def load_engine(
     drafts = None
     if head is not None:
         drafts = Head.load(head_url(loaded, head))
-        drafts.check_target(loaded)
+        drafts.check_target(drafts.target_it_reads(loaded))
     return Engine(
         loaded,
         drafts,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,22 @@ class DecoderConfig:
     undecodable: str = (
         ""  # why fledge's decoder can't run it, if it can't; a head can be trained all the same
     )
+    chosen_layers: tuple[int, int, int] | None = None  # None: the default feature layers
 
     @property
     def feature_layers(self) -> tuple[int, int, int]:
         """Layers (0-based) whose OUTPUT residual stream is the low, middle and high feature."""
-        return default_feature_layers(self.num_layers)
+        return self.chosen_layers or default_feature_layers(self.num_layers)
+
+    def with_feature_layers(self, layers: Sequence[int]) -> DecoderConfig:
+        """This shape with features of other layers, counted by output. Raises a TargetError for ones it hasn't."""
+        if len(layers) != 3 or not -1 < layers[0] < layers[1] < layers[2] < self.num_layers:
+            raise TargetError(
+                f"feature layers {', '.join(map(str, layers))} can't be: name three of this target's layers, in order, "
+                f"from 0 to {self.num_layers - 1}"
+            )
+        low, middle, high = layers
+        return replace(self, chosen_layers=(low, middle, high))
 
     @property
     def qkv_size(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -56,6 +58,7 @@ class Target:
         device: str = "cpu",
         cache_dir: str | Path | None = None,
         backend: Backend = "auto",
+        feature_layers: Sequence[int] | None = None,
     ) -> Target:
         """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
 
@@ -65,6 +68,8 @@ class Target:
             device: a torch device; under torchrun "cuda" is the GPU of the process' local rank.
             cache_dir: where conversions are kept; default $FLEDGE_CACHE or ~/.cache/fledge.
             backend: "native" (the CPU kernels), "torch", or "auto": native where it runs.
+            feature_layers: the three layers whose outputs a head learns from, counted from 0; default: those that
+                every engine takes where a head names none.
         """
         if dtype not in _DTYPES:
             raise TargetError(f"dtype {dtype!r} isn't known: use one of {', '.join(_DTYPES)}")
@@ -72,7 +77,21 @@ class Target:
             raise TargetError(f"backend {backend!r} isn't known: use one of {', '.join(get_args(Backend))}")
         resolved = resolve_target(str(spec), cache_dir)
         tokenizer = _load_tokenizer(resolved)
-        return cls(resolved, tokenizer, _DTYPES[dtype], _usable_device(device), backend)
+        target = cls(resolved, tokenizer, _DTYPES[dtype], _usable_device(device), backend)
+        return target if feature_layers is None else target.with_feature_layers(feature_layers)
+
+    def with_feature_layers(self, layers: Sequence[int]) -> Target:
+        """This target with features of other layers, counted by output; what it has loaded is shared.
+
+        Raises a TargetError for layers it hasn't.
+        """
+        config = self.config.with_feature_layers(layers)
+        if config.feature_layers == self.config.feature_layers:
+            return self
+        other = copy.copy(self)
+        other.config = config
+        other.__dict__.pop("decoder", None)  # which gives the layers it was made with
+        return other
 
     @cached_property
     def ends(self) -> EndWeights:

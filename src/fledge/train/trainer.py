@@ -117,11 +117,13 @@ def train_fingerprint(
     if options.init_head is not None:
         files = (join(options.init_head, CONFIG_NAME), *weight_urls(options.init_head))
         started = sha256(b"".join(read_bytes(file) for file in files))
+    chosen = target.config.chosen_layers
     return make_fingerprint(
         {
             "stage": "train",
             "format": FORMAT,
             "target": target.revision,
+            **({"feature_layers": chosen} if chosen else {}),
             "train": options.model_dump(
                 mode="json",
                 exclude={"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"},
