@@ -24,6 +24,7 @@ FOUND = [
     ("pay to gb82west12345698765432 please", "gb82west12345698765432", "IBAN_CODE"),
     ("IBAN GB82 WEST 1234 5698 7654 32 PLEASE PAY", "GB82 WEST 1234 5698 7654 32", "IBAN_CODE"),
     ("write to burrows(at)web.de", "burrows(at)web.de", "EMAIL_ADDRESS"),
+    ("I am jane [dot] doe [at] outlook [dot] com", "jane [dot] doe [at] outlook [dot] com", "EMAIL_ADDRESS"),
     ("it is alexander at outlook dot com", "alexander at outlook dot com", "EMAIL_ADDRESS"),
     ("name=John Rogers&email=allen@acme.org", "John Rogers", "PERSON"),
     ("Cluster node 73.103.62.8/24 is down", "73.103.62.8", "IP_ADDRESS"),
@@ -36,6 +37,10 @@ FOUND = [
     ("wohnhaft in Freiburg im Breisgau", "Freiburg im Breisgau", "LOCATION"),
     ("demeurant avenue Aurélie Chenaux 58, 2885 Trois-Rivières", "avenue Aurélie Chenaux 58", "STREET_ADDRESS"),
 ]  # fmt: skip
+UNSEEN = [
+    ("write to bur\u200browes@out\u00adlook.com now", "bur\u200browes@out\u00adlook.com", "EMAIL_ADDRESS"),
+    ("\ufeffIBAN GB82\u2060 WEST 1234 5698 7654 32", "GB82\u2060 WEST 1234 5698 7654 32", "IBAN_CODE"),
+]
 CLEAN = [
     "The earnings call mentioned 3269639942 units shipped.",
     "Morgan Stanley and Marks & Spencer met at Dr. Oetker.",
@@ -46,7 +51,7 @@ CLEAN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "value", "entity"), FOUND)
+@pytest.mark.parametrize(("text", "value", "entity"), FOUND + UNSEEN)
 def test_a_value_is_found_in_this_shape(privacy: PrivacyFilter, text: str, value: str, entity: str) -> None:
     start = text.index(value)
     assert any(

@@ -65,9 +65,10 @@ _REGIONS = {
 }
 # anna [at] web [dot] de; anna at web dot de
 _AT = r" ?(?:\(at\)|\[at\]|\{at\}|<at>|\(a\)|\[@\]|\(@\)|\(arroba\)) ?"
-_DOT = r"(?:\.| ?(?:\(dot\)|\[dot\]|\{dot\}|\(punkt\)|\[punkt\]|\(point\)|\(punto\)|\(ponto\)) ?| (?:dot|punkt|point|punto|ponto) )"
+_WORD_DOT = r"(?: ?(?:\(dot\)|\[dot\]|\{dot\}|\(punkt\)|\[punkt\]|\(point\)|\(punto\)|\(ponto\)) ?| (?:dot|punkt|point|punto|ponto) )"
+_DOT = rf"(?:\.|{_WORD_DOT})"
 _SPOKEN = re.compile(
-    rf"(?<![\w.+-])[\w.+-]{{1,64}}(?:{_AT}[\w-]{{2,40}}(?:{_DOT}[\w-]{{2,20}}){{1,3}}"
+    rf"(?<![\w.+-])[\w.+-]{{1,64}}(?:(?:{_WORD_DOT}[\w-]{{1,30}}){{0,3}}{_AT}[\w-]{{2,40}}(?:{_DOT}[\w-]{{2,20}}){{1,3}}"
     r"|(?: dot [\w-]{1,30}){0,3} (?:at|arroba) [\w-]{2,40}(?: (?:dot|punkt|point|punto|ponto) [\w-]{2,20}){1,3})(?![\w-])",
     re.IGNORECASE,
 )

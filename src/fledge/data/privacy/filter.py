@@ -48,6 +48,7 @@ _PLAIN = {
     **dict.fromkeys((0x2010, 0x2011), "-"),
     **{0xFF01 + n: chr(0x21 + n) for n in range(94)},  # full-width letters, digits and signs
 }
+_UNSEEN = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")  # soft hyphens, joiners, spaces of no width
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,15 @@ class PrivacyFilter:
     def _scan_piece(self, text: str) -> list[Finding]:
         from fledge.data.privacy.recognizers import ANY, findings_of
 
-        text = text.translate(_PLAIN)
-        found = findings_of(self._analyzer.analyze(text, ANY, entities=self._wanted))
-        return [f for f in found if f.entity in self._looked_for and self._counts(text[f.start : f.end], f)]
+        plain = _UNSEEN.sub("", text.translate(_PLAIN))
+        found = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
+        wanted = [
+            f for f in found if f.entity in self._looked_for and self._counts(plain[f.start : f.end], f)
+        ]
+        if len(plain) == len(text):
+            return wanted
+        places = [at for at, character in enumerate(text) if not _UNSEEN.match(character)]
+        return [f._replace(start=places[f.start], end=places[f.end - 1] + 1) for f in wanted]
 
     def _counts(self, value: str, finding: Finding) -> bool:
         from fledge.data.privacy.reserved import is_reserved
