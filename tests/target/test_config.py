@@ -79,6 +79,51 @@ def test_an_unknown_architecture_is_read_and_not_decoded() -> None:
     assert config.max_position_embeddings == 1024  # whatever windows its layers have
 
 
+def test_rope_scaling_holds_where_rope_parameters_stand_beside_it() -> None:
+    """As in transformers 5, of a checkpoint that it saved and someone then scaled as the model's card says."""
+    config = read(
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    )
+    assert config.rope_scaling == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    assert config.rope_theta == 10000.0
+
+
+def test_a_head_turns_as_its_target_s_layers_of_full_attention() -> None:
+    kinds = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    }
+    new = read(architectures=["Gemma3ForCausalLM"], rope_parameters=kinds)
+    old = read(
+        architectures=["Gemma3ForCausalLM"],
+        rope_theta=1e6,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert (new.rope_theta, new.rope_scaling) == (old.rope_theta, old.rope_scaling) == (1e6, new.rope_scaling)
+
+
+@pytest.mark.parametrize("place", ["top", "rope_parameters"])
+def test_partly_turned_heads_are_not_decoded_wherever_config_says_so(place: str) -> None:
+    partial = {"partial_rotary_factor": 0.5}
+    scaled = {"rope_type": "linear", "factor": 2.0}
+    config = read(
+        **{"rope_parameters": scaled | partial} if place != "top" else partial | {"rope_scaling": scaled}
+    )
+    assert "partial_rotary_factor=0.5" in config.undecodable
+    assert config.rope_scaling == scaled | {"original_max_position_embeddings": 1024}  # of the head: whole
+
+
+def test_yarn_without_a_factor_reaches_as_far_as_the_context() -> None:
+    scaling = read(rope_scaling={"type": "yarn", "factor": None, "original_max_position_embeddings": 256})
+    assert scaling.rope_scaling is not None
+    assert scaling.rope_scaling["factor"] == 4.0
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -23,6 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 128,
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    "yarn without a factor": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 128},
 }
 
 
@@ -49,6 +50,13 @@ def test_rotation_equals_transformers(kind: str) -> None:
     expected, _ = apply_rotary_pos_emb(query, query, cos, sin)
     result = apply_rope(query[0].transpose(0, 1), *rope_table(ours, 300))  # [R, heads, D]
     torch.testing.assert_close(result.transpose(0, 1), expected[0], rtol=1e-6, atol=1e-6)
+
+
+def test_scaling_that_is_no_number_is_one_clear_error() -> None:
+    ours, _ = configs(KINDS["default"])
+    raw = {**ours.__dict__, "rope_scaling": {"rope_type": "linear", "factor": "two"}}
+    with pytest.raises(TargetError, match=r"linear RoPE scaling can't be used"):
+        rope_table(DecoderConfig(**raw), 4)
 
 
 def test_unknown_scaling_names_the_known_ones() -> None:

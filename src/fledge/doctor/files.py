@@ -13,6 +13,7 @@ from fledge.draft.foreign import flat_config, head_metadata, named_layers
 from fledge.draft.forms import FC_NORMS, REQUIRED
 from fledge.errors import FledgeError
 from fledge.target import Target
+from fledge.target.config import read_rope
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -155,17 +156,15 @@ def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterato
 
 def _positions(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
     c = target.config
-    parameters = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
-    theta = float(parameters.pop("rope_theta", None) or flat.get("rope_theta") or 10000.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    own = (c.rope_scaling or {}).get("rope_type", "default")
+    length = int(flat.get("max_position_embeddings") or 0)
+    theta, scaling = read_rope(flat, length or c.max_position_embeddings)
+    kind, own = ((s or {}).get("rope_type", "default") for s in (scaling, c.rope_scaling))
     if theta != c.rope_theta or kind != own:
         yield Finding(
             "rope",
             f"RoPE base {theta:g} ({kind}), the target's is {c.rope_theta:g} ({own})",
             "write the base the head was trained with into config.json; a head made from its target has the target's",
         )
-    length = int(flat.get("max_position_embeddings") or 0)
     if length < c.max_position_embeddings:
         yield Finding(
             "context",

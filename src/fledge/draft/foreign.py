@@ -18,7 +18,7 @@ from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV, REQUIRED
 from fledge.draft.head import HeadWeights
 from fledge.errors import HeadError
-from fledge.target.config import read_rope
+from fledge.target.config import read_rope, rotary_share
 from fledge.target.rope import SUPPORTED_SCALING
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -119,6 +119,8 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
         theta, scaling = read_rope(flat, positions)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
             _refuse(url, [f"RoPE scaling {scaling['rope_type']!r}"])
+        if (share := rotary_share(flat)) != 1.0:
+            _refuse(url, [f"partial_rotary_factor={share:g}"])
         return HeadConfig(
             hidden_size=hidden,
             intermediate_size=int(_number(flat, "intermediate_size")),

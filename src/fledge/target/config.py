@@ -174,8 +174,8 @@ def _undecodable(raw: Mapping[str, Any], architecture: str, scaling: Mapping[str
         problems.append("attention_bias=true (false)")
     if raw.get("mlp_bias"):
         problems.append("mlp_bias=true (false)")
-    if float(raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        problems.append(f"partial_rotary_factor={raw['partial_rotary_factor']} (1.0)")
+    if (share := rotary_share(raw)) != 1.0:
+        problems.append(f"partial_rotary_factor={share:g} (1.0)")
     if raw.get("quantization_config"):
         problems.append("quantization_config (unquantised weights)")
     if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
@@ -209,19 +209,39 @@ def _epsilon(raw: Mapping[str, Any]) -> float:
 
 
 def read_rope(raw: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any] | None]:
-    """RoPE base and scaling. Transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
+    """RoPE base and scaling, as transformers reads them from what any of its versions wrote.
 
     `positions` is what yarn and llama3 count from where nothing is named, whatever window caps the context.
     """
-    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    parameters = _rope_parameters(raw)
     theta = float(parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
-    parameters.pop("type", None)
+    for name in ("type", "partial_rotary_factor"):  # the latter is read by `rotary_share`
+        parameters.pop(name, None)
     if kind == "default":
         return theta, None
-    original = raw.get("original_max_position_embeddings") or positions
-    parameters.setdefault("original_max_position_embeddings", original)
+    named = raw.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    original = parameters["original_max_position_embeddings"] = named or positions
+    if kind == "yarn" and parameters.get("factor") is None:
+        parameters["factor"] = positions / original
     return theta, {"rope_type": kind, **parameters}
+
+
+def rotary_share(raw: Mapping[str, Any]) -> float:
+    """The part of a head's dimensions that RoPE turns."""
+    named = _rope_parameters(raw).get("partial_rotary_factor") or raw.get("partial_rotary_factor")
+    return float(named or 1.0)
+
+
+def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `rope_scaling`, or of `rope_parameters`, as transformers 5 calls it; of one for each kind of layer, the
+    full attention's."""
+    parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if isinstance(parameters, Mapping):
+        parameters = parameters.get("full_attention", parameters)
+    if not isinstance(parameters, Mapping):
+        raise TargetError(f"config.json has RoPE parameters {parameters!r}: download the model again")
+    return dict(parameters)
 
 
 def _full_attention(raw: Mapping[str, Any], architecture: str) -> int | None:

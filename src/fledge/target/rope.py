@@ -54,6 +54,10 @@ def _frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) ->
         raise TargetError(
             f"the target's {kind} RoPE scaling has no {error.args[0]!r}: download the model again"
         ) from None
+    except (TypeError, ValueError) as error:
+        raise TargetError(
+            f"the target's {kind} RoPE scaling can't be used ({error}): download the model again"
+        ) from None
 
 
 def _llama3(plain: Tensor, scaling: dict[str, Any]) -> Tensor:
