@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from fledge.errors import TargetError
 from fledge.target import SUPPORTED_ARCHITECTURES, DecoderConfig
@@ -57,6 +58,16 @@ def test_rope_of_old_and_new_transformers_is_the_same(form: dict[str, Any]) -> N
     config = read(**form)
     assert config.rope_theta == 5e5
     assert config.rope_scaling == {"rope_type": "llama3", **LLAMA3}
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_what_config_leaves_out_is_as_in_transformers(architecture: str) -> None:
+    family = "Llama4Text" if "Llama4" in architecture else architecture.removesuffix("ForCausalLM")
+    theirs = getattr(transformers, f"{family}Config")()
+    left_out = ("max_position_embeddings", "rms_norm_eps", "rope_parameters", "sliding_window")
+    said = theirs.to_dict() | {"architectures": [architecture]}
+    silent = {name: value for name, value in said.items() if name not in left_out}
+    assert DecoderConfig.from_hf(silent) == DecoderConfig.from_hf(said)
 
 
 def test_plain_rope_has_no_scaling() -> None:

@@ -11,19 +11,20 @@ from typing import Any
 from fledge.errors import TargetError
 from fledge.target.experts import ExpertsConfig
 
-# What transformers takes for max_position_embeddings when config.json leaves it out.
-_DEFAULT_MAX_POSITIONS = {
-    "LlamaForCausalLM": 2048,
-    "Llama4ForCausalLM": 131072,
-    "Llama4ForConditionalGeneration": 131072,
-    "MistralForCausalLM": 131072,
-    "MixtralForCausalLM": 131072,
-    "Phi3ForCausalLM": 4096,
-    "Qwen2ForCausalLM": 32768,
-    "Qwen3ForCausalLM": 32768,
-    "Qwen3MoeForCausalLM": 32768,
+_LLAMA4 = {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}
+# What transformers takes where config.json leaves it out; of all others the same for all.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048},
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4,
+    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096},
+    "MixtralForCausalLM": {"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+    "Phi3ForCausalLM": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    "Qwen2ForCausalLM": {"max_position_embeddings": 32768},
+    "Qwen3ForCausalLM": {"max_position_embeddings": 32768},
+    "Qwen3MoeForCausalLM": {"max_position_embeddings": 32768},
 }
-SUPPORTED_ARCHITECTURES = tuple(_DEFAULT_MAX_POSITIONS)
+SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
 SUPPORTED_SCALING = ("default", "linear", "llama3", "yarn")
 # The head's teacher is hidden state times lm_head.
 _CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -123,12 +124,12 @@ class DecoderConfig:
     def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
         """Translate an HF configuration, as written by transformers 4 or 5; of a multimodal one, the text part."""
         architecture = _architecture(raw)
-        raw = {**raw, **(raw.get("text_config") or {})}
+        # The whole model's flag counts, whatever its text part says.
+        tied = {name: raw[name] for name in ("tie_word_embeddings",) if name in raw}
+        raw = {**_DEFAULTS.get(architecture, {}), **raw, **(raw.get("text_config") or {}), **tied}
         _refuse_changed_logits(raw)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
-        max_positions = raw.get("max_position_embeddings") or _DEFAULT_MAX_POSITIONS.get(architecture)
-        if max_positions is None:
-            max_positions = _integer(raw, "max_position_embeddings")
+        max_positions = _integer(raw, "max_position_embeddings")
         theta, scaling = read_rope(raw, max_positions)
         undecodable = _undecodable(raw, architecture, scaling)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
