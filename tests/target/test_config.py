@@ -75,21 +75,6 @@ def test_plain_rope_has_no_scaling() -> None:
     assert read(rope_scaling=None, rope_theta=1e6).rope_theta == 1e6
 
 
-@pytest.mark.parametrize(
-    ("layers", "expected"),
-    [(30, (1, 14, 26)), (32, (1, 15, 28)), (8, (1, 3, 4)), (6, (0, 2, 5)), (3, (0, 1, 2)), (1, (0, 0, 0))],
-)
-def test_feature_layers(layers: int, expected: tuple[int, int, int]) -> None:
-    assert read(num_hidden_layers=layers).feature_layers == expected
-
-
-def test_an_unknown_architecture_is_read_and_not_decoded() -> None:
-    config = read(architectures=["GptOssForCausalLM"], sliding_window=128)
-    assert "GptOssForCausalLM" in config.undecodable
-    assert all(name in config.undecodable for name in SUPPORTED_ARCHITECTURES)
-    assert config.max_position_embeddings == 1024  # whatever windows its layers have
-
-
 def test_rope_scaling_holds_where_rope_parameters_stand_beside_it() -> None:
     """As in transformers 5, of a checkpoint that it saved and someone then scaled as the model's card says."""
     config = read(
@@ -133,6 +118,21 @@ def test_yarn_without_a_factor_reaches_as_far_as_the_context() -> None:
     scaling = read(rope_scaling={"type": "yarn", "factor": None, "original_max_position_embeddings": 256})
     assert scaling.rope_scaling is not None
     assert scaling.rope_scaling["factor"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(30, (1, 14, 26)), (32, (1, 15, 28)), (8, (1, 3, 4)), (6, (0, 2, 5)), (3, (0, 1, 2)), (1, (0, 0, 0))],
+)
+def test_feature_layers(layers: int, expected: tuple[int, int, int]) -> None:
+    assert read(num_hidden_layers=layers).feature_layers == expected
+
+
+def test_an_unknown_architecture_is_read_and_not_decoded() -> None:
+    config = read(architectures=["GptOssForCausalLM"], sliding_window=128)
+    assert "GptOssForCausalLM" in config.undecodable
+    assert all(name in config.undecodable for name in SUPPORTED_ARCHITECTURES)
+    assert config.max_position_embeddings == 1024  # whatever windows its layers have
 
 
 @pytest.mark.parametrize(
@@ -182,3 +182,7 @@ def test_a_damaged_config_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE)[:40])
     with pytest.raises(TargetError, match="can't read"):
         DecoderConfig.from_folder(tmp_path)
+    for wrong in ({"head_dim": "x"}, {"architectures": 1}, {"text_config": [1]}, {"rope_scaling": "linear"}):
+        (tmp_path / "config.json").write_text(json.dumps(BASE | wrong))
+        with pytest.raises(TargetError, match="download the model again"):
+            DecoderConfig.from_folder(tmp_path)

@@ -118,7 +118,10 @@ class DecoderConfig:
             raise TargetError(f"can't read {path}: {error}. Download the model again") from error
         if not isinstance(raw, dict):
             raise TargetError(f"{path} isn't a JSON object: download the model again")
-        return cls.from_hf(raw)
+        try:
+            return cls.from_hf(raw)
+        except (TypeError, ValueError) as error:
+            raise TargetError(f"{path} can't be used ({error}): download the model again") from error
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
