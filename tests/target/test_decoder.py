@@ -41,6 +41,7 @@ OTHER_EXPERTS = {
     "some layers dense": ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1, 7], "norm_topk_prob": True}),
     "every other layer": ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}),
     "dense layers of another size": ("Llama4ForCausalLM", {"interleave_moe_layer_step": 2}),
+    "no layer at all": ("Llama4ForCausalLM", {"moe_layers": []}),
     "no norms, two layers with RoPE": (
         "Llama4ForCausalLM",
         {"use_qk_norm": False, "no_rope_layers": [1, 0, 0, 0, 0, 0, 0, 1]},

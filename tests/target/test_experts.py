@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,6 +109,16 @@ def test_a_head_starts_as_the_last_layer_only_where_all_tokens_pass_an_mlp(spars
     else:
         with pytest.raises(TargetError, match=r"train\.init=lm_head"):
             Head.from_target(sparse_target, vocabulary)
+
+
+def test_a_head_starts_as_a_dense_layer_of_a_size_of_its_own(tmp_path: Path) -> None:
+    folder = save_tiny_target(
+        tmp_path, "Llama4ForCausalLM", shape=TinyShape(tied=False), moe_layers=[0], dtype=torch.float32
+    )
+    head = Head.from_target(
+        Target.load(str(folder), dtype="float32"), DraftVocabulary.from_counts(torch.ones(512), 64)
+    )
+    assert head.config.intermediate_size == EXPERTS["Llama4ForCausalLM"]["intermediate_size_mlp"]
 
 
 def test_weight_count_is_the_size_of_the_checkpoint(sparse_target: Target) -> None:

@@ -113,6 +113,7 @@ class Head:
         source = target.weights
         last, size = source.layers[-1], config.hidden_size
         gate_up, down = last.dense_mlp
+        config = replace(config, intermediate_size=down.shape[1])  # a dense layer's between experts
         scale = 1.0 if fc_norm else 1.0 / _high_feature_rms(target)
         fc = torch.zeros(size, 3 * config.target_hidden_size)
         fc[:, 2 * config.target_hidden_size :] = torch.eye(size) * scale

@@ -45,12 +45,13 @@ class ExpertsConfig:
             size, shared, dense = raw["moe_intermediate_size"], 0, raw["intermediate_size"]
         elif architecture.startswith("Llama4"):
             step = int(raw.get("interleave_moe_layer_step") or 1)
-            moe = raw.get("moe_layers") or range(step - 1, layers, step)
+            named = raw.get("moe_layers")  # none of them in Llama Guard 4
+            moe = range(step - 1, layers, step) if named is None else named
             size = shared = raw["intermediate_size"]
             routing, dense = "sigmoid", raw["intermediate_size_mlp"]
         else:
             return None
-        count = raw.get("num_local_experts") or raw["num_experts"]
+        count = raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"]
         return cls(int(count), int(raw["num_experts_per_tok"]), size, routing, shared, tuple(moe), dense)
 
 
