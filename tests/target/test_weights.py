@@ -35,6 +35,30 @@ def test_fused_rows_are_query_key_value_and_gate_up(tiny_target_folder: Path) ->
     assert weights.lm_head is weights.embedding
 
 
+def test_a_tied_lm_head_that_differs_is_refused(tmp_path: Path) -> None:
+    """Transformers 5 takes one of them, vLLM and SGLang the other."""
+    folder = save_tiny_target(tmp_path)
+    config, file = DecoderConfig.from_folder(folder), folder / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, file, {"format": "pt"})
+    weights = load_weights(folder, config, torch.bfloat16)
+    assert weights.lm_head is weights.embedding
+    save_file({**tensors, "lm_head.weight": embedding * 2}, file, {"format": "pt"})
+    with pytest.raises(TargetError, match="ties lm_head to the embedding"):
+        load_weights(folder, config, torch.bfloat16)
+
+
+def test_weights_in_8_bits_are_refused_not_taken_for_numbers(tmp_path: Path) -> None:
+    """Checkpoints of NVIDIA's ModelOpt say so in a file of their own, not in config.json."""
+    folder = save_tiny_target(tmp_path)
+    config, file = DecoderConfig.from_folder(folder), folder / "model.safetensors"
+    scaled = {n: t.to(torch.float8_e4m3fn) if "proj" in n else t for n, t in load_file(file).items()}
+    save_file(scaled, file, {"format": "pt"})
+    with pytest.raises(TargetError, match=r"quantised, float8_e4m3fn"):
+        load_weights(folder, config, torch.bfloat16)
+
+
 def test_weights_are_cast_to_the_wanted_dtype(tiny_target_folder: Path) -> None:
     config = DecoderConfig.from_folder(tiny_target_folder)
     weights = load_weights(tiny_target_folder, config, torch.float32)

@@ -78,11 +78,19 @@ def load_ends(
     embedding = source.read("model.embed_tokens.weight", vocab, hidden)
     norm = source.read("model.norm.weight", hidden)
     # Other configs may leave out that they are tied, as Gemma's do, whose norms multiply by 1 + weight, too.
-    tied = config.tie_word_embeddings or (bool(config.undecodable) and "lm_head.weight" not in source)
+    tied = config.tie_word_embeddings
+    may_lack = (tied or bool(config.undecodable)) and "lm_head.weight" not in source
+    lm_head = embedding if may_lack else source.read("lm_head.weight", vocab, hidden)
+    if tied and not torch.equal(lm_head, embedding):
+        raise TargetError(
+            f"config.json in {folder} ties lm_head to the embedding, but the weights hold both and they differ: "
+            "transformers 5 takes lm_head, vLLM and SGLang the embedding. If lm_head is right write "
+            "tie_word_embeddings=false into config.json, else save the model without lm_head"
+        )
     return EndWeights(
         embedding=embedding,
         norm=norm + 1 if config.architecture.startswith("Gemma") else norm,
-        lm_head=embedding if tied else source.read("lm_head.weight", vocab, hidden),
+        lm_head=embedding if tied else lm_head,
     )
 
 
@@ -135,6 +143,11 @@ class _TensorSource:
             raise TargetError(
                 f"{name} in {self._folder} has shape {tuple(tensor.shape)}, but config.json says {shape}: "
                 "download or save the model again"
+            )
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise TargetError(
+                f"{name} in {self._folder} is quantised, {str(tensor.dtype).removeprefix('torch.')} without its scale: "
+                "use the checkpoint in bfloat16"
             )
         return tensor.to(device=self._device, dtype=self._dtype)
 
