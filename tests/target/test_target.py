@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
-from fledge.errors import TargetError
+from fledge.engine import Engine
+from fledge.errors import FledgeError, TargetError
 from fledge.target import Target
 from tests.target.paging import logits_of, make_batch, scattered_pages
 from tests.tiny import TinyShape, save_tiny_target
@@ -69,6 +71,19 @@ def test_end_tokens_of_the_generation_config_end_turns(tiny_target_folder: Path,
     folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "copy"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert Target.load(str(folder), cache_dir=tmp_path).chat.turn_end_ids == {2, 7}
+
+
+def test_a_tokenizer_may_have_added_tokens_that_the_model_has_not(tmp_path: Path) -> None:
+    """Gemma 3 1B's has one, which stands for an image."""
+    folder = save_tiny_target(tmp_path, shape=TinyShape(layers=1))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<image_soft_token>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    target = Target.load(str(folder))
+    assert len(target.tokenizer) == target.config.vocab_size + 1
+    prompt = target.tokenizer.encode("Hello<image_soft_token>")
+    with pytest.raises(FledgeError, match=r"outside 0\.\.511"):
+        Engine(target).generate([prompt], max_tokens=1)
 
 
 def test_a_missing_or_foreign_tokenizer_is_one_clear_error(tiny_target_folder: Path, tmp_path: Path) -> None:

@@ -142,9 +142,10 @@ def _load_tokenizer(resolved: ResolvedTarget) -> Any:
         raise TargetError(
             f"can't load the tokenizer in {resolved.folder} ({error}): save it there too"
         ) from error
-    if len(tokenizer) > resolved.config.vocab_size:
+    # Tokens added beyond the model's stand for what isn't text, as Gemma 3's for images.
+    if tokenizer.vocab_size > resolved.config.vocab_size:
         raise TargetError(
-            f"the tokenizer in {resolved.folder} has {len(tokenizer)} tokens, but the model only "
+            f"the tokenizer in {resolved.folder} has {tokenizer.vocab_size} tokens, but the model only "
             f"{resolved.config.vocab_size}: use the model's own tokenizer"
         )
     return tokenizer
