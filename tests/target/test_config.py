@@ -135,6 +135,25 @@ def test_an_unknown_architecture_is_read_and_not_decoded() -> None:
     assert config.max_position_embeddings == 1024  # whatever windows its layers have
 
 
+def test_what_a_config_leaves_to_its_class_is_filled_in_by_transformers() -> None:
+    """Gemma 3's say as little as this."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+    }
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    config = DecoderConfig.from_hf(raw)
+    assert "Gemma3ForConditionalGeneration" in config.undecodable
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
+    assert (config.num_layers, config.vocab_size, config.max_position_embeddings) == (34, 262208, 131072)
+    assert config.rope_theta == 1e6
+    assert config.rope_scaling is not None
+    assert config.rope_scaling["factor"] == 8.0
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

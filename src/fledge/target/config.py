@@ -127,9 +127,12 @@ class DecoderConfig:
     def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
         """Translate an HF configuration, as written by transformers 4 or 5; of a multimodal one, the text part."""
         architecture = _architecture(raw)
-        # The whole model's flag counts, whatever its text part says.
-        tied = {name: raw[name] for name in ("tie_word_embeddings",) if name in raw}
-        raw = {**_DEFAULTS.get(architecture, {}), **raw, **(raw.get("text_config") or {}), **tied}
+        text = raw.get("text_config") or {}
+        tied = bool({**text, **raw}.get("tie_word_embeddings", False))  # the whole model's flag counts
+        if architecture in SUPPORTED_ARCHITECTURES:
+            raw = {**_DEFAULTS[architecture], **raw, **text}
+        else:
+            raw = _as_transformers_reads(raw) or {**raw, **text}
         _refuse_changed_logits(raw)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
         max_positions = _integer(raw, "max_position_embeddings")
@@ -150,7 +153,7 @@ class DecoderConfig:
             rope_theta=theta,
             rope_scaling=scaling,
             max_position_embeddings=min(max_positions, _full_attention(raw, architecture) or max_positions),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tie_word_embeddings=tied,
             qkv_bias=architecture == "Qwen2ForCausalLM",
             qk_norm=architecture.startswith("Qwen3") or _is_llama4_normed(raw, architecture),
             experts=_experts(raw, architecture),
@@ -163,6 +166,23 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     names = [str(name) for name in raw.get("architectures") or []]
     known = [name for name in names if name in SUPPORTED_ARCHITECTURES]
     return (known or names or [f"model_type {raw.get('model_type')!r}"])[0]
+
+
+def _as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """All fields of the text model, also those that config.json leaves to its class, as Gemma 3's does.
+
+    None: transformers doesn't know the model, or can't read its config, as it says when it loads it.
+    """
+    from transformers import CONFIG_MAPPING  # a moment to import, and few targets need it
+
+    if raw.get("model_type") not in CONFIG_MAPPING:
+        return None
+    try:
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+        fields: dict[str, Any] = config.get_text_config(decoder=True).to_dict()
+    except Exception:  # its validation has types of its own
+        return None
+    return fields
 
 
 def _undecodable(raw: Mapping[str, Any], architecture: str, scaling: Mapping[str, Any] | None) -> str:
@@ -199,7 +219,10 @@ def _refuse_changed_logits(raw: Mapping[str, Any]) -> None:
 def _integer(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
-        raise TargetError(f"config.json has {key}={value!r}, not a positive number: download the model again")
+        raise TargetError(
+            f"config.json has {key}={value!r}, not a positive number: download the model again, or use another target "
+            "if its architecture knows no such number"
+        )
     return value
 
 
