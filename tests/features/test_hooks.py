@@ -91,6 +91,12 @@ def tiny(name: str) -> Any:
         return t.PhiForCausalLM(t.PhiConfig(**SIZES))
     if name == "phi3":
         return t.Phi3ForCausalLM(t.Phi3Config(**SIZES))
+    if name == "starcoder2":
+        return t.Starcoder2ForCausalLM(t.Starcoder2Config(**SIZES))
+    if name == "qwen3.5":
+        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        return t.Qwen3_5ForCausalLM(t.Qwen3_5TextConfig(**SIZES, head_dim=8, **linear))
     assert name == "gpt-oss"
     return t.GptOssForCausalLM(t.GptOssConfig(**SIZES, **EXPERTS, head_dim=8, sliding_window=8))
 
@@ -204,6 +210,29 @@ def test_a_target_the_decoder_cannot_run_gets_a_head(name: str, tmp_path: Path):
         target, Head.load(str(tmp_path / "head")), features, EvaluateOptions(shapes=()), str(tmp_path)
     )
     assert judged.overall.tau >= 1
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3", "qwen3.5"])
+def test_the_last_norm_of_a_target_is_what_its_model_makes_of_the_weight(name: str, tmp_path: Path):
+    model = tiny(name)
+    nn.init.normal_(text_tower(model).norm.weight, std=0.1)
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    ends = Target.load(str(tmp_path), dtype="float32").ends
+    torch.testing.assert_close(nn.functional.rms_norm(x, (32,), ends.norm, 1e-6), text_tower(model).norm(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("phi", "has lm_head.bias"), ("starcoder2", "has model.norm.bias")]
+)
+def test_a_target_without_the_ends_that_a_head_needs_is_refused_at_once(
+    name: str, reason: str, tmp_path: Path
+):
+    tiny(name).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(TargetError, match=reason):
+        Target.load(str(tmp_path))
 
 
 def test_a_spread_target_feeds_no_training():

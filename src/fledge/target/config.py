@@ -27,7 +27,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
 SUPPORTED_SCALING = ("default", "linear", "llama3", "yarn")
 # The head's teacher is hidden state times lm_head.
-_CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_CHANGED_LOGITS = (
+    "final_logit_softcapping",
+    "lm_head_multiplier",
+    "logit_scale",
+    "logits_mup_width_multiplier",
+    "logits_scaling",
+    "output_multiplier",
+)
 
 
 def engine_feature_layers(n: int) -> tuple[int, int, int] | None:

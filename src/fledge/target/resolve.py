@@ -26,7 +26,7 @@ from fledge.target.gguf import converted_folder
 from fledge.target.hub import HubUnreachableError, hub_folder
 from fledge.target.remote import is_remote, remote_folder
 from fledge.target.revision import folder_revision
-from fledge.target.weights import weight_files
+from fledge.target.weights import check_ends, weight_files
 
 logger = logging.getLogger("fledge")
 
@@ -52,6 +52,8 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
         raise TargetError(
             f"{folder} has no complete safetensors weights: download them, or save the model with save_pretrained"
         )
+    if config.undecodable:
+        check_ends(folder, config)
     return ResolvedTarget(folder, folder_revision(folder, config, cache), name, config)
 
 

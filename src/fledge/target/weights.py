@@ -58,6 +58,10 @@ class DecoderWeights(EndWeights):
     layers: list[LayerWeights]
 
 
+# Architectures whose norms multiply by 1 + weight.
+_ONE_PLUS = ("GemmaFor", "Gemma2For", "Gemma3For", "MiniMaxM3", "Qwen3Next", "Qwen3_5", "Qwen4Exp", "Step3p7")
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, single or sharded; [] if there are none or one is missing."""
     index = folder / "model.safetensors.index.json"
@@ -74,10 +78,11 @@ def load_ends(
 ) -> EndWeights:
     """Read embedding, final norm and lm_head of an HF folder, cast to `dtype`, and nothing between them."""
     source = _TensorSource(folder, dtype, torch.device(device))
+    _check_ends(source, config)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.read("model.embed_tokens.weight", vocab, hidden)
     norm = source.read("model.norm.weight", hidden)
-    # Other configs may leave out that they are tied, as Gemma's do, whose norms multiply by 1 + weight, too.
+    # Other configs may leave out that they are tied, as Gemma's do.
     tied = config.tie_word_embeddings
     may_lack = (tied or bool(config.undecodable)) and "lm_head.weight" not in source
     lm_head = embedding if may_lack else source.read("lm_head.weight", vocab, hidden)
@@ -89,9 +94,25 @@ def load_ends(
         )
     return EndWeights(
         embedding=embedding,
-        norm=norm + 1 if config.architecture.startswith("Gemma") else norm,
+        norm=norm + 1 if config.architecture.startswith(_ONE_PLUS) else norm,
         lm_head=embedding if tied else lm_head,
     )
+
+
+def check_ends(folder: Path, config: DecoderConfig) -> None:
+    """Raise a TargetError if no head can be trained for the target, before hours of work; reads names alone."""
+    _check_ends(_TensorSource(folder, torch.bfloat16, torch.device("cpu")), config)
+
+
+def _check_ends(source: _TensorSource, config: DecoderConfig) -> None:
+    lacking = [name for name in ("model.embed_tokens.weight", "model.norm.weight") if name not in source]
+    odd = [name for name in ("model.norm.bias", "lm_head.bias") if name in source]
+    if config.undecodable and (lacking or odd):
+        what = " and ".join([f"has no {name}" for name in lacking] + [f"has {name}" for name in odd])
+        raise TargetError(
+            f"no head can be trained for {config.architecture}: that takes Llama's names for embedding and last norm, "
+            f"an RMSNorm, and an lm_head without bias; this one {what}. Use another target"
+        )
 
 
 def load_weights(
