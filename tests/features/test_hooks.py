@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fledge.draft import Head
@@ -160,9 +162,29 @@ def test_a_store_is_filled_and_an_interrupted_one_goes_on(tmp_path: Path):
     )
 
 
-def test_what_does_not_work_is_explained(tmp_path: Path):
+@pytest.mark.parametrize("fault", ["a missing weight", "scales of an unknown quantisation"])
+def test_weights_that_transformers_would_make_up_or_misread_are_refused(
+    fault: str, tiny_target_folder: Path, tmp_path: Path
+):
+    folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "copy"))
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    if fault == "a missing weight":
+        del tensors[name]
+    else:
+        tensors |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(())}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TargetError, match=name):
+        HookExtractor.load(str(folder))
+
+
+def test_what_does_not_work_is_explained(tiny_target_folder: Path, tmp_path: Path):
     with pytest.raises(TargetError, match="can't load"):
         HookExtractor.load(str(tmp_path / "nothing"))
+    with pytest.raises(
+        TargetError, match="can't load"
+    ):  # whatever transformers raises: here an AssertionError
+        HookExtractor.load(str(tiny_target_folder), device_map="cuda:17")
     with pytest.raises(TargetError, match="no list of decoder layers"):
         text_tower(nn.Linear(2, 2))
     too_long = make_conversations(1)

@@ -81,11 +81,23 @@ class HookExtractor:
             config = AutoConfig.from_pretrained(spec)
             multimodal = any("ConditionalGeneration" in name for name in config.architectures or [])
             kind = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
-            model = kind.from_pretrained(spec, dtype=getattr(torch, dtype), device_map=device_map)
-        except (OSError, ValueError) as error:
+            model, loading = kind.from_pretrained(
+                spec, dtype=getattr(torch, dtype), device_map=device_map, output_loading_info=True
+            )
+        except (
+            Exception
+        ) as error:  # it raises what the model, a missing package or the device happens to cause
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise TargetError(
-                f"transformers can't load {spec}: {error}; check the name or the folder"
+                f"transformers can't load {spec}: {reason}; install what it asks for, or check the name or the folder"
             ) from error
+        # It goes on with random weights for missing ones, and takes quantised ones of an unknown kind as they stand.
+        odd = [*loading["missing_keys"], *(name for name in loading["unexpected_keys"] if "scale" in name)]
+        if odd:
+            raise TargetError(
+                f"transformers doesn't load {spec} as it was saved ({min(odd)} is missing, or it can't use it): "
+                "download the model again, or take another form of it"
+            )
         return cls(model, batch_tokens, feature_layers)
 
     @torch.no_grad()
