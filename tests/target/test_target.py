@@ -71,6 +71,9 @@ def test_end_tokens_of_the_generation_config_end_turns(tiny_target_folder: Path,
     folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "copy"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert Target.load(str(folder), cache_dir=tmp_path).chat.turn_end_ids == {2, 7}
+    for odd in ([], {"eos_token_id": [2, 7, "8", -1, 512]}):  # nothing that could end a turn
+        (folder / "generation_config.json").write_text(json.dumps(odd))
+        assert Target.load(str(folder), cache_dir=tmp_path).chat.turn_end_ids == ({2, 7} if odd else {2})
 
 
 def test_a_tokenizer_may_have_added_tokens_that_the_model_has_not(tmp_path: Path) -> None:

@@ -89,3 +89,7 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(TargetError, match="lacks some or all"):
         load()
+    for damaged in ("{", "[]", '{"weight_map": ["model.safetensors"]}'):
+        (folder / "model.safetensors.index.json").write_text(damaged)
+        with pytest.raises(TargetError, match=r"index\.json can't be read"):
+            load()

@@ -44,7 +44,7 @@ class Target:
         self.name: str = resolved.name
         self.config: DecoderConfig = resolved.config
         self.tokenizer = tokenizer
-        self.chat = ChatTemplate(tokenizer, _end_token_ids(resolved.folder))
+        self.chat = ChatTemplate(tokenizer, _end_token_ids(resolved.folder, self.config.vocab_size))
         self.dtype = dtype
         self.device = device
         self._backend: Backend = backend
@@ -163,13 +163,14 @@ def _usable_device(device: str) -> torch.device:
         ) from error
 
 
-def _end_token_ids(folder: Path) -> list[int]:
+def _end_token_ids(folder: Path, vocab_size: int) -> list[int]:
     """Ids that end generation, as config.json and generation_config.json name them: a number, a list or nothing."""
     ends: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         try:
-            value = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-        except (OSError, ValueError):
+            value = dict(json.loads((folder / name).read_text(encoding="utf-8"))).get("eos_token_id")
+        except (OSError, ValueError, TypeError):
             continue
-        ends.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+        named = value if isinstance(value, list) else [value]
+        ends.update(end for end in named if isinstance(end, int) and 0 <= end < vocab_size)
     return sorted(ends)

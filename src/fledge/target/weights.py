@@ -66,10 +66,13 @@ def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, single or sharded; [] if there are none or one is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = [folder / name for name in sorted(shards)]
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise TargetError(f"{index} can't be read ({error!r}): download it again") from error
     else:
-        names = ["model.safetensors"]
-    files = [folder / name for name in names]
+        files = [folder / "model.safetensors"]
     return files if all(file.exists() for file in files) else []
 
 
