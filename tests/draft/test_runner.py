@@ -155,6 +155,13 @@ def test_a_head_that_names_fewer_positions_runs_as_far_as_its_target(target: Tar
     assert torch.equal(*found)
 
 
+def test_a_head_that_names_more_positions_takes_no_memory_for_them(target: Target, head: Head):
+    """Llama 4 Scout's names ten millions, of which the decoder uses eight thousand."""
+    long = Head(replace(head.config, max_position_embeddings=10**12), head.weights)
+    assert long.fitted_to(target).config.max_position_embeddings == 10**12  # what other engines read
+    assert head_runner(target, long).config == head_runner(target, head).config
+
+
 def test_misuse_is_refused(target: Target, head: Head, tmp_path: Path):
     runner = head_runner(target, head)
     rows = batch(torch.arange(2), 0, torch.tensor([[0]], dtype=torch.int32))

@@ -26,7 +26,7 @@ def make_config(**changes: object) -> DecoderConfig:
     small = DecoderConfig(
         architecture="LlamaForCausalLM", num_layers=3, hidden_size=96, intermediate_size=160, num_heads=6,
         num_kv_heads=2, head_dim=64, vocab_size=523, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None,
-        max_position_embeddings=2048, tie_word_embeddings=False, qkv_bias=False, qk_norm=False,
+        max_position_embeddings=2048, own_positions=2048, tie_word_embeddings=False, qkv_bias=False, qk_norm=False,
     )  # fmt: skip
     return replace(small, **changes)  # type: ignore[arg-type]
 

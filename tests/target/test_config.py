@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
+from fledge.draft import HeadConfig
 from fledge.errors import TargetError
 from fledge.target import SUPPORTED_ARCHITECTURES, DecoderConfig
 
@@ -193,7 +194,9 @@ def test_a_sliding_window_caps_the_context() -> None:
     assert read(**mistral).max_position_embeddings == 256
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 256}
     assert read(**qwen, use_sliding_window=False).max_position_embeddings == 1024
-    assert read(**qwen, use_sliding_window=True).max_position_embeddings == 256
+    windowed = read(**qwen, use_sliding_window=True)
+    assert (windowed.max_position_embeddings, windowed.own_positions) == (256, 1024)
+    assert HeadConfig.for_target(windowed, 8).max_position_embeddings == 1024  # other engines serve them all
 
 
 def test_a_damaged_config_is_one_clear_error(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterato
 def _positions(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
     c = target.config
     length = int(flat.get("max_position_embeddings") or 0)
-    theta, scaling = read_rope(flat, length or c.max_position_embeddings)
+    theta, scaling = read_rope(flat, length or c.own_positions)
     kind, own = ((s or {}).get("rope_type", "default") for s in (scaling, c.rope_scaling))
     if theta != c.rope_theta or kind != own:
         yield Finding(
@@ -165,10 +165,10 @@ def _positions(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
             f"RoPE base {theta:g} ({kind}), the target's is {c.rope_theta:g} ({own})",
             "write the base the head was trained with into config.json; a head made from its target has the target's",
         )
-    if length < c.max_position_embeddings:
+    if length < c.own_positions:
         yield Finding(
             "context",
-            f"max_position_embeddings is {length}, the target's is {c.max_position_embeddings}: "
+            f"max_position_embeddings is {length}, the target's is {c.own_positions}: "
             "past it engines draft nonsense or stop with an error",
             "write the target's length into config.json",
         )

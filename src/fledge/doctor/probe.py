@@ -45,7 +45,7 @@ class Probe:
     def score(self, head: Head, shift: int = 0) -> Score:
         """The head's score with the target's features, or those of layers `shift` further."""
         # The record of another target is a finding already, not an error here.
-        head = Head(head.config, head.weights).fitted_to(self._target)
+        head = Head(head.config, head.weights).running_with(self._target)
         own = head.weights.embedding
         embedding = (self._target.ends.embedding if own is None else own).float().cpu()
         runner = TorchHeadRunner(head.config, head.weights, embedding, page_size=16)

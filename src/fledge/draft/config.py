@@ -51,7 +51,7 @@ class HeadConfig:
             rms_norm_eps=target.rms_norm_eps,
             rope_theta=target.rope_theta,
             rope_scaling=target.rope_scaling,
-            max_position_embeddings=target.max_position_embeddings,
+            max_position_embeddings=target.own_positions,
             vocab_size=target.vocab_size,
             draft_vocab_size=draft_vocab_size,
             target_hidden_size=target.hidden_size,

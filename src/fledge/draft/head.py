@@ -143,7 +143,13 @@ class Head:
         Raises a HeadError like `check_target`.
         """
         self.check_target(target)
-        positions = max(self.config.max_position_embeddings, target.config.max_position_embeddings)
+        return self._reaching(max(self.config.max_position_embeddings, target.config.own_positions))
+
+    def running_with(self, target: Target) -> Head:
+        """`fitted_to`, but as far as the target's decoder goes: tables for all positions of some take gigabytes."""
+        return self.fitted_to(target)._reaching(target.config.max_position_embeddings)
+
+    def _reaching(self, positions: int) -> Head:
         return Head(replace(self.config, max_position_embeddings=positions), self.weights, self.metadata)
 
     def target_it_reads(self, target: Target) -> Target:

@@ -184,7 +184,7 @@ def head_runner(
         raise HeadError(
             f"draft_weights is {draft_weights!r}; choose one of {', '.join(get_args(DraftWeights))}"
         )
-    head = head.fitted_to(target)
+    head = head.running_with(target)
     embedding = target.ends.embedding if head.weights.embedding is None else head.weights.embedding
     reason = "the target decodes with torch"
     if backend == "native" or (backend == "auto" and target.decoder.backend == "native"):

@@ -69,7 +69,8 @@ class DecoderConfig:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: dict[str, Any] | None  # with "rope_type"; None: plain RoPE
-    max_position_embeddings: int
+    max_position_embeddings: int  # as far as the decoder goes
+    own_positions: int  # the model's, which other engines serve
     tie_word_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
@@ -160,6 +161,7 @@ class DecoderConfig:
             rope_theta=theta,
             rope_scaling=scaling,
             max_position_embeddings=min(max_positions, _full_attention(raw, architecture) or max_positions),
+            own_positions=max_positions,
             tie_word_embeddings=tied,
             qkv_bias=architecture == "Qwen2ForCausalLM",
             qk_norm=architecture.startswith("Qwen3") or _is_llama4_normed(raw, architecture),

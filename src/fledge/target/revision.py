@@ -97,7 +97,8 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
 def _shape(config: DecoderConfig) -> dict[str, Any]:
     """All fields; those added later only where they say something, so that older revisions stay what they were."""
     shape = asdict(config)
-    shape.pop("undecodable")  # which says something of fledge
+    for name in ("undecodable", "own_positions"):  # what fledge can't do, and what it doesn't use
+        shape.pop(name)
     return {name: shape[name] for name in shape if name not in ("experts", "rope_free_layers") or shape[name]}
 
 

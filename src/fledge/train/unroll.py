@@ -28,6 +28,8 @@ from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, Ta
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace
 
+_FIRST_POSITIONS = 4096  # RoPE's table at first; it grows with the conversations
+
 
 class UnrolledHead:
     """A head in training: its weights and the unroll."""
@@ -49,13 +51,14 @@ class UnrolledHead:
         self._flex = device.type == "cuda"
         self._anchor = torch.zeros((), requires_grad=True)
         self._sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._rope = rope_tables(
-            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings + 64
-        )
+        self._rope = self._turns(_FIRST_POSITIONS)
 
     def unroll(self, batch: TrainBatch, steps: int) -> Iterator[Tensor]:
         """The final norm's output of every step, [S, H]: the lm_head's input. Row r is base position rows[r]."""
         positions = batch.positions[batch.rows]
+        reach = int(batch.positions.max()) + steps
+        if reach > self._rope[0].shape[0]:
+            self._rope = self._turns(2 * reach)
         embedded = self._norm(F.embedding(batch.token_ids, self._embedding), "input_norm")  # [T, H]
         from_embedding = self._linear(embedded, "qkv_embedding")  # [T, q + 2 * kv]
         hidden = self._linear(self._normed_features(batch.features), "fc")  # [T, H]
@@ -108,10 +111,16 @@ class UnrolledHead:
         qkv = AddShifted.apply(qkv, from_embedding, step)
         query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         turned, value = qkv.split([query_size + kv_size, kv_size], dim=1)
-        cos, sin = (table[positions].to(self.device) for table in self._rope)
+        cos, sin = (table[positions] for table in self._rope)
         turned = Rope.apply(turned, cos, sin)
         query, key = turned.split([query_size, kv_size], dim=1)
         return query, key, value
+
+    def _turns(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines. The head's config may speak of millions of positions; conversations need thousands."""
+        c = self.config
+        cos, sin = rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, positions)
+        return cos.to(self.device), sin.to(self.device)
 
     def _normed_features(self, features: Tensor) -> Tensor:
         if not self.config.fc_norm:
