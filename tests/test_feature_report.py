@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+
+import yaml
 
 from tests.test_cli import Fledge, fledge
 
@@ -51,3 +54,18 @@ def test_the_estimate_shows_bytes_time_and_money_and_starts_nothing(
     ]
     assert 0.85 * tokens / 1e3 < money[0] < tokens / 1e3  # a million per GB, without the headers
     assert 0.45 < money[1] / money[0] < 0.55
+
+
+def test_the_estimate_needs_no_decoder_where_transformers_makes_the_features(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    target = Path(yaml.safe_load(small_recipe.read_text())["target"]["model"])
+    other = Path(shutil.copytree(target, tmp_path / "target"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"architectures": ["GptOssForCausalLM"]}))
+    arguments = ("features", small_recipe, "--estimate", f"target.model={other}", "--run-dir", finished_run)
+    assert "decoder can't run" in fledge.error(*arguments)
+    output = fledge(*arguments, "features.device_map=auto")
+    assert "stored, fp8" in output
+    assert "made in training" not in output
+    assert "time: not known" in output

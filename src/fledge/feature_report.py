@@ -19,27 +19,27 @@ def print_feature_estimate(run: Run) -> None:
     """Bytes, time and money of the features, stored in either form or made again in every pass."""
     recipe, known = run.recipe, exists(run.url("conversations", DONE_NAME))
     tokens = conversation_tokens(run, known=known)
-    speed = Calibration(run).prefill
-    rows = []
-    for codec in _CODECS:
-        size = tokens * bytes_per_token(run.target.config.hidden_size, codec)
-        money = f"{size / 1e9 * recipe.features.price_per_gb:,.2f}"
-        rows.append((f"stored, {codec}", human_bytes(size), clock(tokens / speed), money))
+    # Of a target that transformers spreads over devices nothing is timed: fledge's decoder may not even know it.
+    speed = None if recipe.features.device_map else Calibration(run).prefill
     heldout = tokens * recipe.respond.heldout
-    size = heldout * bytes_per_token(run.target.config.hidden_size, recipe.features.codec)
-    passes = heldout + (tokens - heldout) * recipe.train.epochs
-    rows.append(
-        (
-            f"made in training, {recipe.train.epochs:g} times",
-            human_bytes(size),
-            clock(passes / speed),
-            f"{size / 1e9 * recipe.features.price_per_gb:,.2f}",
-        )
-    )
+    # What is made, the tokens that are stored, in which form, and the tokens that the target runs.
+    ways: list[tuple[str, float, Codec, float]] = [
+        (f"stored, {codec}", tokens, codec, tokens) for codec in _CODECS
+    ]
+    if speed:
+        passes = heldout + (tokens - heldout) * recipe.train.epochs
+        made = f"made in training, {recipe.train.epochs:g} times"
+        ways.append((made, heldout, recipe.features.codec, passes))
+    rows = []
+    for name, stored, codec, work in ways:
+        size = stored * bytes_per_token(run.target.config.hidden_size, codec)
+        money = f"{size / 1e9 * recipe.features.price_per_gb:,.2f}"
+        rows.append((name, human_bytes(size), clock(work / speed) if speed else "", money))
     source = "of the conversations on disk" if known else "expected from the recipe"
     print_table(f"{tokens:,.0f} tokens {source}", ["features", "store", "target's time", "per month"], rows)
+    timed = f"{speed:,.0f} tokens/s measured here" if speed else "not known with features.device_map"
     console.print(
-        f"time: {speed:,.0f} tokens/s measured here; money: features.price_per_gb = {recipe.features.price_per_gb:g}",
+        f"time: {timed}; money: features.price_per_gb = {recipe.features.price_per_gb:g}",
         markup=False,
         soft_wrap=True,
     )
