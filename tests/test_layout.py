@@ -1,6 +1,7 @@
 """The shape of the source tree: short files, and rooms that depend downwards only."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import fledge
@@ -73,3 +74,11 @@ def test_rooms_import_downwards_only():
             if other in LEVEL and LEVEL[other] > LEVEL[room]:
                 upward.append(f"{path.relative_to(SOURCE)} imports {module}")
     assert upward == []
+
+
+def test_the_source_distribution_holds_what_the_tests_read():
+    root = Path(__file__).parent.parent
+    built = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
+    names = set(built["sdist"]["include"])
+    assert {"/src", "/tests", "/docs", "/deploy", "/notebooks", "/results", "/mkdocs.yml"} <= names
+    assert [name for name in sorted(names) if not name.startswith("/") or not (root / name[1:]).exists()] == []
