@@ -115,7 +115,8 @@ def test_a_dry_run_only_prints(tmp_path: Path, tiny_target_folder: Path) -> None
     assert f"--model {tiny_target_folder}" in output
     assert str(head) in output
     assert '"num_speculative_tokens": 2' in output
-    assert output.strip().endswith("--max-num-seqs 4")
+    # Clients name the model as they would with fledge's own engine; what is handed on comes last, and so wins.
+    assert output.strip().endswith(f"--served-model-name {tiny_target_folder.name} --max-num-seqs 4")
     assert Head.load(str(head)).config.vocab_size == 512
 
 

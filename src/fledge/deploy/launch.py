@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from fledge.child import started
@@ -77,6 +77,8 @@ def serve_with(
     version = engine_version(engine, options.python)
     loaded = Target.load(target)
     place = head_url(loaded, head) if head else None
+    # Otherwise clients would have to name the folder that a hub id was downloaded to.
+    options = replace(options, arguments=("--served-model-name", loaded.name, *options.arguments))
     if dry_run:
         launch = plan(engine, version, str(loaded.folder), place, options)
         console.print(str(launch), soft_wrap=True, markup=False)
