@@ -81,4 +81,6 @@ def test_the_source_distribution_holds_what_the_tests_read():
     built = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
     names = set(built["sdist"]["include"])
     assert {"/src", "/tests", "/docs", "/deploy", "/notebooks", "/results", "/mkdocs.yml"} <= names
-    assert [name for name in sorted(names) if not name.startswith("/") or not (root / name[1:]).exists()] == []
+    assert [
+        name for name in sorted(names) if not name.startswith("/") or not (root / name[1:]).exists()
+    ] == []
