@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -57,6 +58,22 @@ def test_export_import_and_doctor_from_the_command_line(
     assert fledge(monkeypatch, "import", head, tmp_path / "x", "--layers", "one") == 2
     assert "give three numbers such as 1,14,26" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_an_embedding_needs_no_other_weights_of_the_target(
+    head: Path, tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    target = Path(shutil.copytree(tiny_target_folder, tmp_path / "target"))
+    weights = safetensors.torch.load_file(target / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if ".layers." not in name}
+    safetensors.torch.save_file(kept, target / "model.safetensors", {"format": "pt"})
+    Head.load(str(head)).save(str(tmp_path / "own"))
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    del config["fledge"]  # what it says of the target's revision
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    made = export_head(str(tmp_path / "own"), str(tmp_path / "eagle"), form="eagle", target=str(target))
+    assert made.weights.embedding is not None
+    assert torch.equal(made.weights.embedding, kept["model.embed_tokens.weight"].bfloat16())
 
 
 def test_layers_said_on_import_are_written_in_each_convention(

@@ -169,7 +169,7 @@ def _with_embedding(head: Head, target: Target | None) -> Head:
         return head
     if target is None:
         raise HeadError("the embedding is the target's: name it with --target")
-    embedding = target.weights.embedding.to("cpu", head.weights.lm_head.dtype)
+    embedding = target.ends.embedding.to("cpu", head.weights.lm_head.dtype)
     return Head(head.config, replace(head.weights, embedding=embedding), head.metadata)
 
 
