@@ -17,6 +17,7 @@ from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
 from fledge.errors import EngineError
 from tests.doctor.conftest import TOKENS, Patient
+from tests.draft.tiny_head import load_tiny_target
 
 DEPTH = 3
 
@@ -139,6 +140,27 @@ def test_a_server_that_runs_another_head_is_named(
         patient.target, str(patient.head), engine=url, prompts=PROMPTS[:3], max_tokens=TOKENS, depth=DEPTH
     ).findings
     assert [f.fault for f in found] == ["served-tau"]
+
+
+def test_of_a_target_that_fledge_cannot_run_files_and_server_are_looked_at(
+    patient: Patient, serve: Callable[..., str]
+) -> None:
+    target = load_tiny_target(patient.target.folder)
+    target.config = replace(target.config, undecodable="it is of another kind")
+
+    def examine(**options: Any) -> tuple[list[str], dict[str, str]]:
+        found = diagnose(
+            target, str(patient.head), prompts=PROMPTS[:2], max_tokens=TOKENS, depth=DEPTH, **options
+        )
+        return [f.fault for f in found.findings], {row.name: row.value for row in found.measured}
+
+    faults, rows = examine(engine="vllm")
+    assert faults == []
+    assert "decoder can't run" in rows["not looked at"]
+    faults, rows = examine(engine=serve())
+    assert faults == []
+    assert float(rows["prompt 1: tau served"]) > 1.5
+    assert examine(engine=serve(head=None, template=False))[0] == ["served-prompt", "served-tau"]
 
 
 def test_an_address_without_a_server_is_one_clear_error() -> None:

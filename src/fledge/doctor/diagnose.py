@@ -34,6 +34,7 @@ PROMPTS = (
     "Tell a short story about a lighthouse keeper.",
 )
 _USELESS = 0.05  # share of right first proposals below which speculation brings nothing
+_USELESS_TAU = 1.05  # mean tau of a server below which it is the same
 _SERVED_SHORTFALL = 0.1  # of our own chain's tau, over ten prompts
 
 
@@ -86,8 +87,12 @@ def diagnose(
         findings += _against(head, Head.load(reference))
     if any(f.fault in ("target", "vocabulary-map") for f in findings):
         return Diagnosis(findings, measured)  # forwards would say nothing
-    answers = Engine(target, None).generate(list(prompts), max_tokens=max_tokens)
-    findings += _forwards(target, head, answers, measured, half=is_half(raw), explained=bool(findings))
+    answers: list[Completion] = []
+    if target.config.undecodable:
+        measured.append(Measured("not looked at", f"answers: fledge's decoder can't run {target.name}"))
+    else:
+        answers = Engine(target, None).generate(list(prompts), max_tokens=max_tokens)
+        findings += _forwards(target, head, answers, measured, half=is_half(raw), explained=bool(findings))
     if engine is not None and served:
         findings += _served(target, head, ServedEngine(engine), prompts, answers, max_tokens, depth, measured)
     return Diagnosis(findings, measured)
@@ -153,41 +158,51 @@ def _served(
     depth: int,
     measured: list[Measured],
 ) -> list[Finding]:
+    """What the server makes of the prompts; `answers` are our own, none where fledge can't run the target."""
     findings = []
-    for prompt, answer in zip(prompts, answers, strict=True):
+    ids = [
+        target.chat.prompt_ids([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else prompt
+        for prompt in prompts
+    ]
+    for prompt, expected in zip(prompts, ids, strict=True):
         theirs = served.prompt_ids([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else None
-        if theirs is not None and theirs != answer.prompt_token_ids:
+        if theirs is not None and theirs != expected:
             at = next(
-                (i for i, (a, b) in enumerate(zip(theirs, answer.prompt_token_ids, strict=False)) if a != b),
-                min(len(theirs), len(answer.prompt_token_ids)),
+                (i for i, (a, b) in enumerate(zip(theirs, expected, strict=False)) if a != b),
+                min(len(theirs), len(expected)),
             )
             findings.append(
                 Finding(
                     "served-prompt",
-                    f"for {prompt!r} the server makes {len(theirs)} tokens, the target's template "
-                    f"{len(answer.prompt_token_ids)}; they part at token {at}",
+                    f"for {prompt!r} the server makes {len(theirs)} tokens, the target's template {len(expected)}; "
+                    f"they part at token {at}",
                     "serve with the target's own chat template and tokenizer",
                 )
             )
             break
-    replies = [served.answer(a.prompt_token_ids, max_tokens) for a in answers]
-    own = chain_tau(target, head, [a.prompt_token_ids for a in answers], max_tokens, depth)
-    for number, (reply, ours) in enumerate(zip(replies, own, strict=True), 1):
-        measured.append(Measured(f"prompt {number}: tau served / ours", f"{reply.tau:.2f} / {ours:.2f}"))
-    same = sum(r.token_ids == a.token_ids for r, a in zip(replies, answers, strict=True))
-    measured.append(Measured("answers equal to our plain decode", f"{same} of {len(answers)}"))
+    replies = [served.answer(prompt, max_tokens) for prompt in ids]
+    own: list[float] = []
+    if answers:
+        own = chain_tau(target, head, ids, max_tokens, depth)
+        same = sum(r.token_ids == a.token_ids for r, a in zip(replies, answers, strict=True))
+        measured.append(Measured("answers equal to our plain decode", f"{same} of {len(answers)}"))
+    for number, reply in enumerate(replies, 1):
+        name, ours = ("tau served / ours", f" / {own[number - 1]:.2f}") if own else ("tau served", "")
+        measured.append(Measured(f"prompt {number}: {name}", f"{reply.tau:.2f}{ours}"))
     told = [r.tau for r in replies if r.tau]
+    least = (1 - _SERVED_SHORTFALL) * mean(own) if own else _USELESS_TAU
     if not told:
         findings.append(
             Finding(
                 "served-tau", "the server reports no drafts at all", "switch speculation on (EAGLE3 / eagle3)"
             )
         )
-    elif mean(told) < (1 - _SERVED_SHORTFALL) * mean(own):
+    elif mean(told) < least:
+        beside = f", our engine's {mean(own):.2f} with chains of {depth}" if own else ": it accepts nothing"
         findings.append(
             Finding(
                 "served-tau",
-                f"the server's mean tau is {mean(told):.2f}, our engine's {mean(own):.2f} with chains of {depth}",
+                f"the server's mean tau is {mean(told):.2f}{beside}",
                 "compare the server's draft length, method (EAGLE3, not EAGLE) and head with the ones given here",
             )
         )
