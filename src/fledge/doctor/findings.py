@@ -23,7 +23,6 @@ Fault = Literal[
     "engine",  # a trap of the engine asked about
     "served-prompt",  # the served engine builds another prompt
     "served-tau",  # the served engine accepts less than ours
-    "served-output",  # its answers differ from plain decode
     "unreadable",
 ]
 
