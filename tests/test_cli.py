@@ -83,6 +83,21 @@ def test_help_does_not_wait_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("fledge e", ["evaluate", "export"]),
+        ("fledge bench s", ["server"]),
+        ("fledge bench server --re", ["--replay", "--requests", "--repeats", "--ready-timeout"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(typed: str, offered: list[str]) -> None:
+    asks = {"_FLEDGE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    command = [sys.executable, "-c", "from fledge.cli import app; app(prog_name='fledge')"]
+    found = subprocess.run(command, env=os.environ | asks, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == offered
+
+
 def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> None:
     line = fledge.error("run", "demo", "train.epoch=2", "--run-dir", tmp_path / "run")
     assert "unknown key train.epoch; did you mean train.epochs?" in line

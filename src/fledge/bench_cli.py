@@ -30,6 +30,8 @@ class DefaultCommand(TyperGroup):
     """A group whose first command may be left out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing and not args:  # a shell asks which words may follow
+            return super().parse_args(ctx, args)
         if "--help" not in args[:1] and (not args or args[0] not in self.commands):
             self._refuse_misspelt(args[0] if args else "")
             args = [_DEFAULT, *args]

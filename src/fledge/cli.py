@@ -25,7 +25,6 @@ app = typer.Typer(
     name="fledge",
     help="Make an LLM answer faster with the same output: train an EAGLE-3 draft head on its own answers, and use it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
