@@ -190,6 +190,35 @@ def test_a_sink_may_cancel_any_request(target: Target, plain: Engine, prompts: l
         assert tokens[number] == expected[number].token_ids
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tokens", [1, 4, 9])
+def test_a_sink_may_reset_the_engine(
+    target: Target, plain: Engine, prompts: list[list[int]], tokens: int, overlap: bool
+) -> None:
+    """At its request's first token, between, or at its last."""
+    expected = plain.generate(prompts[:4], max_tokens=9, ignore_eos=True)
+    head = scripted_head(target, expected, 0.5)
+    head.strict = False
+    engine = Engine(target, head, tree=SHAPE, max_batch=3, overlap=overlap)
+    seen: list[int] = []
+
+    def sink(result: StepResult) -> None:
+        seen.extend(result.token_ids)
+        if len(seen) >= tokens:
+            engine.reset()
+
+    for prompt in prompts[:4]:
+        engine.submit(
+            prompt, SamplingParams(max_tokens=9, ignore_eos=True), sink=None if engine.busy else sink
+        )
+    while engine.busy:
+        engine.step()
+    assert seen == expected[0].token_ids[: len(seen)]
+    assert engine.stats().pages_in_use == 0
+    answers = engine.generate(prompts[:4], max_tokens=9, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+
+
 @pytest.mark.parametrize(("max_batch", "waits"), [(16, False), (48, True)])
 def test_newcomers_of_a_large_full_batch_wait_for_company_but_not_long(
     target: Target, prompts: list[list[int]], max_batch: int, waits: bool

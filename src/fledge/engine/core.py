@@ -341,14 +341,14 @@ class EngineCore:
             request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text, tree
         )
         self._results.append(result)
+        if request.finish_reason:
+            self._scheduler.remove(request)
         if request.sink is not None:
             try:
                 request.sink(result)
             except Exception as failure:
                 self.cancel(request.id)
                 self._failed_sinks[request.id] = failure
-        if request.finish_reason:
-            self._scheduler.remove(request)
 
     def _refuse_impossible(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         if not prompt_ids:
