@@ -190,6 +190,34 @@ def test_a_sink_may_cancel_any_request(target: Target, plain: Engine, prompts: l
         assert tokens[number] == expected[number].token_ids
 
 
+def test_a_sink_may_submit_but_not_serve(target: Target, plain: Engine, prompts: list[list[int]]) -> None:
+    """Its neighbours would get the next round's tokens before those of this one."""
+    expected = plain.generate(prompts[:3], max_tokens=9, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, expected, 0.5), tree=SHAPE)
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    tokens: dict[int, list[int]] = {}
+    refused: list[str] = []
+
+    def note(result: StepResult) -> None:
+        tokens.setdefault(result.request_id, []).extend(result.token_ids)
+
+    def sink(result: StepResult) -> None:
+        note(result)
+        for serve in (engine.step, lambda: engine.generate(prompts[:1], max_tokens=2)):
+            with pytest.raises(EngineError, match="can't serve") as refusal:
+                serve()
+            refused.append(str(refusal.value))
+        if result.completion is not None:
+            engine.submit(prompts[2], params, sink=note)
+
+    for prompt, told in zip(prompts[:2], (sink, note), strict=True):
+        engine.submit(prompt, params, sink=told)
+    while engine.busy:
+        engine.step()
+    assert refused
+    assert list(tokens.values()) == [answer.token_ids for answer in expected]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 4, 9])
 def test_a_sink_may_reset_the_engine(

@@ -51,6 +51,7 @@ class EngineCore:
         self._lessons = Lessons(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
+        self._stepping = False
         self._failure: BaseException | None = None  # what a step failed with
         self._failed_sinks: dict[int, Exception] = {}  # by request, until `tell_failed_sink`
         self._lock = threading.RLock()  # held by a step
@@ -137,17 +138,24 @@ class EngineCore:
         `unless` is asked once the lock is held: if it says yes, nothing is done.
         """
         with self._lock, torch.inference_mode(), torch_alone(self._lane.own_kernels):
+            if self._stepping:  # its round's other requests would get their next tokens before this round's
+                raise EngineError(
+                    "a sink can't serve the engine that is serving it; submit the request, and let the step go on"
+                )
             if unless is not None and unless():
                 return []
             if self._failure is not None:
                 raise EngineError(
                     "an earlier step failed, and its requests can't go on; cancel them, or reset the engine"
                 ) from self._failure
+            self._stepping = True
             try:
                 return self._step()
             except BaseException as failure:
                 self._failure = failure
                 raise
+            finally:
+                self._stepping = False
 
     def _step(self) -> list[StepResult]:
         lane, flight = self._lane, self._flight

@@ -194,9 +194,9 @@ class Engine:
     ) -> int:
         """Queue a request of token ids and return its id; `step` serves it.
 
-        `sink` is called with each of the request's results, from within the step that made it. If it raises, its
-        request alone is dropped, and the next call of `step` says so. `trace`: results carry the draft tree of their
-        round.
+        `sink` is called with each of the request's results, from within the step that made it. It may submit and cancel
+        requests, but not serve any. If it raises, its request alone is dropped, and the next call of `step` says so.
+        `trace`: results carry the draft tree of their round.
         """
         if not isinstance(params, SamplingParams):
             raise EngineError(f"params is {params!r}; use SamplingParams(...)")
