@@ -80,6 +80,11 @@ def test_what_was_tuned_has_to_fit(target: Target, head: Head, tmp_path: Path) -
         Engine(target, head, tuned={1: TreeShape(20, 1, 21)})
     with pytest.raises(EngineError, match="needs a draft head and no fixed tree"):
         Engine(target, tuned={1: PLAIN})
-    (tmp_path / "other.json").write_text('{"best": [1]}')
-    with pytest.raises(DataError, match="is no result of fledge tune"):
-        read_tuned(str(tmp_path / "other.json"))
+    for other in (
+        '{"best": [1]}',
+        '{"best": {"1": {"depth": 2.0, "topk": 2, "nodes": 5}}}',
+        '{"best": {"1": {"depth": 3, "topk": 1, "nodes": 9}}}',
+    ):
+        (tmp_path / "other.json").write_text(other)
+        with pytest.raises(DataError, match="is no result of fledge tune"):
+            read_tuned(str(tmp_path / "other.json"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import astuple
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -142,6 +144,11 @@ def test_shapes_that_cannot_be_grown_are_refused() -> None:
     ]:
         with pytest.raises(EngineError, match="use"):
             TreeShape(depth, topk, nodes)
+    for bad in ({"depth": 2.0}, {"topk": "2"}, {"nodes": None}, {"lookup": True}):
+        with pytest.raises(EngineError, match=r"a tree's .* use a whole number"):
+            TreeShape(**{"depth": 2, "topk": 2, "nodes": 5, **bad})  # type: ignore[arg-type]
+    counted = TreeShape(np.int64(2), np.int64(2), np.int64(5))  # type: ignore[arg-type]
+    assert repr(astuple(counted)) == "(2, 2, 5, 0)"
 
 
 def test_frontier_masks_name_the_ancestors_in_the_draft_window() -> None:

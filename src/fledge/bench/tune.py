@@ -27,7 +27,7 @@ from fledge.bench.statistics import compare_paired, interleaved
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
-from fledge.errors import DataError
+from fledge.errors import DataError, EngineError
 from fledge.storage import read_bytes, write_json
 from fledge.target import Target
 
@@ -132,7 +132,7 @@ def read_tuned(url: str) -> dict[int, TreeShape]:
     try:
         best = json.loads(read_bytes(url))["best"]
         return {int(level): TreeShape(**shape) for level, shape in best.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (EngineError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{url} is no result of fledge tune ({error!r}); run fledge tune --output {url}"
         ) from error

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.engine.checks import whole
 from fledge.errors import EngineError
 
 MASK_BITS = 64  # a window mask is one 64-bit integer
@@ -31,6 +32,8 @@ class TreeShape:
     lookup: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("depth", "topk", "nodes", "lookup"):
+            object.__setattr__(self, name, whole(f"a tree's {name}", getattr(self, name)))
         if self.depth < 0 or self.topk < 1 or self.nodes < 1 or self.lookup < 0:
             raise EngineError(
                 f"{self} is not a tree; use a depth of 0 or more and at least one child and node"
