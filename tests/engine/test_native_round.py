@@ -83,7 +83,7 @@ def test_native_rounds_leave_what_python_rounds_leave(target: Target, head: Head
         seen.update(made["kinds"])
     all_kinds = (
         "fixed confident copied accepted to_the_end deeper cut uneven someone_plain forgot "
-        "copies_alone nothing_to_copy"
+        "copies_alone fixed_copies nothing_to_copy"
     )
     assert set(all_kinds.split()) <= set(seen)
     assert "copies_accepted" in seen or settings != "greedy"  # random tokens repeat nothing
@@ -94,6 +94,15 @@ def test_engines_on_the_kernels_use_them(target: Target, head: Head) -> None:
     assert Engine(target, head)._core._models.native is not None
     assert Engine(target)._core._models.native is None
     assert Engine(target)._core._models.native_plain is not None
+
+
+def test_a_fixed_tree_may_be_nothing_but_lookup(target: Target, head: Head) -> None:
+    prompts = [[9, 8, 7] * 9, [30, 31]]
+    expected = Engine(target).generate(prompts, max_tokens=40, ignore_eos=True)
+    engine = Engine(target, head, tree=TreeShape(0, 1, 6, lookup=5))
+    answers = engine.generate(prompts, max_tokens=40, ignore_eos=True)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert engine.stats().drafts > 0
 
 
 def same(one: object, other: object) -> bool:
@@ -174,7 +183,7 @@ def plan_of(rng: random.Random, call: int, planner: Any, requests: int) -> Round
     if kind < 0.15 or 20 < call < 60:
         return None
     if kind < 0.4:
-        return RoundPlan(shape, planner.match_rates)
+        return RoundPlan(copies(7) if kind > 0.35 else shape, planner.match_rates)
     target = CostCurve((1, 4, 16, 64), (0.02, 0.021, 0.025, 0.05))
     prices = SimpleNamespace(
         cost=CostModel(target, CostCurve((1, 64), (0.001, 0.003))),
@@ -228,6 +237,7 @@ def kinds(done: Outcome, plan: RoundPlan, batch: RunningBatch) -> list[str]:
         "someone_plain": batch.speculating().mask is not None,
         "forgot": any(batch.restarted[: batch.size]),
         "copies_alone": not bound.depth,
+        "fixed_copies": not bound.depth and plan.terms() is None,
         "copies_accepted": not bound.depth and bool((done.emitted[:, 0] > 1).any()),
     }
     return [name for name, true in happened.items() if true]

@@ -35,10 +35,13 @@ void copy_tokens(const CarriedState& c, const DraftTerms& t, Drafts* made) {
     double sum = 0;
     for (int64_t n = 0; n < most; ++n) scores[b * most + n] = static_cast<float>(sum += rates[b * most + n]);
   }
-  s.worth.assign(scores, scores + b_count * most);
-  for (int64_t b = 0; t.speculates && b < b_count; ++b)
-    if (!t.speculates[b]) std::fill_n(&s.worth[b * most], most, kNever);
-  fledge_share_out(s.worth.data(), nullptr, nullptr, t.known, t.costs, counts, b_count, most, t.nodes - 1, t.points);
+  std::fill_n(counts, b_count, t.nodes - 1);
+  if (t.calibration) {
+    s.worth.assign(scores, scores + b_count * most);
+    for (int64_t b = 0; t.speculates && b < b_count; ++b)
+      if (!t.speculates[b]) std::fill_n(&s.worth[b * most], most, kNever);
+    fledge_share_out(s.worth.data(), nullptr, nullptr, t.known, t.costs, counts, b_count, most, t.nodes - 1, t.points);
+  }
   int64_t nodes = 1 + *std::max_element(counts, counts + b_count), all = b_count * nodes;
   made->levels = 0;
   made->seconds = 0;
