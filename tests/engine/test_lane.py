@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +38,32 @@ def test_a_thread_lane_works_while_the_host_does_something_else() -> None:
     entry = lane.put(lambda: go.wait(10))
     go.set()  # an inline lane would have waited in vain
     assert entry.take().value is True
+
+
+_FORKING = """
+import os, signal
+from fledge.engine.lane import ThreadLane
+
+def works(lane):
+    lane.drain()
+    return lane.put(os.getpid).take().value == os.getpid()
+
+lane = ThreadLane()
+assert works(lane)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    os._exit(not (works(lane) and works(lane)))
+assert os.waitpid(child, 0)[1] == 0
+assert works(lane)
+"""
+
+
+def test_a_process_that_is_forked_off_has_a_thread_lane_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_inline_lane_is_done_at_once() -> None:

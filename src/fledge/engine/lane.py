@@ -18,6 +18,7 @@ A request that ends in round t is part of round t + 1 already. That one extra ro
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -131,11 +132,19 @@ class InlineLane(Lane):
 
 
 class ThreadLane(Lane):
-    """Runs works in a thread of its own. It ends with the lane."""
+    """Runs works in a thread of its own. It ends with the lane; a process that is forked off starts another."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fledge-lane")
+        self._process = -1  # whose thread it is
+        self._own: ThreadPoolExecutor
+
+    @property
+    def _thread(self) -> ThreadPoolExecutor:
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._own = ThreadPoolExecutor(1, thread_name_prefix="fledge-lane")
+        return self._own
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
         return Entry(self._thread.submit(self._in_thread, run).result)
