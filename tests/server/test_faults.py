@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -106,7 +107,7 @@ def test_a_client_that_leaves_frees_everything_at_once(live: Running, stream: bo
 
 
 def test_a_slow_reader_holds_up_nobody_and_is_dropped_in_the_end(
-    make_engine: MakeEngine, options: MakeOptions, plain: Engine
+    make_engine: MakeEngine, options: MakeOptions, plain: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = plain.generate([QUESTIONS[0]], max_tokens=20, ignore_eos=True)[0].text
     with running(make_engine(), options(stall_timeout=2.0)) as server:
@@ -123,6 +124,14 @@ def test_a_slow_reader_holds_up_nobody_and_is_dropped_in_the_end(
             quick = server.post("/v1/chat/completions", chat(QUESTIONS[0], 20)).json()
             assert quick["choices"][0]["message"]["content"] == expected
             wait_for(lambda: idle(server))  # its answers were made, or cancelled, though it reads nothing
+            if sys.platform == "linux":
+                wait_for(lambda: not connections_from(slow.getsockname()))
+        assert "an error of the server's own" not in caplog.text
+
+
+def connections_from(client: tuple[str, int]) -> list[Any]:
+    """The server's ends of a client's connection; it serves in this process."""
+    return [found for found in psutil.Process().net_connections("tcp") if found.raddr == client]
 
 
 def test_a_failing_engine_fails_its_requests_and_serves_the_next(

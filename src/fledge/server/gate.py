@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fledge.server.errors import ApiError
 from fledge.server.metrics import Metrics
 from fledge.server.options import ServerOptions
+from fledge.server.stream import ReaderStalled
 
 logger = logging.getLogger("fledge.server.access")
 
@@ -54,6 +55,8 @@ class Gate:
             await self._handle(scope, body, receive, visit)
         except ApiError as error:
             await visit.answer(error)
+        except ReaderStalled:
+            visit.left = True
         except asyncio.CancelledError:
             visit.left = True
             raise

@@ -156,6 +156,10 @@ def bind(options: ServerOptions) -> socket.socket:
     # Only with the protocol's number does asyncio send small writes at once (TCP_NODELAY); else the second of two
     # waits for the client's delayed acknowledgement, 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    if sys.platform == "linux":
+        # Closing a connection waits for what its reader hasn't taken, with a reader that never takes it for ever.
+        milliseconds = min(int(1e3 * options.stall_timeout), (1 << 31) - 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     try:
         # What an earlier server left behind may be used again, but not a port that is only bound so far.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

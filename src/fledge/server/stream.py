@@ -9,11 +9,13 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fledge.server.errors import ApiError
-
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": still here\n\n"
 _KEEP_ALIVE_S = 15.0
+
+
+class ReaderStalled(Exception):
+    """A stream's reader has taken nothing for too long; nobody is left to be told."""
 
 
 def event(data: bytes) -> bytes:
@@ -72,7 +74,7 @@ class EventStream(Response):
             async with asyncio.timeout(self._stall_timeout):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError:
-            raise ApiError(408, "the reader has stalled", code="stalled") from None
+            raise ReaderStalled from None
 
     async def _keep_alive(self, send: Send) -> None:
         """Say something when nothing has been said for a while; proxies cut silent connections."""
