@@ -182,6 +182,25 @@ def test_an_engine_that_always_fails_makes_the_server_unhealthy(
         assert "restart this server" in health.json()["error"]["message"]
 
 
+def test_requests_of_an_engine_that_cannot_be_reset_are_answered(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(make_engine()) as server:
+
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("device lost")
+
+        monkeypatch.setattr(server.server.engine._core, "_decode", broken)
+        monkeypatch.setattr(server.server.engine, "reset", broken)
+        for _ in range(3):
+            assert server.post("/v1/chat/completions", chat("Hi", 3)).status_code == 500
+        assert server.get("/health").status_code == 503
+        monkeypatch.undo()
+        assert server.post("/v1/chat/completions", chat("Hi", 3)).status_code == 500  # from the step before
+        assert server.post("/v1/chat/completions", chat("Hi", 3)).status_code == 200
+        assert server.get("/health").status_code == 200
+
+
 def test_time_runs_out_with_a_proper_error(
     make_engine: MakeEngine, options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,7 +221,10 @@ class EngineWorker:
         self.metrics.faults.inc()
         logger.exception("a step of the engine failed; its %d requests fail with it", len(self._active))
         failed, self._active = list(self._active.values()), {}
-        self.engine.reset()
+        try:
+            self.engine.reset()
+        except Exception:  # as after an error of a GPU: the next step fails, too, until /health says so
+            logger.exception("the engine couldn't be reset")
         self._post([_Event(job, errors.engine_failed()) for job in failed])
 
     def _post(self, events: list[_Event]) -> None:
