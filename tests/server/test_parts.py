@@ -86,6 +86,22 @@ def test_predictions_are_answers_to_instances(make_engine, options) -> None:  # 
             assert response.json()["error"]["message"]
 
 
+def test_instances_are_answered_together_or_refused_together(make_engine, options, caplog) -> None:  # type: ignore[no-untyped-def]
+    instances = [{"prompt": [40, 50], "ignore_eos": True, "max_tokens": 24}] * 4
+    with running(make_engine(), options(predict_route="/predict", max_answers=8)) as server:
+        with caplog.at_level("INFO", logger="fledge"):
+            answers = server.post("/predict", {"instances": instances, "parameters": {"temperature": 0}})
+        assert len({answer["choices"][0]["text"] for answer in answers.json()["predictions"]}) == 1
+        stats = server.server.engine.stats()
+        assert stats.request_rounds > 2 * stats.rounds
+        line = next(record.fields for record in caplog.records if record.name == "fledge.server.access")
+        assert (line["answers"], line["prompt_tokens"], line["completion_tokens"]) == (4, 8, 96)
+        for wrong in ({"prompt": [40], "max_tokens": 9999}, {"prompt": [40], "n": 5}):
+            refused = server.post("/predict", {"instances": [*instances, wrong]})
+            assert refused.status_code == 400
+        assert server.server.engine.stats().rounds == stats.rounds
+
+
 def test_raw_predictions_are_completions_even_where_vertex_uses_the_same_route(make_engine, options) -> None:  # type: ignore[no-untyped-def]
     route = "/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}

@@ -179,7 +179,7 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
         except ValidationError as error:
             raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
         requests = [_instance({**(given.parameters or {}), **instance}) for instance in given.instances]
-        return {"predictions": [await server.generator.answer(each, request) for each in requests]}
+        return {"predictions": await server.generator.answers(requests, request)}
 
 
 def _instance(fields: Json) -> ChatRequest | CompletionRequest:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, cast
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -61,16 +61,27 @@ class Generator:
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
         jobs, openai = await self._prepare(body, request)
         renderer = openai if form is None else form(openai)
+        request.state.visit.notes.update(answer_id=openai.id, stream=bool(body.stream))
+        self._submit(jobs, request)
         if body.stream:
             return await self._stream(body, jobs, renderer, request, deadline)
-        whole = await self._whole(jobs, renderer, request, deadline)
-        return Response(encode(whole), media_type="application/json")
+        await self._finish(jobs, request, deadline)
+        return Response(encode(renderer.whole(jobs)), media_type="application/json")
 
-    async def answer(self, body: ChatRequest | CompletionRequest, request: Request) -> Json:
-        """The whole answer as JSON."""
+    async def answers(
+        self, bodies: Sequence[ChatRequest | CompletionRequest], request: Request
+    ) -> list[Json]:
+        """The whole answers to all of them, made together, as JSON."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
-        jobs, renderer = await self._prepare(body, request)
-        return cast(Json, await self._whole(jobs, renderer, request, deadline))
+        prepared = [await self._prepare(body, request) for body in bodies]
+        jobs = [job for its_jobs, _ in prepared for job in its_jobs]
+        if len(jobs) > self.most_answers:
+            raise errors.invalid(
+                f"instances times n is more than the {self.most_answers} this server allows", "instances"
+            )
+        self._submit(jobs, request)
+        await self._finish(jobs, request, deadline)
+        return [renderer.whole(its_jobs) for its_jobs, renderer in prepared]
 
     @property
     def most_answers(self) -> int:
@@ -120,10 +131,12 @@ class Generator:
             token_ids=bool(body.return_token_ids),
             logprobs=body.wanted_logprobs is not None,
         )
-        visit.notes.update(answer_id=renderer.id, prompt_tokens=sum(map(len, prompts)), answers=len(jobs))
-        visit.notes["stream"] = bool(body.stream)
-        self.worker.submit(jobs)
         return jobs, renderer
+
+    def _submit(self, jobs: list[Job], request: Request) -> None:
+        prompt_tokens = usage(jobs)["prompt_tokens"]
+        request.state.visit.notes.update(prompt_tokens=prompt_tokens, answers=len(jobs))
+        self.worker.submit(jobs)
 
     async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[list[int]]:
         if isinstance(body, ChatRequest):
@@ -196,14 +209,11 @@ class Generator:
         except EngineError as error:
             raise errors.invalid(str(error)) from error
 
-    async def _whole(
-        self, jobs: list[Job], renderer: Rendering, request: Request, deadline: float
-    ) -> Json | list[Json]:
+    async def _finish(self, jobs: list[Job], request: Request, deadline: float) -> None:
         try:
             async with asyncio.timeout_at(deadline):
                 for job in jobs:
                     await job.finished()
-            return renderer.whole(jobs)
         except TimeoutError:
             raise errors.timed_out(self.options.request_timeout) from None
         finally:
