@@ -142,6 +142,11 @@ def test_a_line_that_is_no_chunk_fails_its_request_alone(line: str) -> None:
     assert "something else than a chat completion" in str(one.error)
 
 
+def test_an_error_that_is_null_is_none() -> None:
+    one = answered('{"error": null, "choices": [{"delta": {"content": "so"}}]}')
+    assert (one.error, one.text) == (None, "so")
+
+
 def test_poisson_arrivals_have_the_rate_and_are_the_same_for_a_seed() -> None:
     arrivals = poisson(PROMPTS, 4000, 20.0, seed=1)
     gaps = [b.due - a.due for a, b in pairwise(arrivals)]  # type: ignore[operator]

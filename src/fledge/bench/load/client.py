@@ -159,7 +159,7 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
         if data == b"[DONE]":
             break
         chunk = json.loads(data)
-        if "error" in chunk:
+        if chunk.get("error") is not None:
             record.error = _short(json.dumps(chunk["error"]))
             break
         _take(chunk, now, record, texts)
