@@ -142,6 +142,11 @@ def test_a_line_that_is_no_chunk_fails_its_request_alone(line: str) -> None:
     assert "something else than a chat completion" in str(one.error)
 
 
+def test_a_line_of_megabytes_fails_its_request_alone() -> None:
+    one = answered(json.dumps({"choices": [{"delta": {"content": "x" * 3_000_000}}]}))
+    assert "LineTooLong" in str(one.error)
+
+
 def test_an_error_that_is_null_is_none() -> None:
     one = answered('{"error": null, "choices": [{"delta": {"content": "so"}}]}')
     assert (one.error, one.text) == (None, "so")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError  # of lines that are too long: no ClientError
 
 from fledge.errors import ServerError
 
@@ -137,7 +138,7 @@ async def send(
             await _read_stream(response, record)
     except asyncio.TimeoutError:  # noqa: UP041 - aiohttp's own timeouts derive from it on 3.11 too
         record.error = f"no whole answer within {call.timeout_s:.0f} s"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
         record.error = _short(f"{type(error).__name__}: {error}")
     except (AttributeError, TypeError) as error:
         record.error = _short(f"the server sent something else than a chat completion's chunks ({error})")
