@@ -61,10 +61,15 @@ def record(
 
 
 def answered(*lines: str) -> RequestRecord:
-    """The record of a request whose server answers with these `data:` lines."""
+    """The record of a request whose server answers with these `data:` lines and ends as it should."""
+    return sent("".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")))
+
+
+def sent(text: str, content_type: str = "text/event-stream") -> RequestRecord:
+    """The record of a request whose server sends this."""
 
     async def chat(request: web.Request) -> web.Response:
-        return web.Response(text="".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")))
+        return web.Response(text=text, content_type=content_type)
 
     async def ask() -> RequestRecord:
         app = web.Application()
@@ -140,6 +145,14 @@ def test_a_line_that_is_no_chunk_fails_its_request_alone(line: str) -> None:
     one = answered('{"choices": [{"delta": {"content": "so"}}]}', line)
     assert not one.ok
     assert "something else than a chat completion" in str(one.error)
+
+
+def test_an_answer_that_breaks_off_or_is_no_stream_is_a_failure() -> None:
+    word, stop = ({"choices": [{"delta": {"content": "so"}, "finish_reason": end}]} for end in (None, "stop"))
+    assert "broke off" in str(sent(f"data: {json.dumps(word)}\n\n").error)
+    assert sent(f"data: {json.dumps(stop)}\n\n").error is None  # some servers leave [DONE] out
+    whole = sent('{"choices": [{"message": {"content": "so"}}]}', "application/json")
+    assert whole.error == "the server sent application/json, not a stream of events"
 
 
 def test_a_line_of_megabytes_fails_its_request_alone() -> None:

@@ -150,14 +150,16 @@ async def send(
 
 
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
-    """Server-sent events, one JSON object in each `data:` line."""
+    """Server-sent events, one JSON object in each `data:` line, up to `[DONE]` or a finish reason."""
     texts: list[str] = []
+    ended = False
     async for line in response.content:
         now = time.perf_counter()
         if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
         if data == b"[DONE]":
+            ended = True
             break
         chunk = json.loads(data)
         if chunk.get("error") is not None:
@@ -165,6 +167,13 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
             break
         _take(chunk, now, record, texts)
     record.text = "".join(texts)
+    if record.error is None and not ended and record.finish_reason is None:
+        streamed = bool(record.arrivals) or response.content_type == "text/event-stream"
+        record.error = (
+            "the answer broke off: neither [DONE] nor a finish reason came"
+            if streamed
+            else f"the server sent {response.content_type}, not a stream of events"
+        )
 
 
 def _take(chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[str]) -> None:
