@@ -24,7 +24,7 @@ from fledge.bench.load import (
     run_load,
 )
 from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
-from fledge.bench.load.client import Call, RequestRecord, open_session, send
+from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
 from fledge.bench.load.counters import Reading, between, parse_metrics
 from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import compare_level, compare_levels
@@ -347,6 +347,28 @@ def test_a_server_that_fails_or_is_not_there_is_told() -> None:
     dead = ServerSpec("dead", command=(sys.executable, "-c", "print('no such head'); exit(3)", "{port}"))
     with pytest.raises(ServerError, match=r"ended with code 3 .*no such head"):
         run_load([dead], WORKLOAD, options)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (401, '{"error": "bad key"}', 'HTTP 401: {"error": "bad key"}; .* OPENAI_API_KEY, which is not set'),
+        (200, '{"data": []}', "names no model"),
+        (200, "<html>", "names no model"),
+    ],
+)
+def test_a_server_that_names_no_model_says_why(status: int, body: str, problem: str) -> None:
+    async def models(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    async def ask() -> str:
+        app = web.Application()
+        app.router.add_get("/v1/models", models)
+        async with TestServer(app) as server, open_session() as session:
+            return await model_name(session, f"http://{server.host}:{server.port}")
+
+    with pytest.raises(ServerError, match=problem):
+        asyncio.run(ask())
 
 
 def test_a_server_without_usage_is_told_in_the_notes() -> None:

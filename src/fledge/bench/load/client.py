@@ -200,16 +200,24 @@ def _take(chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[
 async def model_name(session: aiohttp.ClientSession, url: str, api_key: str | None = None) -> str:
     """The first model of `/v1/models`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    place, timeout = f"{url}/v1/models", aiohttp.ClientTimeout(total=10)
     try:
-        timeout = aiohttp.ClientTimeout(total=10)
-        async with session.get(f"{url}/v1/models", headers=headers, timeout=timeout) as response:
-            value = await response.json(content_type=None)
-            return str(value["data"][0]["id"])
-    except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        async with session.get(place, headers=headers, timeout=timeout) as response:
+            status, text = response.status, await response.text()
+    except (asyncio.TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:  # noqa: UP041
         raise ServerError(
-            f"no OpenAI-compatible server answers at {url}/v1/models ({_short(str(error) or type(error).__name__)}); "
+            f"no server answers at {place} ({_short(str(error) or type(error).__name__)}); "
             "start it, or correct the address"
         ) from error
+    if status != 200:
+        raise ServerError(
+            f"{place} answers HTTP {status}: {_short(text)}; correct the address, or OPENAI_API_KEY, which is "
+            f"{'sent' if api_key else 'not set'}"
+        )
+    try:
+        return str(json.loads(text)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ServerError(f"{place} names no model; give an OpenAI-compatible server that has one") from error
 
 
 def _short(text: str, limit: int = 300) -> str:
