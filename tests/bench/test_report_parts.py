@@ -13,6 +13,7 @@ from fledge.bench.report.compare import compare_runs, render_comparison
 from fledge.bench.report.exports import standalone, write_exports
 from fledge.bench.report.limits import better_tau, limit_views
 from fledge.bench.report.page import make_page
+from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import load_note, name_engines
 from fledge.bench.report.timeline import mean_round, timeline
 from fledge.bench.results import BenchResult
@@ -46,6 +47,16 @@ def test_servers_over_http_have_the_articles_two_charts_and_a_verdict_per_level(
     rejected = load.comparisons[0].model_copy(update={"rejected": "speed-up 3.00 exceeds tau 2.40"})
     broken = load.model_copy(update={"comparisons": [rejected, *load.comparisons[1:]]})
     assert "rejected, speed-up 3.00 exceeds tau 2.40" in render_report(ReportFacts("t", load=broken))
+
+
+def test_requests_that_failed_are_told_of_their_server_even_if_it_is_the_only_one() -> None:
+    load = load_result()
+    first = load.rows[0] | {"failed": 2, "completed": 6, "errors": ["HTTP 429: slow down"]}
+    alone = load.model_copy(update={"servers": ["plain"], "rows": [first], "comparisons": []})
+    view = served_view(alone)
+    assert view is not None
+    assert view.verdicts == ["1 in flight, plain: 2 of 8 requests failed: HTTP 429: slow down"]
+    assert view.verdicts[0] in render_report(ReportFacts("t", load=alone))
 
 
 def test_what_load_does_to_a_head_is_told_in_throughput() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -12,6 +12,7 @@ from fledge.bench.load.results import Comparison, level_key
 from fledge.bench.report.charts import Axes, Series, line_chart
 from fledge.bench.report.formats import ABSENT, number, percent, times
 
+Level = tuple[int | None, float | None]  # as `level_key` has it
 _STYLES = ("s-plain", "s-trained", "s-released", "s-third", "s-fourth")
 _CHARTS = {
     "median_tpot_ms": ("Time per output token", "median, ms; lower is better", "ms per output token"),
@@ -74,7 +75,7 @@ def served_view(load: LoadResult | None) -> ServedView | None:
             *(_COLUMNS[field] for field in _extra_fields(load)),
         ],
         rows=_table(load),
-        verdicts=[f"{_level(c)}, {c.server}: rejected, {c.rejected}" for c in load.comparisons if c.rejected],
+        verdicts=[*_failures(load), *_rejections(load)],
         notes=[*load.notes, *_rounds(load)],
     )
 
@@ -127,20 +128,48 @@ def _points(rows: Sequence[dict[str, Any]], key: str, field: str) -> list[tuple[
     return [(level, median(values)) for level, values in sorted(by_level.items())]
 
 
-def _table(load: LoadResult) -> list[list[str]]:
-    found = {(c.server, c.concurrency, c.request_rate): c for c in load.comparisons}
-    out = []
+def _failures(load: LoadResult) -> list[str]:
+    """Whose requests failed: a ratio that is rejected for it doesn't tell, and a single server has no ratios."""
+    lines = []
+    for level, server, rows in _blocks(load):
+        if failed := sum(row["failed"] for row in rows):
+            errors = sorted({error for row in rows for error in row.get("errors", ())})
+            sent = failed + sum(row["completed"] for row in rows)
+            lines.append(
+                f"{_load(level)}, {server}: {failed} of {sent} requests failed: {'; '.join(errors[:2])}"
+            )
+    return lines
+
+
+def _rejections(load: LoadResult) -> list[str]:
+    return [
+        f"{_load((c.concurrency, c.request_rate))}, {c.server}: rejected, {c.rejected}"
+        for c in load.comparisons
+        if c.rejected
+    ]
+
+
+def _blocks(load: LoadResult) -> Iterator[tuple[Level, str, list[dict[str, Any]]]]:
+    """Each level's rows by server, in the order of the table."""
     for level in dict.fromkeys(level_key(row) for row in load.rows):
         for server in load.servers:
             rows = [row for row in load.rows if row["backend"] == server and level_key(row) == level]
             if rows:
-                out.append(_line(server, level, rows, found.get((server, *level)), _extra_fields(load)))
-    return out
+                yield level, server, rows
+
+
+def _table(load: LoadResult) -> list[list[str]]:
+    found = {(c.server, c.concurrency, c.request_rate): c for c in load.comparisons}
+    extra = _extra_fields(load)
+    return [
+        _line(server, level, rows, found.get((server, *level)), extra)
+        for level, server, rows in _blocks(load)
+    ]
 
 
 def _line(
     server: str,
-    level: tuple[int | None, float | None],
+    level: Level,
     rows: Sequence[dict[str, Any]],
     c: Comparison | None,
     extra: Sequence[str],
@@ -149,13 +178,6 @@ def _line(
         values = [row[field] for row in rows if row.get(field) is not None]
         return median(values) if values else None
 
-    load = (
-        f"{level[0]} in flight"
-        if level[0] is not None
-        else f"{level[1]:g}/s"
-        if level[1] is not None
-        else "log"
-    )
     speedup = same = noise = ABSENT
     if c is not None:
         interval = f" ({number(c.speedup_low, 2)}–{number(c.speedup_high, 2)})" if c.speedup_low else ""
@@ -164,8 +186,11 @@ def _line(
         noise = percent(c.noise, 1)
     figures = [number(middle("median_tpot_ms"), 2), number(middle("median_ttft_ms"), 0)]
     figures += [number(middle("output_throughput")), speedup, number(middle("accept_length"), 2), same, noise]
-    return [load, server, *figures, *(number(middle(field), 2) for field in extra)]
+    return [_load(level), server, *figures, *(number(middle(field), 2) for field in extra)]
 
 
-def _level(c: Comparison) -> str:
-    return f"{c.concurrency} in flight" if c.concurrency is not None else f"{c.request_rate} requests/s"
+def _load(level: Level) -> str:
+    concurrency, rate = level
+    if concurrency is not None:
+        return f"{concurrency} in flight"
+    return f"{rate:g}/s" if rate is not None else "log"
