@@ -379,6 +379,12 @@ def test_a_server_without_usage_is_told_in_the_notes() -> None:
     assert any("sent no usage" in note for note in result.notes)
 
 
+def test_a_server_that_answers_nothing_is_not_blamed_for_its_counts() -> None:
+    options = LoadOptions(concurrency=(1,), requests=1, repeats=1, warmup=0)
+    result = run_load([fake("bad", "--fail")], WORKLOAD, options)
+    assert (result.rows[0]["failed"], result.notes) == (1, [])
+
+
 def test_unusable_options_are_refused() -> None:
     wrong = [{"concurrency": (0,)}, {"repeats": 0}, {"rates": (0.0,)}, {"concurrency": ()}, {"requests": -1}]
     wrong += [{"rates": (float("nan"),)}, {"warmup": -1}, {"temperature": -1.0}, {"price_per_hour": 0.0}]

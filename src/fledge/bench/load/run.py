@@ -192,13 +192,13 @@ class _Test:
                 self._same[spec.name, key] = (sum(baseline[one] == other[one] for one in both), len(both))
 
     def _notes(self) -> list[str]:
-        notes = []
-        if any(row["tokens_counted_by"] == "chunks" for row in self._rows):
+        notes, answered = [], [row for row in self._rows if row["completed"]]
+        if any(row["tokens_counted_by"] == "chunks" for row in answered):
             notes.append(
                 "A server sent no usage: its output tokens are counted as one per chunk, so under speculation its TPOT "
                 "is too high and its throughput too low."
             )
-        if any(row["itl_basis"] == "chunks" for row in self._rows):
+        if any(row["itl_basis"] == "chunks" for row in answered):
             notes.append("ITL is the time between chunks; a chunk may hold several tokens under speculation.")
         return notes
 
