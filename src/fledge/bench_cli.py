@@ -56,6 +56,7 @@ bench_app = typer.Typer(
 
 @bench_app.command("server")
 def bench_server(
+    context: typer.Context,
     server: Annotated[
         list[str],
         typer.Option(
@@ -102,8 +103,10 @@ def bench_server(
     """Load OpenAI-compatible servers, in alternation, and compare them with the first."""
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
     from fledge.bench.sets import find_workload
+    from fledge.bench.workloads import read_workload
     from fledge.console import StageProgress
 
+    _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
     options = LoadOptions(
         concurrency=_numbers(concurrency, int, "--concurrency"),
         rates=_numbers(rate, float, "--rate"),
@@ -121,7 +124,7 @@ def bench_server(
     with StageProgress("load") as progress:
         result = run_load(
             parse_servers(server),
-            find_workload(workload).limited(prompts),
+            read_workload(replay) if replay else find_workload(workload).limited(prompts),
             options,
             traffic=read_traffic(replay, speed) if replay else (),
             fresh=fresh,
@@ -129,6 +132,21 @@ def bench_server(
             progress=progress.update,
         )
     _finish_load(result, run_dir)
+
+
+def _refuse_other_loads(context: typer.Context, load: str) -> None:
+    """An option of another kind of load would be ignored: say so instead."""
+    from fledge.errors import DataError
+
+    unused = {
+        "replay": ("workload", "prompts", "concurrency", "rate", "requests", "seed"),
+        "rate": ("concurrency", "speed"),
+        "concurrency": ("seed", "speed"),
+    }
+    for name in unused[load]:
+        source = context.get_parameter_source(name)
+        if source and source.name != "DEFAULT":
+            raise DataError(f"--{name} means nothing in a load by --{load}; leave it out")
 
 
 def _finish_load(result: LoadResult, run_dir: str) -> None:

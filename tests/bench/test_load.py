@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from typer.testing import CliRunner
 
 from fledge.bench.load import (
     LoadOptions,
@@ -30,6 +31,7 @@ from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import compare_level, compare_levels
 from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload
+from fledge.cli import app
 from fledge.errors import DataError, ServerError
 from tests.bench.synthetic import load_result
 
@@ -369,6 +371,45 @@ def test_a_server_that_names_no_model_says_why(status: int, body: str, problem: 
 
     with pytest.raises(ServerError, match=problem):
         asyncio.run(ask())
+
+
+def test_a_replay_is_named_after_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "monday.jsonl"
+    log.write_text('{"timestamp": 10, "turns": ["a"]}\n')
+    server = f"one=start:{sys.executable} -m tests.bench.fake_server --port {{port}}"
+    arguments = [
+        "--server",
+        server,
+        "--replay",
+        str(log),
+        "--repeats",
+        "1",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    result = CliRunner().invoke(app, ["bench", "server", *arguments])
+    assert result.exception is None, result.output
+    found = LoadResult.load(str(tmp_path / "run" / "load"))
+    assert (found.workload, found.rows[0]["dataset_name"], found.rows[0]["completed"]) == (
+        "monday",
+        "monday",
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replay", "log.jsonl", "--rate", "2"], "--rate means nothing in a load by --replay"),
+        (["--replay", "log.jsonl", "--workload", "code"], "--workload means nothing in a load by --replay"),
+        (["--rate", "2", "--concurrency", "4"], "--concurrency means nothing in a load by --rate"),
+        (["--speed", "2"], "--speed means nothing in a load by --concurrency"),
+    ],
+)
+def test_options_of_another_kind_of_load_are_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "server", "--server", "a=http://127.0.0.1:9", *arguments])
+    assert isinstance(result.exception, DataError)
+    assert message in str(result.exception)
 
 
 def test_a_server_without_usage_is_told_in_the_notes() -> None:
