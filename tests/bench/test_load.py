@@ -259,6 +259,16 @@ def test_a_speedup_above_tau_is_rejected_with_the_reason() -> None:
     assert fine.significant
 
 
+def test_in_an_open_loop_no_tau_bounds_the_speedup() -> None:
+    rows = [
+        row(server, n, tpot, max_concurrency=None, request_rate=4.0, accept_length=2.0)
+        for server, tpot in (("plain", 10.0), ("eagle3", 4.0))  # the slower one is at its limit, and queues
+        for n in range(8)
+    ]
+    found = compare_level(rows, "plain", "eagle3", (None, 4.0), (5, 5))
+    assert (found.speedup, found.rejected) == (pytest.approx(2.5), None)
+
+
 def test_requests_sent_at_once_are_written_as_valid_json(tmp_path: Path) -> None:
     made = load_result()
     rows = [r | {"max_concurrency": None, "request_rate": math.inf} for r in made.rows]
