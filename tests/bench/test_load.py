@@ -192,8 +192,8 @@ def test_traffic_is_replayed_in_the_order_it_came(tmp_path: Path) -> None:
         (("a",), 0.0),
         (("b",), 0.5),
     ]
-    log.write_text('{"turns": ["b"]}\n')
-    with pytest.raises(DataError, match="line 1: `timestamp`"):
+    log.write_text('\n{"turns": ["b\u2028"]}\n')
+    with pytest.raises(DataError, match="line 2: `timestamp`"):
         read_traffic(str(log))
     with pytest.raises(DataError, match="--speed is 0"):
         read_traffic(str(log), speed=0)

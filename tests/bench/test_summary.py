@@ -83,9 +83,10 @@ def test_without_a_released_head_its_part_is_null() -> None:
 
 def test_result_files_come_back_as_they_were(tmp_path: Path) -> None:
     result = bench_result()
+    result.answers[0].category = "with a line\u2028separator"
     result.save(str(tmp_path))
     assert BenchResult.load(str(tmp_path)) == result
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == len(result.answers)
+    assert len((tmp_path / "answers.jsonl").read_bytes().splitlines()) == len(result.answers)
     (tmp_path / "answers.jsonl").write_text('{"workload": "mixed"}\n')
     with pytest.raises(StorageError, match="run `fledge bench` again"):
         BenchResult.load(str(tmp_path))

@@ -41,6 +41,13 @@ def test_file_of_turns_is_read_and_named_after_the_file(tmp_path: Path) -> None:
     assert workload.prompts[1].messages == [{"role": "user", "content": "Write a loop."}]
 
 
+def test_line_separators_inside_texts_and_a_byte_order_mark_are_no_ends_of_lines(tmp_path: Path) -> None:
+    value = {"category": "a\u2028b", "turns": ["one\u2028two\x85three"]}
+    path = tmp_path / "web.jsonl"
+    path.write_text(json.dumps(value, ensure_ascii=False) + "\r\n", encoding="utf-8-sig", newline="")
+    assert read_workload(str(path)).prompts == (Prompt("1", "a\u2028b", ("one\u2028two\x85three",)),)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

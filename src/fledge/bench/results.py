@@ -198,7 +198,7 @@ def _write_rows(url: str, rows: Sequence[BaseModel]) -> None:
 
 def _read_rows(url: str) -> list[Any]:
     try:
-        return [json.loads(line) for line in read_bytes(url).decode().splitlines() if line]
+        return [json.loads(line) for line in read_bytes(url).splitlines() if line]
     except ValueError as error:
         raise StorageError(
             f"{url} is damaged ({error}); delete its folder and run `fledge bench` again"

@@ -84,7 +84,7 @@ def read_workload(url: str) -> Workload:
         raise DataError(f"no prompt file {url}; check the path given with --prompts")
     name = posixpath.basename(url)
     try:
-        text = read_bytes(url).decode("utf-8")
+        text = read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{url} is not UTF-8 text ({error.reason}); save it as UTF-8 JSON lines") from error
     prompts = parse_prompts(text, url)
@@ -112,7 +112,7 @@ def load_workloads(
 def parse_prompts(text: str, source: str) -> list[Prompt]:
     """The prompts of JSON lines; `source` names the file in errors. Empty lines are skipped."""
     prompts = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # not at U+2028, which JSON allows
         if not line.strip():
             continue
         try:

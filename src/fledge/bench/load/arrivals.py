@@ -42,11 +42,12 @@ def read_traffic(url: str, speed: float = 1.0) -> list[Arrival]:
         raise DataError(f"--speed is {speed}; give a number above 0: 2 is twice as fast as it came")
     if not exists(url):
         raise DataError(f"no traffic log {url}; check the path given with --replay")
-    text = read_bytes(url).decode("utf-8", errors="replace")
+    text = read_bytes(url).decode("utf-8-sig", errors="replace")
     prompts = parse_prompts(text, url)
-    lines = [line for line in text.splitlines() if line.strip()]
     times = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
         stamp = json.loads(line).get("timestamp")
         if isinstance(stamp, bool) or not isinstance(stamp, (int, float)):
             raise DataError(

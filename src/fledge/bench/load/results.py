@@ -73,8 +73,8 @@ class LoadResult(BaseModel):
         """Read a saved result."""
         value = read_json(join(folder, "load.json"))
         try:
-            text = read_bytes(join(folder, "load.jsonl")).decode()
-            rows = [json.loads(line) for line in text.splitlines() if line]
+            lines = read_bytes(join(folder, "load.jsonl")).splitlines()
+            rows = [json.loads(line) for line in lines if line]
             for row in rows:
                 if row["request_rate"] == _ALL_AT_ONCE:
                     row["request_rate"] = math.inf
