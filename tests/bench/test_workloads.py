@@ -60,6 +60,7 @@ def test_line_separators_inside_texts_and_a_byte_order_mark_are_no_ends_of_lines
         ('{"question_id": 1, "category": "x", "turns": ["  "]}', "must be a text"),
         ('{"question_id": [1], "category": "x", "turns": ["fine"]}', "`question_id`"),
         ('{"question_id": 1, "category": null, "turns": ["fine"]}', "`category`"),
+        ('{"question_id": 1, "category": "x", "turns": ["torn \\ud83d"]}', "half of a surrogate pair"),
     ],
 )
 def test_malformed_line_is_refused_with_its_number(tmp_path: Path, line: str, problem: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from fledge.data.sources.files import has_surrogate
 from fledge.errors import DataError
 from fledge.storage import exists, read_bytes
 
@@ -137,6 +138,8 @@ def _prompt(value: Any, source: str, number: int) -> Prompt:
     category = value.get("category", "general")
     if not isinstance(category, str):
         raise _malformed(source, number, "`category` must be a text")
+    if any(map(has_surrogate, (str(question_id), category, *turns))):
+        raise _malformed(source, number, "half of a surrogate pair (\\ud800 to \\udfff) is no character")
     return Prompt(str(question_id), category, tuple(turns))
 
 
