@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,99 @@ def test_known_models_have_their_known_sizes() -> None:
     assert shape_of(SMOLLM2).weights * 2 == pytest.approx(269e6, rel=0.01)
     head = HeadShape.of(llama)
     assert 0.01 < (head.weights + head.fc) / llama.weights < 0.05  # the article's 2-5 %
+
+
+def config(kind: str, hidden: int, layers: int, heads: tuple[int, int], vocab: int, **others: Any) -> dict:
+    """As published; `heads` of queries and of keys."""
+    names = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    return dict(zip(names, (kind, hidden, layers, *heads), strict=True)) | {"vocab_size": vocab} | others
+
+
+QWEN3 = config(
+    "qwen3_moe", 4096, 94, (64, 4), 151936, head_dim=128, intermediate_size=12288, moe_intermediate_size=1536,
+    num_experts=128, num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=[],
+)  # fmt: skip
+QWEN15 = config(
+    "qwen2_moe", 2048, 24, (16, 16), 151936, intermediate_size=5632, moe_intermediate_size=1408,
+    shared_expert_intermediate_size=5632, num_experts=60, num_experts_per_tok=4,
+)  # fmt: skip
+LLAMA4 = config(
+    "llama4_text", 5120, 48, (40, 8), 202048, head_dim=128, intermediate_size=8192, intermediate_size_mlp=16384,
+    num_experts_per_tok=1,
+)  # fmt: skip
+DEEPSEEK = config(
+    "deepseek_v3", 7168, 61, (128, 128), 129280, intermediate_size=18432, moe_intermediate_size=2048,
+    first_k_dense_replace=3, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8, q_lora_rank=1536,
+    kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+)  # fmt: skip
+GPT_OSS = config(
+    "gpt_oss", 2880, 36, (64, 8), 201088, head_dim=64, intermediate_size=2880, num_local_experts=128,
+    num_experts_per_tok=4, sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 18,
+    quantization_config={"quant_method": "mxfp4"},
+)  # fmt: skip
+GEMMA3 = {  # leaves its vocabulary and which layers have windows to its class
+    "model_type": "gemma3_text", "hidden_size": 5376, "num_hidden_layers": 62, "num_attention_heads": 32,
+    "num_key_value_heads": 16, "head_dim": 128, "intermediate_size": 21504, "sliding_window": 1024,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("published", "billions", "active", "kv_bytes"),
+    [
+        (QWEN3, 235, 22, 192_512),
+        (QWEN15, 14.3, 2.7, 196_608),
+        (
+            {"text_config": LLAMA4 | {"num_local_experts": 16, "interleave_moe_layer_step": 1}},
+            108,
+            17,
+            196_608,
+        ),
+        (
+            {"text_config": LLAMA4 | {"num_local_experts": 128, "interleave_moe_layer_step": 2}},
+            401,
+            17,
+            196_608,
+        ),
+        (DEEPSEEK, 671, 37, 70_272),
+        (GPT_OSS, 116.8, 5.7, 73_728),
+        (
+            {"text_config": GEMMA3},
+            28.4,
+            28.4,
+            507_904,
+        ),  # its lm_head is the embedding, which counts twice here
+    ],
+)
+def test_published_models_have_their_published_sizes(
+    published: dict, billions: float, active: float, kv_bytes: int
+) -> None:
+    shape = shape_of(published)
+    embedding = shape.hidden * shape.vocab
+    assert (shape.weights + embedding) / 1e9 == pytest.approx(billions, rel=0.015)
+    assert (shape.weights_per_token + embedding) / 1e9 == pytest.approx(active, rel=0.02)
+    assert shape.kv_values * 2 == kv_bytes
+
+
+def test_layers_with_a_window_see_no_more_than_it() -> None:
+    assert shape_of(GPT_OSS).seen(32_768) == 18 * (32_768 + 128)
+    assert shape_of({"text_config": GEMMA3}).seen(32_768) == 10 * 32_768 + 52 * 1024
+    mistral = config("mistral", 4096, 32, (32, 8), 32000, intermediate_size=14336, sliding_window=4096)
+    assert shape_of(mistral).seen(32_768) == 32 * 4096
+    assert shape_of(mistral).seen(100) == shape_of(mistral | {"sliding_window": None}).seen(100) == 3200
+
+
+def test_the_head_of_a_mixture_of_experts_is_as_wide_as_fledge_makes_it() -> None:
+    target = shape_of(QWEN3)
+    assert (
+        HeadShape.of(target).weights == (64 + 8) * 128 * 8192 + 8192 * 4096 + 3 * 4096 * 12288 + 32_000 * 4096
+    )
+
+
+def test_a_quantised_target_taken_as_bf16_is_told() -> None:
+    made = make_plan(shape_of(GPT_OSS), H100S)
+    assert any("quantised (mxfp4)" in note for note in made.notes)
+    told = make_plan(shape_of(GPT_OSS), replace(H100S, weight_bits=4.25))
+    assert not any("quantised" in note for note in told.notes)
 
 
 def test_a_mixture_of_experts_reads_more_of_them_with_more_rows() -> None:
@@ -125,6 +219,9 @@ def test_a_configuration_is_read_or_refused(tmp_path: Path) -> None:
         read_shape(str(tmp_path))
     (folder / "config.json").write_text("{}")
     with pytest.raises(TargetError, match="has no hidden_size"):
+        read_shape(str(folder))
+    (folder / "config.json").write_text(json.dumps(SMOLLM2 | {"intermediate_size": [1536] * 30}))
+    with pytest.raises(TargetError, match="no single number as intermediate_size"):
         read_shape(str(folder))
 
 

@@ -42,9 +42,9 @@ class Device:
 
 def forward_seconds(model: ModelShape, device: Device, requests: int, rows_each: int, context: int) -> float:
     """One forward of the target over `rows_each` tokens of each request, whose prefix is `context` tokens long."""
-    rows = requests * rows_each
-    read = model.weights_read(rows) * device.weight_bytes + requests * context * model.kv_values * _KV_BYTES
-    flops = rows * (2 * model.weights_per_token + context * model.attention_flops)
+    rows, seen = requests * rows_each, model.seen(context)
+    read = model.weights_read(rows) * device.weight_bytes + requests * seen * model.kv_width * _KV_BYTES
+    flops = rows * (2 * model.weights_per_token + seen * model.attention_flops)
     return device.at_best(read, flops) + model.layers * device.overhead
 
 

@@ -184,6 +184,11 @@ def _notes(model: ModelShape, options: PlanOptions, speeds: Sequence[SpeedRow]) 
         f"Kernels are taken to reach {options.efficiency:.0%} of bandwidth and FLOP/s; --efficiency changes it. "
         f"Tau {speeds[0].tau:.2f} follows from --acceptance for the tree {','.join(map(str, options.tree))}."
     ]
+    if model.quantised and options.weight_bits == 16.0:
+        notes.append(
+            f"config.json says that the weights are quantised ({model.quantised}); 16 bits are taken for each all the "
+            "same: --weight-bits 8 is fp8, --weight-bits 4.25 mxfp4."
+        )
     losing = [row.concurrency for row in speeds if row.speedup < 1]
     if losing:
         notes.append(

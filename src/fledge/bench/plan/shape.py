@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+
 from fledge.errors import TargetError
 from fledge.storage import exists, join, read_json
 
@@ -26,38 +28,47 @@ class ModelShape:
     head_dim: int
     vocab: int
     attention: int  # weights of one layer's projections
-    mlp: int  # weights of one layer's dense MLP, or of one expert
-    experts: int = 1  # per layer
+    mlp: int  # weights of an MLP of `intermediate_size`
+    dense: int  # weights of all layers' dense MLPs together
+    kv_width: int  # values that one layer keeps of a token
+    attention_flops: int  # FLOPs of one row for each token it sees in one layer: scores and weighted sum
+    expert: int = 0  # weights of one expert
+    expert_layers: int = 0  # layers that have experts
+    experts: int = 1  # of such a layer
     experts_used: int = 1  # per token
-    shared_mlp: int = 0  # weights of a layer that every token passes besides the experts
+    shared: int = 0  # weights of such a layer that every token passes besides
+    windows: tuple[int, ...] = ()  # of the layers whose rows see no more tokens than these
+    quantised: str = ""  # how, if config.json says so
 
     @property
     def weights(self) -> int:
         """All weights a decode can touch: layers and lm_head, without the embedding, of which one row is read."""
-        per_layer = self.attention + self.experts * self.mlp + self.shared_mlp
-        return self.layers * per_layer + self.hidden * self.vocab
+        return self._always + self.expert_layers * self.experts * self.expert
 
     def weights_read(self, rows: int) -> float:
         """Weights a forward over `rows` tokens reads: of the experts those that some token chose, on average."""
-        missed = (1 - self.experts_used / self.experts) ** rows if self.experts > 1 else 0.0
-        per_layer = self.attention + self.experts * (1 - missed) * self.mlp + self.shared_mlp
-        return self.layers * per_layer + self.hidden * self.vocab
+        missed = (1 - self.experts_used / self.experts) ** rows
+        return self._always + self.expert_layers * self.experts * (1 - missed) * self.expert
 
     @property
     def weights_per_token(self) -> int:
         """Weights that one token is multiplied with."""
-        per_layer = self.attention + self.experts_used * self.mlp + self.shared_mlp
-        return self.layers * per_layer + self.hidden * self.vocab
+        return self._always + self.expert_layers * self.experts_used * self.expert
+
+    @property
+    def _always(self) -> int:
+        layers = self.layers * self.attention + self.dense + self.expert_layers * self.shared
+        return layers + self.hidden * self.vocab
 
     @property
     def kv_values(self) -> int:
         """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return self.layers * self.kv_width
 
-    @property
-    def attention_flops(self) -> int:
-        """FLOPs of one row's attention for each token it sees: scores and weighted sum, in all layers."""
-        return 4 * self.layers * self.heads * self.head_dim
+    def seen(self, context: int) -> int:
+        """Tokens that a row after `context` others sees, over all layers."""
+        whole = self.layers - len(self.windows)
+        return whole * context + sum(min(context, window) for window in self.windows)
 
 
 @dataclass(frozen=True)
@@ -73,9 +84,8 @@ class HeadShape:
         """As fledge trains it: the target's widths, `draft_vocab` tokens."""
         wide = (target.heads + 2 * target.kv_heads) * target.head_dim
         attention = wide * 2 * target.hidden + target.heads * target.head_dim * target.hidden
-        dense = target.mlp if target.experts == 1 else max(target.mlp, target.shared_mlp)
         vocabulary = min(draft_vocab, target.vocab) * target.hidden
-        return cls(attention + dense + vocabulary, 3 * target.hidden * target.hidden, target.hidden)
+        return cls(attention + target.mlp + vocabulary, 3 * target.hidden * target.hidden, target.hidden)
 
 
 def read_shape(place: str) -> ModelShape:
@@ -91,36 +101,87 @@ def read_shape(place: str) -> ModelShape:
 
 def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
     """Read a configuration as Hugging Face writes it; multimodal ones hold the decoder's in `text_config`."""
-    raw: Mapping[str, Any] = config.get("text_config") or config
+    raw = _filled(config.get("text_config") or config)
 
     def size(*keys: str, default: int | None = None) -> int:
         for key in keys:
-            if raw.get(key):
-                return int(raw[key])
+            if value := raw.get(key):
+                if not isinstance(value, int):
+                    raise TargetError(
+                        f"config.json of {name} has no single number as {key}; plan another target"
+                    )
+                return value
         if default is None:
             raise TargetError(f"config.json of {name} has no {keys[0]}; it isn't a decoder's configuration")
         return default
 
-    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    hidden, heads, layers = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
     head_dim = size("head_dim", default=hidden // heads)
     kv_heads = size("num_key_value_heads", default=heads)
+    mlp, wide = size("intermediate_size"), size("intermediate_size_mlp", "intermediate_size")
     experts = size("num_local_experts", "num_experts", "n_routed_experts", default=1)
-    dense = 3 * hidden * size("intermediate_size")
-    expert = 3 * hidden * size("moe_intermediate_size", "intermediate_size")
-    shared = size("n_shared_experts", default=0) * expert
-    if raw.get("model_type") == "llama4_text":  # one shared expert of the routed ones' size
-        shared = expert
+    with_experts = _expert_layers(raw, layers) if experts > 1 else 0
+    expert = size("moe_intermediate_size", "intermediate_size")
+    # Llama 4 has one shared expert of the routed ones' size.
+    shared = (
+        expert if raw.get("model_type") == "llama4_text" else size("n_shared_experts", default=0) * expert
+    )
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    kv_width, seeing = 2 * kv_heads * head_dim, 2 * heads * head_dim
+    if raw.get("kv_lora_rank"):  # DeepSeek's latent attention: one key and value for all heads
+        rank, turned = size("kv_lora_rank"), size("qk_rope_head_dim")
+        key, value = size("qk_nope_head_dim") + turned, size("v_head_dim")
+        query = size("q_lora_rank", default=0)
+        attention = query * (hidden + heads * key) if query else hidden * heads * key
+        attention += hidden * (rank + turned) + rank * heads * (key - turned + value) + heads * value * hidden
+        kv_width, seeing = rank + turned, heads * (2 * rank + turned)
+    quantised = config.get("quantization_config") or raw.get("quantization_config") or {}
     return ModelShape(
         name=name or "model",
-        layers=size("num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=size("vocab_size"),
-        attention=hidden * head_dim * (2 * heads + 2 * kv_heads),
-        mlp=expert if experts > 1 else dense,
+        attention=attention,
+        mlp=3 * hidden * mlp,
+        dense=(layers - with_experts) * 3 * hidden * wide,
+        kv_width=kv_width,
+        attention_flops=2 * seeing,
+        expert=3 * hidden * expert,
+        expert_layers=with_experts,
         experts=experts,
         experts_used=size("num_experts_per_tok", default=1),
-        shared_mlp=shared,
+        shared=3 * hidden * size("shared_expert_intermediate_size", default=shared),
+        windows=_windows(raw, layers),
+        quantised=str(quantised.get("quant_method") or ""),
     )
+
+
+def _filled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what transformers takes for keys that are left out, if it knows the model."""
+    kind = str(raw.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        return raw
+    try:
+        known = CONFIG_MAPPING[kind].from_dict(dict(raw)).to_dict()
+    except Exception:  # of any type; what it refuses may say all that is wanted here
+        return raw
+    return {**known, **{key: value for key, value in raw.items() if value is not None}}
+
+
+def _expert_layers(raw: Mapping[str, Any], layers: int) -> int:
+    """Layers that have experts: all from the first to the last, every other, or all but a few."""
+    step = int(raw.get("interleave_moe_layer_step") or raw.get("decoder_sparse_step") or 1)
+    dense = {*range(int(raw.get("first_k_dense_replace") or 0)), *(raw.get("mlp_only_layers") or ())}
+    return sum(layer not in dense for layer in range(step - 1, layers, step))
+
+
+def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The windows of layers that don't see the whole context."""
+    window = int(raw.get("sliding_window") or raw.get("attention_chunk_size") or 0)
+    if not window or raw.get("use_sliding_window") is False:
+        return ()
+    kinds = raw.get("layer_types") or ["sliding_attention"] * layers
+    return (window,) * sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
