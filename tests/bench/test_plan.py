@@ -188,7 +188,10 @@ def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:
     options = PlanOptions(bandwidth_gb_s=30, tflops=0.5, concurrency=(1, 64), overhead_us=0)
     plan = make_plan(shape_of(SMOLLM2), options)
     assert plan.speeds[1].speedup < 1
-    assert any("From 64 requests in flight on this tree loses" in note for note in plan.notes)
+    assert any("With 64 in flight this tree loses" in note for note in plan.notes)
+    experts = make_plan(shape_of(QWEN3), replace(H100S, concurrency=(1, 2, 256)))  # few read the same ones
+    assert experts.speeds[0].speedup < 1 < experts.speeds[2].speedup
+    assert any("With 1, 2 in flight this tree loses" in note for note in experts.notes)
 
 
 def test_unusable_assumptions_are_refused() -> None:

@@ -192,7 +192,7 @@ def _notes(model: ModelShape, options: PlanOptions, speeds: Sequence[SpeedRow]) 
     losing = [row.concurrency for row in speeds if row.speedup < 1]
     if losing:
         notes.append(
-            f"From {losing[0]} requests in flight on this tree loses; the planner would take a smaller or none."
+            f"With {', '.join(map(str, losing))} in flight this tree loses; the planner would take a smaller or none."
         )
     if model.experts > 1:
         notes.append(
