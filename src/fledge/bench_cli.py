@@ -130,6 +130,7 @@ def bench_server(
             fresh=fresh,
             ready_s=ready_timeout,
             progress=progress.update,
+            ended_early=lambda found: _keep_load(found, run_dir),
         )
     _finish_load(result, run_dir)
 
@@ -147,6 +148,15 @@ def _refuse_other_loads(context: typer.Context, load: str) -> None:
         source = context.get_parameter_source(name)
         if source and source.name != "DEFAULT":
             raise DataError(f"--{name} means nothing in a load by --{load}; leave it out")
+
+
+def _keep_load(result: LoadResult, run_dir: str) -> None:
+    """What was measured until an interrupt or an error: hours, perhaps."""
+    from fledge.console import console
+    from fledge.storage import join
+
+    result.save(join(run_dir, "load"))
+    console.print(f"measured until then: {join(run_dir, 'load')}", markup=False, soft_wrap=True)
 
 
 def _finish_load(result: LoadResult, run_dir: str) -> None:

@@ -342,6 +342,27 @@ def test_a_load_test_starts_servers_compares_them_and_comes_back_from_disk(tmp_p
     assert len((tmp_path / "load.jsonl").read_text().splitlines()) == 8
 
 
+def test_what_was_measured_before_an_error_is_kept(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    flaky = f"import os, sys; os.path.exists({str(once)!r}) and exit(3); open({str(once)!r}, 'w').close(); os.execv("
+    flaky += "sys.executable, [sys.executable, '-m', 'tests.bench.fake_server', '--port', '{port}'])"
+    servers = [fake("plain"), ServerSpec("eagle3", command=(sys.executable, "-c", flaky))]
+    kept: list[LoadResult] = []
+    options = LoadOptions(concurrency=(1, 2), requests=2, repeats=1)
+    with pytest.raises(ServerError, match="ended with code 3"):
+        run_load(servers, WORKLOAD, options, fresh=True, ended_early=kept.append)
+    (found,) = kept
+    assert [(r["backend"], r["max_concurrency"]) for r in found.rows] == [
+        ("plain", 1),
+        ("eagle3", 1),
+        ("plain", 2),
+    ]
+    assert [c.concurrency for c in found.comparisons] == [1]
+    assert found.notes[-1] != found.notes[0] == "Ended early: 3 of 4 blocks were measured."
+    found.save(str(tmp_path / "load"))
+    assert served_view(LoadResult.load(str(tmp_path / "load"))) is not None
+
+
 def test_turns_of_a_conversation_follow_each_other() -> None:
     result = run_load(
         [fake("one")], MULTI_TURN, LoadOptions(concurrency=(1,), requests=1, repeats=1, warmup=0)

@@ -108,6 +108,7 @@ def compare_levels(
         compare_level(rows, servers[0], server, level, same.get((server, level), (0, 0)))
         for level in levels
         for server in servers[1:]
+        if _repeats(rows, servers[0], level).keys() & _repeats(rows, server, level).keys()  # ended early
     ]
 
 

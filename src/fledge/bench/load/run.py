@@ -54,12 +54,22 @@ def run_load(
     fresh: bool = False,
     ready_s: float = 600.0,
     progress: Progress = lambda done, total, note: None,
+    ended_early: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
-    """Measure every server at every level. `traffic` is replayed with its own timing instead of the levels."""
+    """Measure every server at every level. `traffic` is replayed with its own timing instead of the levels.
+
+    `ended_early` gets what was measured until an interrupt or an error, which is raised afterwards.
+    """
     levels = plan_levels(workload, options, traffic)
     api_key = os.environ.get("OPENAI_API_KEY")
     test = _Test(specs, workload.name, options, levels, api_key, ready_s, progress)
-    return asyncio.run(test.run(fresh=fresh))
+    try:
+        asyncio.run(test.run(fresh=fresh))
+    except BaseException:
+        if test.rows:
+            ended_early(test.result())
+        raise
+    return test.result()
 
 
 def plan_levels(workload: Workload, options: LoadOptions, traffic: Sequence[Arrival] = ()) -> list[Level]:
@@ -86,12 +96,12 @@ class _Test:
     ) -> None:
         self._specs, self._workload, self._options, self._levels = specs, workload, options, levels
         self._api_key, self._ready_s, self._progress = api_key, ready_s, progress
-        self._rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
         self._models: dict[str, str] = {}
         self._same: dict[tuple[str, Any], tuple[int, int]] = {}
         self._first: dict[tuple[Any, str], Answers] = {}
 
-    async def run(self, *, fresh: bool) -> LoadResult:
+    async def run(self, *, fresh: bool) -> None:
         async with open_session() as session, AsyncExitStack() as stack:
             calls: dict[str, Call] = {}
             if not fresh:
@@ -101,17 +111,20 @@ class _Test:
                     )
                     calls[spec.name] = await self._ready(session, spec, place)
             await self._measure(session, calls)
+
+    def result(self) -> LoadResult:
+        """All that was measured until now."""
         return LoadResult(
             servers=[spec.name for spec in self._specs],
             models=self._models,
             commands={spec.name: spec.url or shlex.join(spec.command) for spec in self._specs},
             workload=self._workload,
             options=json.loads(json.dumps(asdict(self._options))),  # as the file will have them
-            comparisons=compare_levels(self._rows, [spec.name for spec in self._specs], self._same),
+            comparisons=compare_levels(self.rows, [spec.name for spec in self._specs], self._same),
             machine=machine_facts(),
             versions=versions(),
             notes=self._notes(),
-            rows=self._rows,
+            rows=self.rows,
         )
 
     async def _measure(self, session: aiohttp.ClientSession, calls: dict[str, Call]) -> None:
@@ -171,7 +184,7 @@ class _Test:
             self._options.slo,
             self._options.price_per_hour,
         )
-        self._rows.append(row)
+        self.rows.append(row)
         self._compare_answers(driven, name, level, repeat)
         return row
 
@@ -192,7 +205,10 @@ class _Test:
                 self._same[spec.name, key] = (sum(baseline[one] == other[one] for one in both), len(both))
 
     def _notes(self) -> list[str]:
-        notes, answered = [], [row for row in self._rows if row["completed"]]
+        notes, answered = [], [row for row in self.rows if row["completed"]]
+        wanted = len(self._levels) * self._options.repeats * len(self._specs)
+        if len(self.rows) < wanted:
+            notes.append(f"Ended early: {len(self.rows)} of {wanted} blocks were measured.")
         if any(row["tokens_counted_by"] == "chunks" for row in answered):
             notes.append(
                 "A server sent no usage: its output tokens are counted as one per chunk, so under speculation its TPOT "
