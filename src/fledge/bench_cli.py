@@ -8,19 +8,15 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from fledge.errors import RecipeError
-
-if TYPE_CHECKING:
-    from fledge.bench.load import LoadResult
 
 _DEFAULT = "engine"
 _Number = TypeVar("_Number", int, float)
@@ -104,6 +100,7 @@ def bench_server(
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
     from fledge.bench.sets import find_workload
     from fledge.bench.workloads import read_workload
+    from fledge.closing import close_load, keep_load
     from fledge.console import StageProgress
 
     _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
@@ -130,9 +127,9 @@ def bench_server(
             fresh=fresh,
             ready_s=ready_timeout,
             progress=progress.update,
-            ended_early=lambda found: _keep_load(found, run_dir),
+            ended_early=lambda found: keep_load(found, run_dir),
         )
-    _finish_load(result, run_dir)
+    close_load(result, run_dir, shlex.join(["fledge", *sys.argv[1:]]))
 
 
 def _refuse_other_loads(context: typer.Context, load: str) -> None:
@@ -148,37 +145,6 @@ def _refuse_other_loads(context: typer.Context, load: str) -> None:
         source = context.get_parameter_source(name)
         if source and source.name != "DEFAULT":
             raise DataError(f"--{name} means nothing in a load by --{load}; leave it out")
-
-
-def _keep_load(result: LoadResult, run_dir: str) -> None:
-    """What was measured until an interrupt or an error: hours, perhaps."""
-    from fledge.console import console
-    from fledge.storage import join
-
-    result.save(join(run_dir, "load"))
-    console.print(f"measured until then: {join(run_dir, 'load')}", markup=False, soft_wrap=True)
-
-
-def _finish_load(result: LoadResult, run_dir: str) -> None:
-    from fledge.bench.report import ReportFacts, write_report
-    from fledge.bench.report.served import served_view
-    from fledge.console import console, print_table
-    from fledge.storage import join
-
-    result.save(join(run_dir, "load"))
-    facts = ReportFacts(
-        target=next(iter(result.models.values()), "server"),
-        load=result,
-        commands=[shlex.join(["fledge", *sys.argv[1:]])],
-        created=time.strftime("%Y-%m-%d %H:%M %Z"),
-    )
-    write_report(join(run_dir, "report.html"), facts)
-    view = served_view(result)
-    if view is not None:
-        print_table("Medians over the repeats", view.columns, view.rows, text_columns=2)
-        for line in (*view.verdicts, *view.notes):
-            console.print(line, markup=False, soft_wrap=True)
-    console.print(f"report: {join(run_dir, 'report.html')}", markup=False, soft_wrap=True)
 
 
 @bench_app.command("peers")

@@ -14,6 +14,7 @@ from fledge.bench.report import Curve, DataFacts, ReportFacts, TrainingFacts, da
 from fledge.bench.report.compare import compare_runs, comparison_columns, write_comparison
 from fledge.bench.report.exports import write_exports
 from fledge.bench.report.formats import clock, number, times
+from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
 from fledge.console import console, print_table
@@ -48,8 +49,12 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     """All the report shows of a run; `seconds` is what each stage took."""
     head = _head_facts(run.url("head"), run.url("train", "metrics.jsonl"))
     bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
+    load = LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None
+    data, recipe = _own_data(run), run.recipe.to_yaml()
     if bench is not None:  # then the target itself needn't be here
         name, revision = bench.subject.target, bench.subject.revision
+    elif load is not None and head is None and data is None:  # servers alone, of a target no recipe names
+        name, revision, recipe = next(iter(load.models.values())), "", ""
     else:
         name, revision = run.target.name, run.target.revision
     shipped = released_folder(revision)
@@ -58,14 +63,14 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     return ReportFacts(
         target=name,
         bench=None if outdated else bench,
-        load=LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None,
-        data=_own_data(run),
+        load=load,
+        data=data,
         training=head,
         released=_head_facts(shipped, join(shipped, "metrics.jsonl")) if shipped else None,
         released_data=_stored_data(join(shipped, DATA_NAME)) if shipped else None,
         stages=seconds,
         commands=[run.command] if run.command else [],
-        recipe=run.recipe.to_yaml(),
+        recipe=recipe,
         notes=[left_out] if outdated else [],
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
     )
@@ -78,6 +83,31 @@ def export_report(run: Run, kinds: Sequence[str]) -> None:
         raise StorageError(f"can't export {unknown[0]!r}; write --export md or --export png")
     for url in write_exports(run.url(), report_facts(run, {}), kinds) if kinds else []:
         console.print(f"written: {url}", markup=False, soft_wrap=True)
+
+
+def keep_load(result: LoadResult, folder: str) -> None:
+    """Keep a load test that ended early: it may have taken hours."""
+    result.save(join(folder, "load"))
+    console.print(f"measured until then: {join(folder, 'load')}", markup=False, soft_wrap=True)
+
+
+def close_load(result: LoadResult, folder: str, command: str) -> None:
+    """Keep and show a load test; its page too, unless the folder has a run's, which has more on it."""
+    result.save(join(folder, "load"))
+    view = served_view(result)
+    if view is not None:
+        print_table("Medians over the repeats", view.columns, view.rows, text_columns=2)
+        for line in (*view.verdicts, *view.notes):
+            console.print(line, markup=False, soft_wrap=True)
+    page = join(folder, REPORT_NAME)
+    if storage.exists(join(folder, SUMMARY_NAME)):
+        line = f"{page} is a run's: `fledge report --run-dir {folder}` adds this to it"
+    else:
+        target = next(iter(result.models.values()))
+        created = time.strftime("%Y-%m-%d %H:%M %Z")
+        write_report(page, ReportFacts(target, load=result, commands=[command], created=created))
+        line = f"report: {page}"
+    console.print(line, markup=False, soft_wrap=True)
 
 
 def compare_run_folders(first: str, second: str, output: str) -> None:

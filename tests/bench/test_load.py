@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import statistics
@@ -11,9 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-from typer.testing import CliRunner
 
 from fledge.bench.load import (
     LoadOptions,
@@ -25,13 +21,12 @@ from fledge.bench.load import (
     run_load,
 )
 from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
-from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
+from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import Reading, between, parse_metrics
 from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import compare_level, compare_levels
 from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload
-from fledge.cli import app
 from fledge.errors import DataError, ServerError
 from tests.bench.synthetic import load_result
 
@@ -60,27 +55,6 @@ def record(
         output_tokens=tokens,
         counted=True,
     )
-
-
-def answered(*lines: str) -> RequestRecord:
-    """The record of a request whose server answers with these `data:` lines and ends as it should."""
-    return sent("".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")))
-
-
-def sent(text: str, content_type: str = "text/event-stream") -> RequestRecord:
-    """The record of a request whose server sends this."""
-
-    async def chat(request: web.Request) -> web.Response:
-        return web.Response(text=text, content_type=content_type)
-
-    async def ask() -> RequestRecord:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        async with TestServer(app) as server, open_session() as session:
-            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            return await send(session, call, [], RequestRecord("q", 0, 0.0))
-
-    return asyncio.run(ask())
 
 
 def figures(records: list[RequestRecord], seconds: float = 2.0, slo: Objective | None = None) -> dict:
@@ -133,38 +107,6 @@ def test_goodput_counts_requests_that_keep_every_objective() -> None:
 def test_a_failed_request_is_counted_and_told() -> None:
     row = figures([record([0.1, 0.2], 2), RequestRecord("q", 0, 0.0, error="HTTP 503: busy")])
     assert (row["completed"], row["failed"], row["errors"]) == (1, 1, ["HTTP 503: busy"])
-
-
-@pytest.mark.parametrize("name", ["content", "reasoning", "reasoning_content"])
-def test_thinking_counts_whatever_the_server_calls_it(name: str) -> None:
-    one = answered(*(json.dumps({"choices": [{"delta": {name: word}}]}) for word in ("so ", "on")))
-    assert one.ok
-    assert (one.text, one.output_tokens) == ("so on", 2)
-
-
-@pytest.mark.parametrize("line", ["7", '"text"', "[]", "null", '{"choices": [null]}', '{"usage": 7}'])
-def test_a_line_that_is_no_chunk_fails_its_request_alone(line: str) -> None:
-    one = answered('{"choices": [{"delta": {"content": "so"}}]}', line)
-    assert not one.ok
-    assert "something else than a chat completion" in str(one.error)
-
-
-def test_an_answer_that_breaks_off_or_is_no_stream_is_a_failure() -> None:
-    word, stop = ({"choices": [{"delta": {"content": "so"}, "finish_reason": end}]} for end in (None, "stop"))
-    assert "broke off" in str(sent(f"data: {json.dumps(word)}\n\n").error)
-    assert sent(f"data: {json.dumps(stop)}\n\n").error is None  # some servers leave [DONE] out
-    whole = sent('{"choices": [{"message": {"content": "so"}}]}', "application/json")
-    assert whole.error == "the server sent application/json, not a stream of events"
-
-
-def test_a_line_of_megabytes_fails_its_request_alone() -> None:
-    one = answered(json.dumps({"choices": [{"delta": {"content": "x" * 3_000_000}}]}))
-    assert "LineTooLong" in str(one.error)
-
-
-def test_an_error_that_is_null_is_none() -> None:
-    one = answered('{"error": null, "choices": [{"delta": {"content": "so"}}]}')
-    assert (one.error, one.text) == (None, "so")
 
 
 def test_poisson_arrivals_have_the_rate_and_are_the_same_for_a_seed() -> None:
@@ -380,67 +322,6 @@ def test_a_server_that_fails_or_is_not_there_is_told() -> None:
     dead = ServerSpec("dead", command=(sys.executable, "-c", "print('no such head'); exit(3)", "{port}"))
     with pytest.raises(ServerError, match=r"ended with code 3 .*no such head"):
         run_load([dead], WORKLOAD, options)
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "problem"),
-    [
-        (401, '{"error": "bad key"}', 'HTTP 401: {"error": "bad key"}; .* OPENAI_API_KEY, which is not set'),
-        (200, '{"data": []}', "names no model"),
-        (200, "<html>", "names no model"),
-    ],
-)
-def test_a_server_that_names_no_model_says_why(status: int, body: str, problem: str) -> None:
-    async def models(request: web.Request) -> web.Response:
-        return web.Response(status=status, text=body)
-
-    async def ask() -> str:
-        app = web.Application()
-        app.router.add_get("/v1/models", models)
-        async with TestServer(app) as server, open_session() as session:
-            return await model_name(session, f"http://{server.host}:{server.port}")
-
-    with pytest.raises(ServerError, match=problem):
-        asyncio.run(ask())
-
-
-def test_a_replay_is_named_after_its_log(tmp_path: Path) -> None:
-    log = tmp_path / "monday.jsonl"
-    log.write_text('{"timestamp": 10, "turns": ["a"]}\n')
-    server = f"one=start:{sys.executable} -m tests.bench.fake_server --port {{port}}"
-    arguments = [
-        "--server",
-        server,
-        "--replay",
-        str(log),
-        "--repeats",
-        "1",
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
-    result = CliRunner().invoke(app, ["bench", "server", *arguments])
-    assert result.exception is None, result.output
-    found = LoadResult.load(str(tmp_path / "run" / "load"))
-    assert (found.workload, found.rows[0]["dataset_name"], found.rows[0]["completed"]) == (
-        "monday",
-        "monday",
-        1,
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--replay", "log.jsonl", "--rate", "2"], "--rate means nothing in a load by --replay"),
-        (["--replay", "log.jsonl", "--workload", "code"], "--workload means nothing in a load by --replay"),
-        (["--rate", "2", "--concurrency", "4"], "--concurrency means nothing in a load by --rate"),
-        (["--speed", "2"], "--speed means nothing in a load by --concurrency"),
-    ],
-)
-def test_options_of_another_kind_of_load_are_refused(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "server", "--server", "a=http://127.0.0.1:9", *arguments])
-    assert isinstance(result.exception, DataError)
-    assert message in str(result.exception)
 
 
 def test_a_server_without_usage_is_told_in_the_notes() -> None:

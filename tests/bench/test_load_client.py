@@ -1,0 +1,88 @@
+"""One streamed request: whatever a server answers, its record says it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
+from fledge.errors import ServerError
+
+
+def answered(*lines: str) -> RequestRecord:
+    """The record of a request whose server answers with these `data:` lines and ends as it should."""
+    return sent("".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")))
+
+
+def sent(text: str, content_type: str = "text/event-stream") -> RequestRecord:
+    """The record of a request whose server sends this."""
+
+    async def chat(request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type=content_type)
+
+    async def ask() -> RequestRecord:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        async with TestServer(app) as server, open_session() as session:
+            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
+            return await send(session, call, [], RequestRecord("q", 0, 0.0))
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning", "reasoning_content"])
+def test_thinking_counts_whatever_the_server_calls_it(name: str) -> None:
+    one = answered(*(json.dumps({"choices": [{"delta": {name: word}}]}) for word in ("so ", "on")))
+    assert one.ok
+    assert (one.text, one.output_tokens) == ("so on", 2)
+
+
+@pytest.mark.parametrize("line", ["7", '"text"', "[]", "null", '{"choices": [null]}', '{"usage": 7}'])
+def test_a_line_that_is_no_chunk_fails_its_request_alone(line: str) -> None:
+    one = answered('{"choices": [{"delta": {"content": "so"}}]}', line)
+    assert not one.ok
+    assert "something else than a chat completion" in str(one.error)
+
+
+def test_an_answer_that_breaks_off_or_is_no_stream_is_a_failure() -> None:
+    word, stop = ({"choices": [{"delta": {"content": "so"}, "finish_reason": end}]} for end in (None, "stop"))
+    assert "broke off" in str(sent(f"data: {json.dumps(word)}\n\n").error)
+    assert sent(f"data: {json.dumps(stop)}\n\n").error is None  # some servers leave [DONE] out
+    whole = sent('{"choices": [{"message": {"content": "so"}}]}', "application/json")
+    assert whole.error == "the server sent application/json, not a stream of events"
+
+
+def test_a_line_of_megabytes_fails_its_request_alone() -> None:
+    one = answered(json.dumps({"choices": [{"delta": {"content": "x" * 3_000_000}}]}))
+    assert "LineTooLong" in str(one.error)
+
+
+def test_an_error_that_is_null_is_none() -> None:
+    one = answered('{"error": null, "choices": [{"delta": {"content": "so"}}]}')
+    assert (one.error, one.text) == (None, "so")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (401, '{"error": "bad key"}', 'HTTP 401: {"error": "bad key"}; .* OPENAI_API_KEY, which is not set'),
+        (200, '{"data": []}', "names no model"),
+        (200, "<html>", "names no model"),
+    ],
+)
+def test_a_server_that_names_no_model_says_why(status: int, body: str, problem: str) -> None:
+    async def models(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    async def ask() -> str:
+        app = web.Application()
+        app.router.add_get("/v1/models", models)
+        async with TestServer(app) as server, open_session() as session:
+            return await model_name(session, f"http://{server.host}:{server.port}")
+
+    with pytest.raises(ServerError, match=problem):
+        asyncio.run(ask())

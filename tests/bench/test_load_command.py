@@ -1,0 +1,74 @@
+"""`fledge bench server`: which options go together, and what it leaves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fledge.bench.load import LoadResult
+from fledge.cli import app
+from fledge.errors import DataError
+from tests.bench.synthetic import load_result
+
+SERVER = f"one=start:{sys.executable} -m tests.bench.fake_server --port {{port}}"
+
+
+def test_a_replay_is_named_after_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "monday.jsonl"
+    log.write_text('{"timestamp": 10, "turns": ["a"]}\n')
+    arguments = [
+        "--server",
+        SERVER,
+        "--replay",
+        str(log),
+        "--repeats",
+        "1",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    result = CliRunner().invoke(app, ["bench", "server", *arguments])
+    assert result.exception is None, result.output
+    found = LoadResult.load(str(tmp_path / "run" / "load"))
+    assert (found.workload, found.rows[0]["dataset_name"], found.rows[0]["completed"]) == (
+        "monday",
+        "monday",
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replay", "log.jsonl", "--rate", "2"], "--rate means nothing in a load by --replay"),
+        (["--replay", "log.jsonl", "--workload", "code"], "--workload means nothing in a load by --replay"),
+        (["--rate", "2", "--concurrency", "4"], "--concurrency means nothing in a load by --rate"),
+        (["--speed", "2"], "--speed means nothing in a load by --concurrency"),
+    ],
+)
+def test_options_of_another_kind_of_load_are_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "server", "--server", "a=http://127.0.0.1:9", *arguments])
+    assert isinstance(result.exception, DataError)
+    assert message in str(result.exception)
+
+
+def test_the_page_of_a_run_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "report.html").write_text("the run's")
+    arguments = ["--server", SERVER, "--concurrency", "1", "--requests", "1", "--repeats", "1"]
+    result = CliRunner().invoke(app, ["bench", "server", *arguments, "--run-dir", str(tmp_path)])
+    assert result.exception is None, result.output
+    assert (tmp_path / "report.html").read_text() == "the run's"
+    assert f"`fledge report --run-dir {tmp_path}` adds this to it" in result.output.replace("\n", "")
+    assert LoadResult.load(str(tmp_path / "load")).models == {"one": "fake"}
+
+
+def test_a_page_of_servers_alone_names_what_they_served(tmp_path: Path) -> None:
+    load_result().save(str(tmp_path / "load"))
+    result = CliRunner().invoke(app, ["report", "--run-dir", str(tmp_path)])
+    assert result.exception is None, result.output
+    page = (tmp_path / "report.html").read_text()
+    assert "<title>target: eagle3: tokens" in page
+    assert "SmolLM2" not in page
