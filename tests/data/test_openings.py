@@ -8,10 +8,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
+from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.seeds import derive_seed, pick, unit_interval
 from fledge.data.synthesis import fill
-from fledge.data.words import PLACEHOLDERS
 
 
 def test_every_category_has_openings_and_a_share() -> None:

@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from fledge.data import Opening, PromptOptions, RespondOptions
-from fledge.data.openings import DEFAULT_OPENINGS
-from fledge.data.words import PLACEHOLDERS
+from fledge.data.openings import DEFAULT_OPENINGS, PLACEHOLDERS
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fledge.data.filters import Limits, reject_reason
 from fledge.data.gathering import ExaminerSettings, Treatment, examine_in_processes
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.mixing import Sources, mix_prompts
-from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
+from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.options import Progress, PromptOptions, silent
 from fledge.data.overlap import EvaluationIndex, RepeatIndex, read_evaluation_texts
 from fledge.data.privacy import Audit, AuditWriter, FilterFactory, PrivacyOptions
@@ -30,7 +30,6 @@ from fledge.data.ray_map import RayOptions, examine_on_ray
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
-from fledge.data.words import PLACEHOLDERS
 from fledge.engine import Engine
 from fledge.errors import DataError, TargetError
 from fledge.storage import Fingerprint, make_fingerprint

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge.data.generation import Generation, Job
-from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS
+from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.options import Opening, PromptOptions
 from fledge.data.seeds import derive_seed, pick
 from fledge.data.turns import decode_all, encode_plain
-from fledge.data.words import PLACEHOLDERS
 from fledge.engine import Completion, SamplingParams
 from fledge.errors import DataError
 from fledge.target import Target
