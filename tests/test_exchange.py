@@ -36,6 +36,14 @@ def fledge(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
+def test_a_folder_is_named_as_it_is_whatever_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], head: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("long [b]" * 20)
+    assert fledge(monkeypatch, "export", head, folder) == 0
+    assert f"head: {folder} (" in capsys.readouterr().out
+
+
 def test_export_import_and_doctor_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fledge.console import StageProgress, console, print_table
+from fledge.console import StageProgress, print_table, say
 from fledge.errors import DataError
 from fledge.run_folder import Run
 from fledge.storage import join, write_atomic
@@ -47,4 +47,4 @@ def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
         )
         text += "\n"
     write_atomic(join(folder, TABLE_NAME), text.encode())
-    console.print(join(folder, TABLE_NAME), markup=False)
+    say(join(folder, TABLE_NAME))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fledge.console import console
+from fledge.console import say
 from fledge.draft import Head
 from fledge.engine import CompletionStats, Engine
 from fledge.released import head_url
@@ -30,7 +30,7 @@ def answer(
         print(piece.text, end="", flush=True)  # a console would expand tabs
         if piece.completion is not None:
             print()
-            console.print(_stats_line(piece.completion.stats, speculative=drafts is not None), style="dim")
+            say(_stats_line(piece.completion.stats, speculative=drafts is not None), dim=True)
 
 
 def _load_head(target: Target, head: str) -> Head:

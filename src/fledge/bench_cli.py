@@ -178,7 +178,7 @@ def bench_peers(
     """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI, vLLM and SGLang, as far as each is installed."""
     from fledge.bench.peers import PeerOptions, run_peers
     from fledge.bench.peers.table import write_peers
-    from fledge.console import StageProgress, console, print_table
+    from fledge.console import StageProgress, print_table, say
     from fledge.released import head_url
     from fledge.target import Target
 
@@ -201,9 +201,7 @@ def bench_peers(
         found = run_peers(loaded, options, progress.update)
     table = write_peers(run_dir, found)
     print_table("Peers, interleaved", table.columns, table.rows, text_columns=2)
-    for line in table.notes:
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(f"table: {run_dir}/peers.md", markup=False, soft_wrap=True)
+    say(*table.notes, f"table: {run_dir}/peers.md")
 
 
 def plan(
@@ -231,7 +229,7 @@ def plan(
     """Predict speed with and without a draft head, and what data, features and training take, before renting."""
     from fledge.bench import BenchResult
     from fledge.bench.plan import CHECK_COLUMNS, PlanOptions, check_rows, make_plan, read_shape
-    from fledge.console import console, print_table
+    from fledge.console import print_table, say
     from fledge.storage import join
 
     options = PlanOptions(
@@ -254,8 +252,7 @@ def plan(
     made = make_plan(shape, options)
     print_table(made.title, made.speed_columns, made.speed_rows)
     print_table("Data, features, training", made.work_columns, made.work_rows)
-    for line in made.notes:
-        console.print(line, markup=False, soft_wrap=True)
+    say(*made.notes)
     if check is not None:
         rows = check_rows(BenchResult.load(join(check, "bench")), shape, draft_vocab)
         print_table("Predicted and measured", CHECK_COLUMNS, rows)
@@ -282,7 +279,7 @@ def bench_ratios(
 ) -> None:
     """What speculation costs and brings beside plain decode: busy engine, first token, sampling, neighbours."""
     from fledge.bench.ratios import COLUMNS, Sizes, measure_ratios
-    from fledge.console import console, print_table
+    from fledge.console import print_table, say
     from fledge.draft import Head
     from fledge.released import head_url
     from fledge.target import Target
@@ -299,11 +296,11 @@ def bench_ratios(
         Head.load(head_url(loaded, head)),
         sizes,
         [part.strip() for part in only.split(",")] if only else [],
-        lambda line: console.print("  ".join(line.cells), markup=False, soft_wrap=True),
+        lambda line: say("  ".join(line.cells)),
     )
     print_table("Other over base", COLUMNS, [line.cells for line in found.lines])
     found.save(output)
-    console.print(f"written: {output}", markup=False, soft_wrap=True)
+    say(f"written: {output}")
 
 
 def tune(
@@ -321,7 +318,7 @@ def tune(
 ) -> None:
     """Search tree shapes per concurrency on this machine; show the front of latency against throughput."""
     from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
-    from fledge.console import StageProgress, console, print_table
+    from fledge.console import StageProgress, print_table, say
     from fledge.draft import Head
     from fledge.released import head_url
     from fledge.target import Target
@@ -337,10 +334,9 @@ def tune(
     with StageProgress("tune") as progress:
         found = tune_shapes(loaded, Head.load(head_url(loaded, head)), options, progress.update)
     print_table("Tree shapes", found.columns, found.table)
-    for line in found.verdicts:
-        console.print(line, markup=False, soft_wrap=True)
+    say(*found.verdicts)
     found.save(output)
-    console.print(f"written: {output}", markup=False, soft_wrap=True)
+    say(f"written: {output}")
 
 
 def _numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:

@@ -17,7 +17,7 @@ from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
-from fledge.console import console, print_table
+from fledge.console import print_table, say
 from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
@@ -41,8 +41,7 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
     if storage.exists(run.url("prompts", storage.MANIFEST_NAME)):
         write_run_card(run.folder)
     write_report(run.url(REPORT_NAME), facts)
-    for note in facts.notes:
-        console.print(note, markup=False, soft_wrap=True)
+    say(*facts.notes)
 
 
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
@@ -81,14 +80,14 @@ def export_report(run: Run, kinds: Sequence[str]) -> None:
     unknown = sorted(set(kinds) - {"md", "png"})
     if unknown:
         raise StorageError(f"can't export {unknown[0]!r}; write --export md or --export png")
-    for url in write_exports(run.url(), report_facts(run, {}), kinds) if kinds else []:
-        console.print(f"written: {url}", markup=False, soft_wrap=True)
+    if kinds:
+        say(*(f"written: {url}" for url in write_exports(run.url(), report_facts(run, {}), kinds)))
 
 
 def keep_load(result: LoadResult, folder: str) -> None:
     """Keep a load test that ended early: it may have taken hours."""
     result.save(join(folder, "load"))
-    console.print(f"measured until then: {join(folder, 'load')}", markup=False, soft_wrap=True)
+    say(f"measured until then: {join(folder, 'load')}")
 
 
 def close_load(result: LoadResult, folder: str, command: str) -> None:
@@ -97,8 +96,7 @@ def close_load(result: LoadResult, folder: str, command: str) -> None:
     view = served_view(result)
     if view is not None:
         print_table("Medians over the repeats", view.columns, view.rows, text_columns=2)
-        for line in (*view.verdicts, *view.notes):
-            console.print(line, markup=False, soft_wrap=True)
+        say(*view.verdicts, *view.notes)
     page = join(folder, REPORT_NAME)
     if storage.exists(join(folder, SUMMARY_NAME)):
         line = f"{page} is a run's: `fledge report --run-dir {folder}` adds this to it"
@@ -107,7 +105,7 @@ def close_load(result: LoadResult, folder: str, command: str) -> None:
         created = time.strftime("%Y-%m-%d %H:%M %Z")
         write_report(page, ReportFacts(target, load=result, commands=[command], created=created))
         line = f"report: {page}"
-    console.print(line, markup=False, soft_wrap=True)
+    say(line)
 
 
 def compare_run_folders(first: str, second: str, output: str) -> None:
@@ -116,10 +114,9 @@ def compare_run_folders(first: str, second: str, output: str) -> None:
     comparison = compare_runs(results[0], results[1], (first, second))
     rows = [line.cells for line in comparison.lines]
     print_table("Second run over the first", comparison_columns(), rows, text_columns=1)
-    for line in ([comparison.warning] if comparison.warning else []) + comparison.differences:
-        console.print(line, markup=False, soft_wrap=True)
+    say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
     write_comparison(output, comparison)
-    console.print(f"comparison: {output}", markup=False, soft_wrap=True)
+    say(f"comparison: {output}")
 
 
 def print_closing(run: Run, records: Iterable[Record]) -> None:
@@ -128,7 +125,7 @@ def print_closing(run: Run, records: Iterable[Record]) -> None:
     print_table("Stages", ["stage", "result", "time"], rows, text_columns=2)
     if storage.exists(run.url(SUMMARY_NAME)):
         print_summary(Summary.load(run.url(SUMMARY_NAME)))
-    console.print(f"report: {run.url(REPORT_NAME)}", markup=False, soft_wrap=True)
+    say(f"report: {run.url(REPORT_NAME)}")
 
 
 def print_summary(summary: Summary) -> None:
@@ -156,8 +153,7 @@ def print_summary(summary: Summary) -> None:
     ]
     title = f"{summary.decoding.capitalize()}, batch 1: median time per output token"
     print_table(title, columns, rows, text_columns=2)
-    for line in _cost_lines(summary):
-        console.print(line, markup=False, soft_wrap=True)
+    say(*_cost_lines(summary))
 
 
 def _workload_row(label: str, workload: str, found: WorkloadSummary) -> list[str]:

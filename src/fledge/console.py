@@ -76,6 +76,12 @@ class StageProgress:
         return clock(max(0.0, total - done) * (now - started) / (done - before))
 
 
+def say(*lines: str, dim: bool = False) -> None:
+    """Print lines as they are: brackets are no markup, and a long path isn't broken into two."""
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True, style="dim" if dim else None)
+
+
 def clock(seconds: float) -> str:
     """`75` -> `1:15`, `3700` -> `1:01:40`."""
     minutes, rest = divmod(round(seconds), 60)

@@ -15,7 +15,7 @@ import torch
 
 from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
-from fledge.console import clock, console, print_table
+from fledge.console import clock, print_table, say
 from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
@@ -62,10 +62,7 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     path = local_path(run.folder)
     free = psutil.disk_usage(str(path)).free if path is not None else None
     if free is not None and free < size:
-        console.print(
-            f"warning: {run.folder} has {human_bytes(free)} free; free some space or lower prompts.count",
-            markup=False,
-        )
+        say(f"warning: {run.folder} has {human_bytes(free)} free; free some space or lower prompts.count")
 
 
 def estimate(run: Run, pending: Collection[str]) -> list[Expected]:

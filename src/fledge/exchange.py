@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from fledge.console import console
+from fledge.console import say
 from fledge.doctor import diagnose
 from fledge.draft import Head
 from fledge.draft.card import model_card
@@ -74,7 +74,7 @@ def export_head(
         join(destination, "README.md"), model_card(head, chosen, push or _name(destination)).encode()
     )
     _compare(head, read_head(destination), wanted, destination)
-    console.print(f"head: {destination} ({chosen} form, every tensor read back and compared)")
+    say(f"head: {destination} ({chosen} form, every tensor read back and compared)")
     if push is not None:
         _push(head, chosen, wanted, push)
     return head
@@ -98,9 +98,9 @@ def import_head(
         head = _described(head.fitted_to(loaded), loaded)
     write_head(head, destination, dtype=None)
     _compare(head, read_head(destination), None, destination)
-    console.print(f"head: {destination} (every tensor read back and compared)")
+    say(f"head: {destination} (every tensor read back and compared)")
     if target is None:
-        console.print("not checked against its target; run: fledge doctor TARGET " + destination, style="dim")
+        say(f"not checked against its target; run: fledge doctor TARGET {destination}", dim=True)
     return head
 
 
@@ -118,14 +118,12 @@ def examine(
         max_tokens=max_tokens,
     )
     for row in found.measured:
-        console.print(f"{row.name}: {row.value}", style="dim", soft_wrap=True)
+        say(f"{row.name}: {row.value}", dim=True)
     for finding in found.findings:
         likely = "" if finding.certain else " (likely)"
-        console.print(
-            f"{finding.fault}{likely}: {finding.what}. {finding.remedy}.", soft_wrap=True, markup=False
-        )
+        say(f"{finding.fault}{likely}: {finding.what}. {finding.remedy}.")
     if not found.findings:
-        console.print("no fault found")
+        say("no fault found")
     return 1 if found.findings else 0
 
 
@@ -196,7 +194,7 @@ def _push(head: Head, form: str, dtype: torch.dtype | None, repository: str) -> 
         chosen = check_form(form)
         write_head(head, folder, chosen, dtype=dtype)
         write_atomic(join(folder, "README.md"), model_card(head, chosen, repository).encode())
-        console.print(f"pushed: {push_folder(folder, repository)}")
+        say(f"pushed: {push_folder(folder, repository)}")
 
 
 def _source(source: str, target: Target | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fledge.bench.report.formats import human_bytes
-from fledge.console import StageProgress, clock, console, print_table
+from fledge.console import StageProgress, clock, print_table, say
 from fledge.errors import StorageError
 from fledge.estimate import Calibration, conversation_tokens
 from fledge.features import bytes_per_token, verify_store
@@ -38,11 +38,7 @@ def print_feature_estimate(run: Run) -> None:
     source = "of the conversations on disk" if known else "expected from the recipe"
     print_table(f"{tokens:,.0f} tokens {source}", ["features", "store", "target's time", "per month"], rows)
     timed = f"{speed:,.0f} tokens/s measured here" if speed else "not known with features.device_map"
-    console.print(
-        f"time: {timed}; money: features.price_per_gb = {recipe.features.price_per_gb:g}",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(f"time: {timed}; money: features.price_per_gb = {recipe.features.price_per_gb:g}")
 
 
 def verify_features(run: Run) -> None:
@@ -61,13 +57,10 @@ def _is_sound(url: str) -> bool:
     with StageProgress("verify") as progress:
         found = verify_store(url, progress.update)
     if not found.faults:
-        console.print(
-            f"{url} is sound: {found.shards} shards, {found.conversations:,} conversations, {human_bytes(found.bytes)}",
-            markup=False,
-            soft_wrap=True,
+        say(
+            f"{url} is sound: {found.shards} shards, {found.conversations:,} conversations, {human_bytes(found.bytes)}"
         )
         return True
-    for fault in found.faults[:_SHOWN]:
-        console.print(f"fault: {fault}", markup=False, soft_wrap=True)
-    console.print(f"{url} has {len(found.faults)} faults", markup=False, soft_wrap=True)
+    say(*(f"fault: {fault}" for fault in found.faults[:_SHOWN]))
+    say(f"{url} has {len(found.faults)} faults")
     return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fledge.console import StageProgress, console, print_table
+from fledge.console import StageProgress, print_table, say
 from fledge.draft import Head, head_runner
 from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
@@ -48,7 +48,7 @@ def print_evaluation(run: Run, given: str) -> None:
         if "0" in found.by_temperature:
             limit = run.recipe.evaluate.shape_tokens
             why = f"evaluate.shapes and evaluate.shape_tokens ({limit}) leave no greedy held-out answer to draft"
-        console.print(f"{why}: tau of trees in serving can't be predicted", soft_wrap=True)
+        say(f"{why}: tau of trees in serving can't be predicted")
         return
     shapes = {name: TreeShape(*map(int, name.split(","))) for name in found.serving}
     seconds = _round_seconds(run, head, shapes)
@@ -84,7 +84,7 @@ def print_comparison(run: Run, given: tuple[str, str]) -> None:
     overall = found[0]
     better = "B" if overall.low > 0 else "A"
     verdict = f"{better} is better" if overall.certain else "these conversations can't tell the heads apart"
-    console.print(verdict, markup=False)
+    say(verdict)
 
 
 def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dict[str, float]:

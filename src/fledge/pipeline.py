@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from fledge.bench import refuse_impossible
 from fledge.closing import print_closing
-from fledge.console import StageProgress, clock, console
+from fledge.console import StageProgress, clock, say
 from fledge.data.options import silent
 from fledge.errors import RecipeError, StorageError
 from fledge.estimate import print_estimate
@@ -160,15 +160,15 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
         outcome = stage.work(run, progress.update)
     seconds = progress.seconds if outcome.seconds is None else outcome.seconds
     Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures).save(folder)
-    console.print(f"{stage.name:<9} {outcome.line} [{clock(seconds)}]", markup=False, soft_wrap=True)
+    say(f"{stage.name:<9} {outcome.line} [{clock(seconds)}]")
 
 
 def _print_done(record: Record) -> None:
-    console.print(f"{record.stage:<9} done before: {record.line}", markup=False, soft_wrap=True)
+    say(f"{record.stage:<9} done before: {record.line}")
 
 
 def _print_given(run: Run, stage: Stage) -> None:
-    console.print(f"{stage.name:<9} {run.url(stage.folder)} taken as it is", markup=False)
+    say(f"{stage.name:<9} {run.url(stage.folder)} taken as it is")
 
 
 def _named(name: str) -> Stage:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from fledge.console import console
+from fledge.console import console, say
 from fledge.data.contract import Checked, check_template, notes
 from fledge.data.conversations import Conversation
 from fledge.target import Target
@@ -29,14 +29,13 @@ def show_template(spec: str, *, show_ids: bool) -> bool:
     checked = check_template(target)
     colour = console.color_system is not None
     marks = "green tokens are trained" if colour else "«trained» tokens stand in marks"
-    console.print(f"{target.name}: {marks}, the others are given", markup=False)
+    say(f"{target.name}: {marks}, the others are given")
     for shape in checked:
         console.print()
-        console.print(f"{shape.name}: {_MEANING[shape.status]}{_detail(shape)}", markup=False, soft_wrap=True)
+        say(f"{shape.name}: {_MEANING[shape.status]}{_detail(shape)}")
         for sample in shape.samples:
             console.print(render(target, sample, show_ids=show_ids, colour=colour), soft_wrap=True)
-    for note in notes(target):
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    say(*(f"note: {note}" for note in notes(target)))
     return all(shape.status != "different" for shape in checked)
 
 
