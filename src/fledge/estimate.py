@@ -17,6 +17,7 @@ from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
 from fledge.console import clock, print_table, say
 from fledge.draft import DraftVocabulary, HeadConfig
+from fledge.draft.head import weight_shapes
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
 from fledge.run_folder import Run
@@ -186,10 +187,7 @@ class Calibration:
     def head_size(self) -> int:
         """Weights of the head that is trained."""
         config = HeadConfig.for_target(self._target.config, self._draft_vocab_size)
-        wide, size = config.num_heads * config.head_dim, config.hidden_size
-        attention = config.qkv_size * 2 * size + wide * size
-        mlp = 3 * config.intermediate_size * size
-        return attention + mlp + 3 * config.target_hidden_size * size + config.draft_vocab_size * size
+        return sum(math.prod(shape) for shape in weight_shapes(config).values())
 
     @property
     def _draft_vocab_size(self) -> int:
