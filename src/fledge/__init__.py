@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,22 +15,16 @@ __version__ = "0.1.0"
 __all__ = ["Engine", "Head", "Target", "__version__", "released_head"]
 
 
+_HOMES = {
+    "Engine": "fledge.engine",
+    "Head": "fledge.draft",
+    "Target": "fledge.target",
+    "released_head": "fledge.released",
+}
+
+
 def __getattr__(name: str) -> Any:
     """The public names, imported on first use: `fledge --help` needn't wait for torch."""
-    if name == "Target":
-        from fledge.target import Target
-
-        return Target
-    if name == "Head":
-        from fledge.draft import Head
-
-        return Head
-    if name == "Engine":
-        from fledge.engine import Engine
-
-        return Engine
-    if name == "released_head":
-        from fledge.released import released_head
-
-        return released_head
-    raise AttributeError(f"module 'fledge' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fledge' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
