@@ -10,13 +10,14 @@ A job is a Python generator: it yields a `Generation`, gets the finished `Comple
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from fledge.engine import Completion, Engine, SamplingParams
 
 T = TypeVar("T")
+_MOST_WAITING = 64  # results that wait for an earlier one, per request under way
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class AnswerFailed(Exception):
 
 
 Job = Generator[Generation, Completion, T]
+Request = TypeVar("Request", bound=Hashable)
+Answer = tuple[Request, Completion | AnswerFailed]
 
 
 class TokenRate:
@@ -66,62 +69,69 @@ class TokenRate:
 
 def run_in_order(engine: Engine, jobs: Iterable[Job[T]], rate: TokenRate) -> Generator[T, None, None]:
     """Results of the jobs in their order. Closing the iterator drops what is still in the engine."""
-    runner = _Runner[T](engine, iter(jobs), rate)
-    try:
-        yield from runner.results()
-    finally:
-        runner.cancel()
+
+    def answers(running: Collection[int]) -> Iterator[Answer[int]]:
+        for result in engine.step():
+            if result.request_id in running:  # else it is somebody else's on the same engine
+                rate.add(len(result.token_ids))
+                if result.completion is not None:
+                    yield result.request_id, result.completion
+
+    def stop(running: Collection[int]) -> None:
+        for request in running:
+            engine.cancel(request)
+
+    # A step admits as many as finished in the one before, so half a batch in waiting keeps the engine full.
+    most = engine.max_batch + (engine.max_batch + 1) // 2
+    return keep_full(
+        jobs, most, lambda wanted: engine.submit(wanted.prompt_ids, wanted.params), answers, stop
+    )
 
 
-class _Runner(Generic[T]):
-    def __init__(self, engine: Engine, jobs: Iterator[Job[T]], rate: TokenRate) -> None:
-        self._engine = engine
-        self._jobs = enumerate(jobs)
-        self._rate = rate
-        # A step admits as many as finished in the one before, so half a batch in waiting keeps the engine full.
-        self._in_flight = engine.max_batch + (engine.max_batch + 1) // 2
-        self._running: dict[int, tuple[int, Job[T]]] = {}  # request id -> job
-        self._finished: dict[int, T] = {}  # job number -> result
-        self._exhausted = False
+def keep_full(
+    jobs: Iterable[Job[T]],
+    most: int,
+    start: Callable[[Generation], Request],
+    answers: Callable[[Collection[Request]], Iterable[Answer[Request]]],
+    stop: Callable[[Collection[Request]], None],
+) -> Generator[T, None, None]:
+    """Results of the jobs in their order, up to `most` requests under way.
 
-    def results(self) -> Iterator[T]:
-        number = 0
-        while True:
-            self._fill()
-            while number in self._finished:
-                yield self._finished.pop(number)
-                number += 1
-            if self._running:
-                self._step()
-            elif self._exhausted:
-                return
+    `start` begins a request and returns what tells it from others; `answers` waits until some of those under way are
+    answered; `stop` is told which nobody waits for any more.
+    """
+    numbered = enumerate(jobs)
+    running: dict[Request, tuple[int, Job[T]]] = {}
+    finished: dict[int, T] = {}  # by the job's number, until all before it are
+    exhausted, number = False, 0
 
-    def cancel(self) -> None:
-        for request in self._running:
-            self._engine.cancel(request)
-
-    def _fill(self) -> None:
-        while not self._exhausted and len(self._running) < self._in_flight:
-            try:
-                number, job = next(self._jobs)
-            except StopIteration:
-                self._exhausted = True
-                return
-            self._advance(number, job, None)
-
-    def _step(self) -> None:
-        for result in self._engine.step():
-            if result.request_id not in self._running:
-                continue  # somebody else's request on the same engine
-            self._rate.add(len(result.token_ids))
-            if result.completion is not None:
-                number, job = self._running.pop(result.request_id)
-                self._advance(number, job, result.completion)
-
-    def _advance(self, number: int, job: Job[T], completion: Completion | None) -> None:
+    def advance(index: int, job: Job[T], answer: Completion | AnswerFailed | None) -> None:
         try:
-            wanted = next(job) if completion is None else job.send(completion)
-        except StopIteration as stop:
-            self._finished[number] = stop.value
+            if isinstance(answer, AnswerFailed):
+                wanted = job.throw(answer)
+            else:
+                wanted = next(job) if answer is None else job.send(answer)
+        except StopIteration as ended:
+            finished[index] = ended.value
         else:
-            self._running[self._engine.submit(wanted.prompt_ids, wanted.params)] = (number, job)
+            running[start(wanted)] = (index, job)
+
+    try:
+        while True:
+            while not exhausted and len(running) < most and len(finished) < _MOST_WAITING * most:
+                try:
+                    index, job = next(numbered)
+                except StopIteration:
+                    exhausted = True
+                else:
+                    advance(index, job, None)
+            while number in finished:
+                yield finished.pop(number)
+                number += 1
+            if running:
+                for request, answer in answers(running):
+                    advance(*running.pop(request), answer)
+            elif exhausted:
+                return
+    finally:
+        stop(running)

@@ -12,14 +12,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
 import httpx2
 
-from fledge.data.generation import AnswerFailed, Generation, Job, TokenRate
+from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
 from fledge.data.options import ServerOptions
 from fledge.data.turns import decode_all, encode_plain
 from fledge.engine import Completion, CompletionStats
@@ -284,51 +284,30 @@ def _headers(key_variable: str) -> dict[str, str]:
 
 def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) -> Generator[T, None, None]:
     """Results of the jobs in their order; as many requests under way as the server is allowed."""
-    numbered: Iterator[tuple[int, Job[T]]] = enumerate(jobs)
-    running: dict[Future[Completion], tuple[int, Job[T]]] = {}
-    finished: dict[int, T] = {}
-    exhausted, number = False, 0
 
-    def advance(index: int, job: Job[T], resume: Callable[[], Generation]) -> None:
-        try:
-            wanted = resume()
-        except StopIteration as stop:
-            finished[index] = stop.value
-        else:
-            running[_in_thread(partial(server.complete, wanted))] = (index, job)
+    def answers(
+        running: Collection[Future[Completion]],
+    ) -> Iterator[Answer[Future[Completion]]]:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            try:
+                completion = future.result()
+            except AnswerFailed as failed:
+                yield future, failed
+            else:
+                rate.add(len(completion.token_ids))
+                yield future, completion
 
-    try:
-        while True:
-            while (
-                not exhausted
-                and len(running) < server.concurrency
-                and len(finished) < 64 * server.concurrency
-            ):
-                try:
-                    index, job = next(numbered)
-                except StopIteration:
-                    exhausted = True
-                    break
-                advance(index, job, lambda job=job: next(job))  # type: ignore[misc]
-            while number in finished:
-                yield finished.pop(number)
-                number += 1
-            if not running:
-                if exhausted:
-                    return
-                continue
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                index, job = running.pop(future)
-                try:
-                    completion = future.result()
-                except AnswerFailed as failed:
-                    advance(index, job, lambda job=job, failed=failed: job.throw(failed))  # type: ignore[misc]
-                else:
-                    rate.add(len(completion.token_ids))
-                    advance(index, job, lambda job=job, done=completion: job.send(done))  # type: ignore[misc]
-    finally:
+    def stop(running: Collection[Future[Completion]]) -> None:
         if running:
             server.give_up()
+
+    return keep_full(
+        jobs,
+        server.concurrency,
+        lambda wanted: _in_thread(partial(server.complete, wanted)),
+        answers,
+        stop,
+    )
 
 
 def _in_thread(work: Callable[[], T]) -> Future[T]:
