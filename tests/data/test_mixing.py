@@ -8,7 +8,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fledge.data import PrivacyOptions, PromptOptions, make_prompts, prompt_summary, read_prompts
+from fledge.data.privacy import Treated
 from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
 from fledge.errors import DataError, FingerprintError
@@ -211,20 +211,13 @@ def test_evaluation_overlap_is_reported_per_file(
     assert rows == set(range(60)) - {4, 5, 9}
 
 
-@dataclass(frozen=True)
-class Blackened:
-    turns: list[str] | None
-    reason: str | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-
-
 class Blacken:
     """Stands where the privacy filter does: replaces one word, drops records with another."""
 
-    def treat(self, conversation: Sequence[str], key: str) -> Blackened:
+    def treat(self, conversation: Sequence[str], key: str) -> Treated:
         if any("python" in text for text in conversation):
-            return Blackened(None, "policy")
-        return Blackened([text.replace("garden", "[PLACE]") for text in conversation])
+            return Treated(None, {}, "policy")
+        return Treated([text.replace("garden", "[PLACE]") for text in conversation])
 
 
 def test_nothing_is_written_before_it_is_treated(
@@ -241,8 +234,8 @@ def test_nothing_is_written_before_it_is_treated(
 class SayWhere:
     """Puts the number of its process in the place of a word."""
 
-    def treat(self, conversation: Sequence[str], key: str) -> Blackened:
-        return Blackened([text.replace("garden", f"process {os.getpid()}") for text in conversation])
+    def treat(self, conversation: Sequence[str], key: str) -> Treated:
+        return Treated([text.replace("garden", f"process {os.getpid()}") for text in conversation])
 
 
 def test_rows_are_treated_in_as_many_processes_as_asked_for(

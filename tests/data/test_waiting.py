@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fledge.data import waiting as module
-from fledge.data.conversations import Conversation
-from fledge.data.dialogue import Answered
+from fledge.data.conversations import Answered, Conversation
 from fledge.data.generation import Job
 from fledge.data.privacy import Audit
 from fledge.data.waiting import NAME, Waiting

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol
+from typing import Literal
 
 import pyarrow as pa
 
 from fledge.data.parquet import read_rows, to_parquet
+from fledge.data.privacy import Audit
 from fledge.errors import DataError
 from fledge.storage import Manifest, join
 
@@ -43,17 +44,6 @@ _LATER = {"row": -1, "licence": "", "reasoning_tokens": 0}
 _REJECTS = pa.schema([("prompt_id", pa.string()), ("reason", pa.string())])
 
 
-class AnsweredPrompt(Protocol):
-    """What came of a prompt."""
-
-    @property
-    def prompt_id(self) -> str: ...
-    @property
-    def conversations(self) -> Sequence[Conversation]: ...
-    @property
-    def reason(self) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class Conversation:
     """One conversation of T tokens."""
@@ -76,6 +66,16 @@ class Conversation:
     def supervised_tokens(self) -> int:
         """Tokens the target generated."""
         return sum(self.loss_mask)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came of a prompt."""
+
+    prompt_id: str
+    conversations: tuple[Conversation, ...]
+    reason: str | None = None  # why there is none, or why it ended before the prompt's last turn
+    audit: Audit | None = None  # of the scan of the target's texts, if there is one
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class ConversationWriter:
         """Shards written."""
         return len(self._conversations.shards)
 
-    def write(self, answered: Sequence[AnsweredPrompt]) -> None:
+    def write(self, answered: Sequence[Answered]) -> None:
         """Write one shard of each; either may be empty."""
         number = f"{self.shards:05d}.parquet"
         rejects = [{"prompt_id": a.prompt_id, "reason": a.reason} for a in answered if a.reason is not None]

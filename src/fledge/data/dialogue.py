@@ -6,15 +6,13 @@ where the template rewrites history (drops thinking, trims):    a sample per tur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Generator, Sequence
 
-from fledge.data.conversations import Conversation
+from fledge.data.conversations import Answered, Conversation
 from fledge.data.filters import Limits, reject_reason
 from fledge.data.generation import AnswerFailed, Generation, Job
 from fledge.data.options import RespondOptions
-from fledge.data.privacy import Audit
+from fledge.data.privacy import Audit, Treated
 from fledge.data.prompt_store import Prompt
 from fledge.data.reasoning import as_sent_back, reasoning_length
 from fledge.data.seeds import derive_seed, pick, unit_interval
@@ -27,29 +25,7 @@ from fledge.target.chat import Message
 _USER_LIMITS = Limits(min_words=2)  # "Why not?" is a fine second turn
 
 
-class Scanned(Protocol):
-    """What a scan says of a text of the target."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """What was found: entity -> occurrences."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why it may not be kept, if it may not."""
-
-
-AnswerScan = Callable[[str], Scanned]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """What came of a prompt."""
-
-    prompt_id: str
-    conversations: tuple[Conversation, ...]
-    reason: str | None = None  # why there is none, or why it ended before the prompt's last turn
-    audit: Audit | None = None  # of the scan of the target's texts, if there is one
+AnswerScan = Callable[[str], Treated]  # what the privacy filter says of a text of the target
 
 
 class DialogueJobs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -20,7 +20,7 @@ from fledge.data.filters import Limits, foreign_reason, has_template_text
 from fledge.data.language import LanguageFilter
 from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
-from fledge.data.privacy import Audit, AuditWriter
+from fledge.data.privacy import Audit, AuditWriter, Treated
 from fledge.data.prompt_store import Prompt, PromptWriter, Reject
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.sources import Record, Source, Unusable
@@ -28,22 +28,6 @@ from fledge.data.sources.opening import DEFAULT_CATEGORY
 
 Row = Record | Unusable
 _CATEGORIES = 1024  # remembered
-
-
-class Treated(Protocol):
-    """A conversation's texts after the privacy filter."""
-
-    @property
-    def turns(self) -> Sequence[str] | None:
-        """As many texts as were given; None: the record must be dropped."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why it is dropped."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """What was found: entity -> occurrences."""
 
 
 class Treatment(Protocol):

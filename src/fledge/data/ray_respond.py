@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from fledge.data.conversations import ConversationWriter
-from fledge.data.dialogue import Answered, DialogueJobs
+from fledge.data.conversations import Answered, ConversationWriter
+from fledge.data.dialogue import DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import PrivacyOptions

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from fledge import storage
 from fledge.data.conversations import (
+    Answered,
     ConversationStatistics,
     ConversationWriter,
     conversation_rejects,
     conversation_statistics,
 )
-from fledge.data.dialogue import Answered, AnswerScan, DialogueJobs
+from fledge.data.dialogue import AnswerScan, DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import Audit, AuditWriter, PrivacyOptions

@@ -16,8 +16,7 @@ from dataclasses import asdict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fledge.data.conversations import SCHEMA, Conversation
-from fledge.data.dialogue import Answered
+from fledge.data.conversations import SCHEMA, Answered, Conversation
 from fledge.data.generation import Job
 from fledge.data.parquet import to_parquet
 from fledge.data.privacy import Audit

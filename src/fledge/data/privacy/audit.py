@@ -10,25 +10,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from fledge.data.privacy.filter import Treated
 from fledge.storage import Manifest, join
 
 FOLDER = "privacy"
-
-
-class Counted(Protocol):
-    """What became of a record, as far as it is counted."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Entity -> occurrences."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why it is dropped, if it is."""
 
 
 @dataclass
@@ -40,7 +28,7 @@ class Audit:
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> records
     entities: Counter[str] = field(default_factory=Counter)  # entity -> occurrences
 
-    def add(self, treated: Counted) -> None:
+    def add(self, treated: Treated) -> None:
         """Count one record."""
         self.scanned += 1
         self.entities.update(treated.counts)
