@@ -27,7 +27,6 @@ from fledge.data.selection.matching import NgramCounts, features
 from fledge.data.selection.quotas import share_out
 from fledge.data.selection.select import PoolSource, Selected, select_prompts
 from fledge.data.sources import Source, SourceOptions, open_source
-from fledge.data.sources.opening import ShapedSource
 from fledge.errors import DataError
 from fledge.storage import Manifest
 
@@ -43,8 +42,8 @@ WritePool = Callable[[int, str], None]
 class Sources:
     """The opened sources of a recipe."""
 
-    prompts: tuple[ShapedSource, ...]  # without the target itself
-    traffic: tuple[ShapedSource, ...]
+    prompts: tuple[Source, ...]  # without the target itself
+    traffic: tuple[Source, ...]
 
     @classmethod
     def open(cls, options: PromptOptions) -> Sources:
@@ -149,7 +148,7 @@ def read_traffic(
 
 def _told(
     chosen: Sequence[SourceOptions],
-    opened: Mapping[str, ShapedSource],
+    opened: Mapping[str, Source],
     pools: Sequence[PoolSource],
     selected: Selected,
 ) -> dict[str, Any]:

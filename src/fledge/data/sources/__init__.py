@@ -6,8 +6,8 @@ hub   ──► {"messages": [...]}      ─────────► messages
 logs  ──► {"body": {...}}          ─────────► request
 """
 
-from fledge.data.sources.base import Record, RowSource, Source, Unusable
-from fledge.data.sources.opening import open_source
+from fledge.data.sources.base import Record, RowSource, Unusable
+from fledge.data.sources.opening import Source, open_source
 from fledge.data.sources.options import SourceOptions
 from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
 from fledge.data.sources.terms import Terms, check_terms

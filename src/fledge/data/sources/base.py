@@ -1,4 +1,4 @@
-"""The one interface of sources: rows in a fixed order, each either a user's turns or the reason why not."""
+"""What sources are made of: stored rows in a fixed order, and what is taken from each, or the reason why not."""
 
 from __future__ import annotations
 
@@ -42,19 +42,3 @@ class BadRow:
     """A row that couldn't be read."""
 
     reason: str
-
-
-class Source(Protocol):
-    """What the prompts stage reads."""
-
-    name: str
-    licence: str
-    shape: str
-
-    def records(self, skip: int = 0) -> Iterator[Record | Unusable]:
-        """All rows in order without the first `skip`: as records, or why they can't be."""
-        ...
-
-    def digest(self) -> str:
-        """Changes when the records may have changed."""
-        ...

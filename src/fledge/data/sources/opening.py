@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 
-from fledge.data.sources.base import BadRow, Record, RowSource, Source, Unusable
+from fledge.data.sources.base import BadRow, Record, RowSource, Unusable
 from fledge.data.sources.files import FileRows, has_surrogate
 from fledge.data.sources.hub import HubRows
 from fledge.data.sources.options import SourceOptions
@@ -18,7 +18,7 @@ _LOOKED_AT = 100  # rows that decide the shape
 DEFAULT_CATEGORY = "general"
 
 
-def open_source(options: SourceOptions) -> ShapedSource:
+def open_source(options: SourceOptions) -> Source:
     """The records of a source.
 
     Raises:
@@ -29,13 +29,13 @@ def open_source(options: SourceOptions) -> ShapedSource:
             check_terms(options.label, options.licence, False)  # before anything is loaded
         rows = HubRows(options)
         terms = check_terms(options.label, options.licence or rows.licence, options.training_allowed)
-        return ShapedSource(options, rows, terms)
+        return Source(options, rows, terms)
     terms = check_terms(options.label, options.licence, options.training_allowed)
-    return ShapedSource(options, FileRows(options.path), terms)
+    return Source(options, FileRows(options.path), terms)
 
 
-class ShapedSource(Source):
-    """Rows and the shape they are in."""
+class Source:
+    """What the prompts stage reads: rows and the shape they are in."""
 
     def __init__(self, options: SourceOptions, rows: RowSource, terms: Terms) -> None:
         self._options = options
@@ -46,7 +46,7 @@ class ShapedSource(Source):
         self.shape = self._find_shape()
 
     def records(self, skip: int = 0) -> Iterator[Record | Unusable]:
-        """All rows in order without the first `skip`."""
+        """All rows in order without the first `skip`: as records, or why they can't be."""
         options = self._options
         rows = self._rows.rows(skip)
         if options.limit is not None:
@@ -67,7 +67,7 @@ class ShapedSource(Source):
             yield Record(number, found.turns, system, category)
 
     def digest(self) -> str:
-        """Over the rows and how they are read."""
+        """Over the rows and how they are read: changes when the records may have changed."""
         return hashlib.sha256(f"{self._rows.digest()}\0{self.shape}".encode()).hexdigest()
 
     def _find_shape(self) -> str:
