@@ -23,9 +23,8 @@ from fledge.features import FeatureStore
 from fledge.storage import exists, join, make_fingerprint, read_json, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
-from fledge.train.batches import heldout_batches
 from fledge.train.compare import Difference, difference, round_counts
-from fledge.train.evaluate import compute_dtype, measure
+from fledge.train.evaluate import compute_dtype, judged_batches, measure
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions, TrainOptions
 from fledge.train.trainer import train
@@ -122,11 +121,7 @@ def run_row(
         row = _read(row_url)
         if row.made_from == made_from:
             return row
-    batches = heldout_batches(store, judged.batch_tokens, judged.max_tokens)
-    if not batches:
-        raise DataError(
-            f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
-        )
+    batches = judged_batches(store, judged)
     learner = Learner(Head.load(head_url), target.ends, compute_dtype(target), target.device)
     found = measure(learner, store, batches, judged.depth, progress)
     acceptance = Acceptance.of((r for r, _ in found), judged.depth)

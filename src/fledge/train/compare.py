@@ -16,12 +16,10 @@ from torch import Tensor
 
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
-from fledge.errors import DataError
 from fledge.features import FeatureStore, SampleInfo
 from fledge.target import Target
 from fledge.train.acceptance import DraftRound
-from fledge.train.batches import heldout_batches
-from fledge.train.evaluate import compute_dtype, measure
+from fledge.train.evaluate import compute_dtype, judged_batches, measure
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
 
@@ -54,11 +52,7 @@ def compare_heads(
 ) -> list[Difference]:
     """The second head against the first: over all held-out conversations, then by category."""
     store = FeatureStore(features_url)
-    batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
-    if not batches:
-        raise DataError(
-            f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
-        )
+    batches = judged_batches(store, options)
     infos = [info for batch in batches for info in batch]
     counts = []
     for head in heads:

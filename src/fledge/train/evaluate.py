@@ -55,11 +55,7 @@ def evaluate(
     head = head.fitted_to(target)
     store = FeatureStore(features_url)
     learner = Learner(head, target.ends, compute_dtype(target), target.device)
-    batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
-    if not batches:
-        raise DataError(
-            f"no held-out conversations in {features_url}; raise respond.heldout and respond again"
-        )
+    batches = judged_batches(store, options)
     found = measure(learner, store, batches, options.depth, progress)
     by_shape = predict_serving(target, head, store, options, progress)
     result = Evaluation(
@@ -74,6 +70,14 @@ def evaluate(
     if output_url is not None:
         write_json(join(output_url, EVALUATION_NAME), asdict(result))
     return result
+
+
+def judged_batches(store: FeatureStore, options: EvaluateOptions) -> list[list[SampleInfo]]:
+    """The held-out conversations that heads are judged on; a DataError if there are none."""
+    batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
+    if not batches:
+        raise DataError(f"no held-out conversations in {store.url}; raise respond.heldout and respond again")
+    return batches
 
 
 def predict_serving(
