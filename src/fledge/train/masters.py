@@ -13,7 +13,7 @@ gradients in place (functions.py), where the hooks would wait for gradients in t
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -27,71 +27,47 @@ from fledge.train.parallel import Team
 Parallel = Literal["ddp", "fsdp"]
 
 
-class Masters(Protocol):
-    """The masters of one process, and what it does together with the others: all processes must call alike."""
+class Masters:
+    """The masters of one process, whole in it, and what it does together with others: all processes must call alike.
 
-    team: Team
+    As they are here, processes that train together all make the same update.
+    """
+
     mine: Tensor  # float32 [P], the part of the flat buffer [N] that this process updates
     part: slice  # its place in the buffer
-
-    def summed(self, grad: Tensor) -> Tensor:
-        """This process' part [P] of the gradients [N], summed over all processes; `grad` is used up."""
-        ...
-
-    def norm(self, grad: Tensor) -> float:
-        """Of the whole, from parts [P]."""
-        ...
-
-    def whole(self, part: Tensor) -> Tensor:
-        """All processes' parts [P] of something as one [N]; it may be `part` itself."""
-        ...
-
-    def collected(self, part: Tensor) -> Tensor:
-        """The same for the leading process alone, in memory of the host where it is a copy; empty in the others."""
-        ...
-
-    def publish(self, compute: Tensor, part: Tensor | None = None) -> None:
-        """Cast the masters (or what is given in parts) into every process' `compute` [N]."""
-        ...
-
-    def takes(self, turn: int) -> bool:
-        """Whether this process does piece number `turn` of work on whole tensors."""
-        ...
-
-    def hand_round(self, tensor: Tensor, turn: int) -> None:
-        """Overwrite `tensor` with that of the process which took this turn."""
-        ...
-
-
-class WholeMasters:
-    """One process, or each with all masters: every process makes the same update."""
 
     def __init__(self, masters: Tensor, team: Team = Team()) -> None:  # noqa: B008 - immutable
         self.team, self.mine, self.part = team, masters, slice(0, masters.numel())
 
     def summed(self, grad: Tensor) -> Tensor:
+        """This process' part [P] of the gradients [N], summed over all processes; `grad` is used up."""
         return self.team.sum_(grad)
 
     def norm(self, grad: Tensor) -> float:
+        """Of the whole, from parts [P]."""
         return float(grad.norm())
 
     def whole(self, part: Tensor) -> Tensor:
+        """All processes' parts [P] of something as one [N]; it may be `part` itself."""
         return part
 
     def collected(self, part: Tensor) -> Tensor:
+        """The same for the leading process alone, in memory of the host where it is a copy; empty in the others."""
         return part
 
     def publish(self, compute: Tensor, part: Tensor | None = None) -> None:
+        """Cast the masters (or what is given in parts) into every process' `compute` [N]."""
         compute.copy_(self.mine if part is None else part)
 
     def takes(self, turn: int) -> bool:
+        """Whether this process does piece number `turn` of work on whole tensors."""
         return True
 
     def hand_round(self, tensor: Tensor, turn: int) -> None:
-        pass
+        """Overwrite `tensor` with that of the process which took this turn."""
 
 
-class ShardedMasters:
+class ShardedMasters(Masters):
     """Masters split over the processes by FSDP2; `dtype` is that of the compute copies."""
 
     def __init__(self, masters: Tensor, team: Team, dtype: torch.dtype) -> None:
@@ -155,4 +131,4 @@ def spread(masters: Tensor, team: Team, parallel: Parallel, dtype: torch.dtype) 
     """Masters [N], the same in all processes of the team, as this process keeps them."""
     if parallel == "fsdp" and team.size > 1:
         return ShardedMasters(masters, team, dtype)
-    return WholeMasters(masters, team)
+    return Masters(masters, team)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fledge.train.elementwise import accumulate, transpose
-from fledge.train.masters import Masters, Parallel, WholeMasters, spread
+from fledge.train.masters import Masters, Parallel, spread
 from fledge.train.parallel import Team
 from fledge.train.workspace import Workspace
 
@@ -72,7 +72,7 @@ class TrainableWeights:
             compute, grad = (buffer[span].view(stored.shape) for buffer in (self.compute, self.grad))
             self.weights[name] = Weight(name, span, compute, grad, transposed)
             start = span.stop
-        self.masters: Masters = WholeMasters(flat)
+        self.masters = Masters(flat)
         self.refresh()
 
     def __getitem__(self, name: str) -> Weight:
