@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 
@@ -82,7 +83,6 @@ class PrivacyFilter:
         if policy not in (None, "drop", "redact", "surrogate"):
             raise DataError(f"unknown policy {policy!r}; use drop, redact or surrogate")
         self._wanted = sorted(self.options.wanted)
-        self._looked_for = self.options.wanted
         self._allowed = frozenset(value.casefold() for value in self.options.allow)
         models = [
             *ner_recognizers(self.options.ner),
@@ -159,7 +159,7 @@ class PrivacyFilter:
         plain = _UNSEEN.sub("", text.translate(_PLAIN))
         found = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
         wanted = [
-            f for f in found if f.entity in self._looked_for and self._counts(plain[f.start : f.end], f)
+            f for f in found if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)
         ]
         if len(plain) == len(text):
             return wanted
@@ -220,7 +220,9 @@ class PrivacyFilter:
             if self._policy(entity) == "redact":
                 operators[entity] = OperatorConfig("replace", {"new_value": f"<{entity}>"})
             else:
-                operators[entity] = OperatorConfig("custom", {"lambda": _replacer(surrogates, entity)})
+                # Presidio calls it once with the text "PII" to see that it returns a string.
+                replace = partial(surrogates.replace, entity)
+                operators[entity] = OperatorConfig("custom", {"lambda": replace})
         return [
             self._anonymizer.anonymize(
                 turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in some], operators
@@ -247,14 +249,6 @@ class FilterFactory:
 
     def __reduce__(self) -> tuple[type[FilterFactory], tuple[PrivacyOptions]]:
         return FilterFactory, (self.options,)
-
-
-def _replacer(surrogates: object, entity: str) -> object:
-    # Presidio calls a custom operator once with the text "PII" to see that it returns a string.
-    from fledge.data.privacy.surrogates import Surrogates
-
-    assert isinstance(surrogates, Surrogates)
-    return lambda value: surrogates.replace(entity, value)
 
 
 def require_privacy_extra() -> None:

@@ -34,13 +34,8 @@ class Surrogates:
             return self._person(value)
         key = entity, re.sub(r"[\W_]+", "", value).casefold() or value
         if key not in self._values:
-            maker = _MAKERS.get(entity)
-            make = (
-                (lambda: maker(self._rng, value, self._language))
-                if maker
-                else (lambda: self._numbered(value))
-            )
-            self._values[key] = self._unused(make)
+            make = _MAKERS.get(entity, _zeros)
+            self._values[key] = self._unused(lambda: make(self._rng, value, self._language))
         return self._values[key]
 
     def _person(self, value: str) -> str:
@@ -65,12 +60,9 @@ class Surrogates:
         self._used.add(value)
         return value
 
-    def _numbered(self, value: str) -> str:
-        """Zeros in the shape of the original, but for two digits: X12-345-678 becomes X00-000-017."""
-        return _zeros(self._rng, value)
 
-
-def _zeros(rng: random.Random, value: str) -> str:
+def _zeros(rng: random.Random, value: str, language: str) -> str:
+    """Zeros in the shape of the original, but for two digits: X12-345-678 becomes X00-000-017."""
     number = f"{rng.randint(1, 99):02d}"
     places = [i for i, character in enumerate(value) if character.isdigit()]
     if len(places) < 4:
