@@ -105,29 +105,9 @@ _HEADLINE = re.compile(
     r"^\d+ (?:Things|Ways|Steps|Tips|Reasons|Miles|Best|Great|New|Top|Years|Days)\b|\b(?:Through|And|With|For) |[.] (?:Das|Die|Der|The|Le|La|El) "
 )
 _LOWER_KINDS = (
-    "street",
-    "road",
-    "avenue",
-    " ave",
-    " lane",
-    "straße",
-    "strasse",
-    "str. ",
-    "weg ",
-    "gasse ",
-    "allee ",
-    "platz ",
-    "calle ",
-    "avenida ",
-    "plaza ",
-    "rua ",
-    "travessa ",
-    "praça ",
-    "rue ",
-    "chemin ",
-    "allée ",
-    "impasse ",
-)
+    "street", "road", "avenue", " ave", " lane", "straße", "strasse", "str. ", "weg ", "gasse ", "allee ", "platz ", "calle ",
+    "avenida ", "plaza ", "rua ", "travessa ", "praça ", "rue ", "chemin ", "allée ", "impasse ",
+)  # fmt: skip
 # "i live at 14 maple road", "hauptstraße 3": in lower case, with the number on its side and nothing counted after it
 _LOWER = re.compile(
     r"(?<![\w.,])(?:(?<=at )|(?<=is )|(?<=to )|(?<=@ ))\d{1,5}[a-z]? [a-z]{3,14}(?: [a-z]{3,14})? (?:street|st|road|rd|avenue|ave|lane|drive|court|crescent|close|boulevard|blvd)(?![\w'’])(?:,? (?:apt|flat|unit)\.? ?\w{1,4}(?!\w))?"

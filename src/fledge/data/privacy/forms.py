@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from stdnum import luhn
+from stdnum.ar import cuit
 from stdnum.br import cnpj, cpf
 from stdnum.ch import ssn as ahv
 from stdnum.cn import ric
 from stdnum.de import idnr
 from stdnum.es import dni, nie
+from stdnum.fi import hetu
 from stdnum.fr import nir
 from stdnum.in_ import aadhaar
 from stdnum.iso7064 import mod_97_10
@@ -26,8 +28,9 @@ from stdnum.mx import curp, rfc
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.national_forms import MORE_FORMS, Check, stdnum_check
 from fledge.data.privacy.reserved import is_reserved_ip
+
+Check = Callable[[str], bool]
 
 
 class Form(NamedTuple):
@@ -57,7 +60,26 @@ def _is_card(value: str) -> bool:
     return 13 <= len(value) <= 19 and len(set(value)) > 1 and bool(luhn.is_valid(value))
 
 
-def _form(entity: str, regex: str, check: Check | None = None, score: float = 0.9) -> Form:
+def _stdnum(module: Any) -> Check:
+    """The check of a module of python-stdnum."""
+    return lambda value: bool(module.is_valid(value))
+
+
+def _compact_cpf(value: str) -> bool:
+    """A CPF without marks; telephones of eleven digits have a 9 in the third place."""
+    return value[2] != "9" and len(set(value)) > 3 and bool(cpf.is_valid(value))
+
+
+def _birth_and_luhn(value: str) -> bool:
+    """Sweden: a date, a serial number and Luhn's digit over the last ten."""
+    return bool(luhn.is_valid(value[-10:]))
+
+
+def _is_vat_of_germany(value: str) -> bool:
+    return value[2] != "0"
+
+
+def _form(entity: str, regex: str, check: Check | None, score: float) -> Form:
     return Form(entity, re.compile(rf"(?:{regex})(?![\w]|[.-]\d)"), check, score)
 
 
@@ -67,57 +89,47 @@ def _form(entity: str, regex: str, check: Check | None = None, score: float = 0.
 _BEGIN = re.compile(
     r"[\dA-ZÑ&](?<![\w.-].)(?:(?<=\d)|(?=[A-ZÑ&]{0,5}[ -]?\d))(?=(?:[ ./-]{0,3}[\dA-ZÑ&]){7})"
 )
-# Rows that are tried there.
+_MONTH_AND_DAY = r"(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
+# Rows that are tried there: entity, form, check, score.
 _NUMBERS = (
-    _form(
-        e.CREDIT_CARD,
-        r"[2-6]\d{3}( {0,2}|[.-])\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}( {0,2}|[.-])\d{6}\2\d{5}|3[0689]\d{2}( {0,2}|[.-])\d{6}\3\d{4}|[2-6]\d{12,18}",
-        _is_card,
-        0.88,
-    ),
+    _form(e.CREDIT_CARD, r"[2-6]\d{3}( {0,2}|[.-])\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}( {0,2}|[.-])\d{6}\2\d{5}|3[0689]\d{2}( {0,2}|[.-])\d{6}\3\d{4}|[2-6]\d{12,18}", _is_card, 0.88),
     _form(e.NATIONAL_ID, r"(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}", None, 0.85),  # US SSN
     _form(e.TAX_ID, r"9\d{2}-(?:[5-8]\d|9[0-24-9])-\d{4}", None, 0.85),  # US ITIN
-    _form(
-        e.NATIONAL_ID,
-        r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?\d{2}[ -]?\d{2}[ -]?\d{2}[ -]?[A-D]",
-        None,
-        0.85,
-    ),  # UK national insurance number
+    _form(e.NATIONAL_ID, r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?\d{2}[ -]?\d{2}[ -]?\d{2}[ -]?[A-D]", None, 0.85),  # UK national insurance number
     _form(e.DRIVER_LICENSE, r"[A-Z9]{5}\d[0156]\d[0-3]\d\d[A-Z9]{2}\d[A-Z]{2}", None, 0.9),  # Great Britain
-    _form(
-        e.NATIONAL_ID,
-        r"[12] ?\d{2} ?(?:0[1-9]|[1-9]\d) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}",
-        stdnum_check(nir),
-        0.95,
-    ),  # France, INSEE
-    _form(
-        e.NATIONAL_ID, r"\d{2}([. ]?)\d{3}\1\d{3}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(dni), 0.95
-    ),  # Spain, DNI
-    _form(e.NATIONAL_ID, r"[XYZ][ -]?\d{7}[ -]?[A-HJ-NP-TV-Z]", stdnum_check(nie), 0.95),  # Spain, NIE
+    _form(e.NATIONAL_ID, r"[12] ?\d{2} ?(?:0[1-9]|[1-9]\d) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}", _stdnum(nir), 0.95),  # France, INSEE
+    _form(e.NATIONAL_ID, r"\d{2}([. ]?)\d{3}\1\d{3}[ -]?[A-HJ-NP-TV-Z]", _stdnum(dni), 0.95),  # Spain, DNI
+    _form(e.NATIONAL_ID, r"[XYZ][ -]?\d{7}[ -]?[A-HJ-NP-TV-Z]", _stdnum(nie), 0.95),  # Spain, NIE
     _form(e.NATIONAL_ID, r"\d{2} ?(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2} ?[A-Z] ?\d{3}", None, 0.75),
-    _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", stdnum_check(idnr), 0.8),  # Germany, as it is printed
-    _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", stdnum_check(cpf), 0.95),  # Brazil, CPF
-    _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", stdnum_check(cnpj), 0.95),  # Brazil, CNPJ
-    _form(
-        e.NATIONAL_ID, r"[A-Z][AEIOUX][A-Z]{2}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", stdnum_check(curp), 0.95
-    ),  # Mexico
-    _form(
-        e.NATIONAL_ID,
-        r"[A-Z]{6}[0-9LMNPQRSTUV]{2}[ABCDEHLMPRST][0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{3}[A-Z]",
-        stdnum_check(codicefiscale),
-        0.95,
-    ),  # Italy
-    _form(e.TAX_ID, r"IT ?\d{11}", stdnum_check(iva), 0.9),  # Italy, VAT
-    _form(e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", stdnum_check(rfc), 0.9),  # Mexico, RFC
+    _form(e.TAX_ID, r"\d{2} \d{3} \d{3} \d{3}", _stdnum(idnr), 0.8),  # Germany, as it is printed
+    _form(e.NATIONAL_ID, r"\d{3}\.\d{3}\.\d{3}-\d{2}", _stdnum(cpf), 0.95),  # Brazil, CPF
+    _form(e.TAX_ID, r"\d{2}\.\d{3}\.\d{3}/\d{4}-\d{2}", _stdnum(cnpj), 0.95),  # Brazil, CNPJ
+    _form(e.NATIONAL_ID, r"[A-Z][AEIOUX][A-Z]{2}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", _stdnum(curp), 0.95),  # Mexico
+    _form(e.NATIONAL_ID, r"[A-Z]{6}[0-9LMNPQRSTUV]{2}[ABCDEHLMPRST][0-9LMNPQRSTUV]{2}[A-Z][0-9LMNPQRSTUV]{3}[A-Z]", _stdnum(codicefiscale), 0.95),  # Italy
+    _form(e.TAX_ID, r"IT ?\d{11}", _stdnum(iva), 0.9),  # Italy, VAT
+    _form(e.TAX_ID, r"[A-ZÑ&]{3,4}\d{6}[A-Z0-9]{3}", _stdnum(rfc), 0.9),  # Mexico, RFC
     _form(e.BANK_ROUTING, r"[A-Z]{4}0[A-Z0-9]{6}", lambda value: value[5:].isdigit(), 0.93),  # India, IFSC
     _form(e.TAX_ID, r"[A-Z]{3}[ABCFGHLJPT][A-Z]\d{4}[A-Z]", None, 0.75),  # India, PAN
-    _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", stdnum_check(aadhaar), 0.8),  # India, Aadhaar
-    _form(e.NATIONAL_ID, r"756\.\d{4}\.\d{4}\.\d{2}", stdnum_check(ahv), 0.95),  # Switzerland, AHV
+    _form(e.NATIONAL_ID, r"[2-9]\d{3} \d{4} \d{4}", _stdnum(aadhaar), 0.8),  # India, Aadhaar
+    _form(e.NATIONAL_ID, r"756\.\d{4}\.\d{4}\.\d{2}", _stdnum(ahv), 0.95),  # Switzerland, AHV
     _form(e.NATIONAL_ID, r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", None, 0.85),  # Belgium
     _form(e.NATIONAL_ID, r"\d{6}-[1-8]\d{6}", None, 0.75),  # Korea
-    _form(e.NATIONAL_ID, r"[1-9]\d{16}[\dX]", stdnum_check(ric), 0.95),  # China
-    *(_form(entity, regex, check, score) for entity, regex, check, score in MORE_FORMS),
-)
+    _form(e.NATIONAL_ID, r"[1-9]\d{16}[\dX]", _stdnum(ric), 0.95),  # China
+    _form(e.NATIONAL_ID, r"\d{1,2}\.\d{3}\.\d{3}-[\dKk]", None, 0.85),  # Chile, RUT
+    _form(e.TAX_ID, r"(?:2[0347]|3[034])-\d{8}-\d", _stdnum(cuit), 0.9),  # Argentina, CUIT
+    _form(e.NATIONAL_ID, r"\d{3} \d{3} \d{3}[ -]\d{2}", _stdnum(cpf), 0.9),  # Brazil, CPF with spaces
+    _form(e.NATIONAL_ID, r"\d{9}-\d{2}", _stdnum(cpf), 0.9),
+    _form(e.NATIONAL_ID, r"\d{11}", _compact_cpf, 0.55),
+    _form(e.TAX_ID, r"\d{8}/?000\d-?\d{2}", _stdnum(cnpj), 0.93),  # Brazil, CNPJ without points
+    _form(e.NATIONAL_ID, r"\d{8} ?\d ?[A-Z]{2}\d", None, 0.85),  # Portugal, citizen card
+    _form(e.TAX_ID, r"\d{2}-\d{3}-\d{3}-\d{3}|\d{2}/\d{3}/\d{3}/\d{3}", _stdnum(idnr), 0.85),  # Germany, in other marks
+    _form(e.TAX_ID, r"\d{2,3}/\d{3}/\d{5}", None, 0.75),  # Germany, Steuernummer
+    _form(e.TAX_ID, r"DE ?[1-9]\d{2} ?\d{3} ?\d{3}", _is_vat_of_germany, 0.85),  # value added tax
+    _form(e.TAX_ID, r"ATU ?\d{8}|NL ?\d{9} ?B ?\d{2}|CHE-\d{3}\.\d{3}\.\d{3}|FR ?\d{2} ?\d{3} ?\d{3} ?\d{3}", None, 0.85),
+    _form(e.NATIONAL_ID, rf"(?:19|20)?\d{{2}}{_MONTH_AND_DAY}[-+]\d{{4}}", _birth_and_luhn, 0.8),  # Sweden
+    _form(e.NATIONAL_ID, r"(?:0[1-9]|[12]\d|3[01])(?:0[1-9]|1[0-2])\d{2}[-+A]\d{3}[0-9A-Y]", _stdnum(hetu), 0.9),  # Finland
+    _form(e.NATIONAL_ID, r"[A-Z]{6}\d{8}[HM]\d{3}", None, 0.9),  # Mexico, voter's key
+)  # fmt: skip
 _MACS = re.compile(
     r"[0-9A-Fa-f](?<![\w.-].)(?:[0-9A-Fa-f]([:-])(?:[0-9A-Fa-f]{2}\1){4}[0-9A-Fa-f]{2}|[0-9A-Fa-f]{3}\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4})(?![\w]|[.-]\d)"
 )
@@ -144,11 +156,8 @@ _VERSION = re.compile(
     r"|(?<![^\W_])(?:python|java|node(?:\.?js)?|php|ruby|cuda|ubuntu|debian|ios|android|macos|windows|firefox|nginx|postgres\w*|mysql|excel|chrome|kernel)(?![^\W_])[^.!?\n\d,;]{0,20}$"
 )
 
-_MAC, _WALLET, _LABELLED = (
-    14,
-    25,
-    32,
-)  # characters without a blank that they have at least (bc1 and the like: fewer)
+# Characters without a blank that they have at least (bc1 and the like: fewer).
+_MAC, _WALLET, _LABELLED = 14, 25, 32
 _NETWORKED = re.compile(r"/(?:[12]?\d|3[0-2])(?!\d)|:\d{2,5}(?!\d)")  # 10.1.2.3/24, 10.1.2.3:8080
 
 

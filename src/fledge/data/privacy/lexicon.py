@@ -15,10 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
-from fledge.data.privacy.ambiguous import COMMON_NAMES, COMMON_PLACES
 from fledge.data.privacy.clues import LANGUAGES
 from fledge.data.privacy.word_lists import read_words
 
+# Names and places that are also everyday words, brands or months: they need more than a capital letter. Compiled by hand
+# from the names and cities that are frequent as words.
+COMMON_NAMES, COMMON_PLACES = read_words("common_names"), read_words("common_places")
 # Lists that were made by hand of names in use; the others are longer and hold oddities.
 _CORE = frozenset((
     "en_US", "en_GB", "en_IE", "en_IN", "en_NZ", "de_DE", "de_AT", "de_CH", "fr_FR", "fr_CA", "fr_CH", "es_ES",

@@ -16,12 +16,11 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.ambiguous import COMMON_PLACES
 from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
-from fledge.data.privacy.lexicon import lexicon
+from fledge.data.privacy.lexicon import COMMON_PLACES, lexicon
 from fledge.data.privacy.place_cues import FIELD, LAST, LIVES, LIVES_WORDS, LOCATIVE, PERSONAL, PREFIX, WEAK
 
 _WORD = re.compile(
@@ -47,6 +46,7 @@ _TOWN_ENDING = re.compile(
 _STATE_AFTER = re.compile(r",? ([A-Z]{2})(?: \d{5}(?:-\d{4})?)?(?!\w)")
 _REGION_AFTER = re.compile(rf",\s([{UPPER}][^\W\d_]+(?: [{UPPER}][^\W\d_]+){{0,2}})")
 _FREQUENT = 4.0  # Zipf frequency from which on a word is no place, whatever stands before it
+_NO_TOWN_BEFORE = ("inc", "ltd", "gmbh", "group", "llc", "saint-germain", "agreement", "club")
 _ARTICLES = ("de", "le", "la", "les", "da", "do", "dos")
 _POSTCODE_UK = re.compile(
     r"[A-PR-UWYZ](?<![\w-].)(?:(?<=G)IR ?0AA|[A-HK-Y]?\d[\dA-HJKPSTUW]? ?\d[ABD-HJLNP-UW-Z]{2})(?!\w)"
@@ -55,23 +55,10 @@ _POSTCODE_LABEL = re.compile(
     r"(?<![^\W_])(?:zip(?:[ -]?code)?|post(?:al)?[ -]?code|postleitzahl|plz|code postal|código postal|c\.p\.|cp|cep)(?:[^\w\n]{1,3}|\s(?:is|ist|est|es|é|was)\s(?:the )?)\s?([A-Z]?\d[\dA-Z]{1,4}(?:[ -]?[\dA-Z]{3,4})?)(?!\w)",
     re.IGNORECASE,
 )
-_POSTCODE_WORDS = frozenset(
-    (
-        "zip",
-        "zipcode",
-        "post",
-        "postal",
-        "postcode",
-        "postalcode",
-        "postleitzahl",
-        "plz",
-        "code",
-        "código",
-        "c",
-        "cp",
-        "cep",
-    )
-)  # with which that begins
+# With which that begins.
+_POSTCODE_WORDS = frozenset((
+    "zip", "zipcode", "post", "postal", "postcode", "postalcode", "postleitzahl", "plz", "code", "código", "c", "cp", "cep",
+))  # fmt: skip
 _POSTCODE_CA = re.compile(r"[ABCEGHJ-NPRSTVXY](?<![\w-].)\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d(?!\w)")
 _CODE_AND_TOWN = re.compile(rf"\d [{UPPER}]")
 # A code and the town behind it. Four digits could be a year, so they need a comma or the start of a line before them.
@@ -310,21 +297,7 @@ def _name_goes_on(word: str) -> bool:
     """Whether a single word after a city makes it somebody's name or a firm's: "Paris Hilton", "Lima Ltd"."""
     lists = lexicon()
     unlisted = len(word) > 3 and word not in lists.common and not lists.is_city(word)
-    return (
-        lists.is_family(word)
-        or unlisted
-        or word
-        in (
-            "inc",
-            "ltd",
-            "gmbh",
-            "group",
-            "llc",
-            "saint-germain",
-            "agreement",
-            "club",
-        )
-    )
+    return lists.is_family(word) or unlisted or word in _NO_TOWN_BEFORE
 
 
 def _region_after(clues: Clues, end: int) -> tuple[int, int] | None:
