@@ -156,11 +156,14 @@ def serving_ids(target: Target, messages: Sequence[dict[str, Any]]) -> list[int]
 
 
 def _answer(target: Target, text: str, asked: Sequence[int]) -> Completion:
+    ids = _ended(target, text)
+    return Completion(text, ids, list(asked), "stop", no_stats(len(ids)))
+
+
+def _ended(target: Target, text: str) -> list[int]:
+    """The ids of an answer with its end."""
     end = target.chat.reply_end_id
-    if end is None:
-        end = target.tokenizer.eos_token_id
-    ids = encode_plain(target, text)
-    return Completion(text, [*ids, end], list(asked), "stop", no_stats(len(ids) + 1))
+    return [*encode_plain(target, text), target.tokenizer.eos_token_id if end is None else end]
 
 
 def _difference(target: Target, training: Sequence[int], serving: Sequence[int]) -> str | None:
@@ -177,8 +180,6 @@ def _difference(target: Target, training: Sequence[int], serving: Sequence[int])
 
 def _mask_problem(target: Target, shape: Shape, samples: Sequence[Conversation]) -> str | None:
     """The masked ids must be the answers with their ends, nothing more and nothing less."""
-    end = target.chat.reply_end_id
-    end = target.tokenizer.eos_token_id if end is None else end
-    wanted = [token for answer in shape.answers for token in (*encode_plain(target, answer), end)]
+    wanted = [token for answer in shape.answers for token in _ended(target, answer)]
     found = [t for s in samples for t, own in zip(s.token_ids, s.loss_mask, strict=True) if own]
     return None if found == wanted else "the mask doesn't cover exactly what the target generates"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from fledge.data.filters import words
+from fledge.data.seeds import hash64
 from fledge.data.sources.base import BadRow
 from fledge.data.sources.files import FileRows
 from fledge.data.sources.shapes import detect_shape, user_turns
@@ -136,4 +136,4 @@ def _fast_grams(found: Sequence[str]) -> Iterator[int]:
 
 
 def _hash(found: Sequence[str]) -> int:
-    return int.from_bytes(hashlib.blake2b(" ".join(found).encode(), digest_size=8).digest(), "big")
+    return hash64(" ".join(found))

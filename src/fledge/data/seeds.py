@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 def derive_seed(*parts: str | int) -> int:
     """A 63-bit seed for (stage seed, purpose, index, ...)."""
-    return _word(*parts) >> 1
+    return hash64(*parts) >> 1
 
 
 def unit_interval(*parts: str | int) -> float:
     """A number in [0, 1) that looks random and is the same for the same parts."""
-    return (_word(*parts) >> 11) / (1 << 53)
+    return (hash64(*parts) >> 11) / (1 << 53)
 
 
 def pick(weights: Mapping[T, float], coin: float) -> T:
@@ -34,11 +34,12 @@ def text_id(texts: Sequence[str]) -> str:
     return hashlib.blake2b("\x1f".join(texts).encode(), digest_size=10).hexdigest()
 
 
+def hash64(*parts: str | int) -> int:
+    """A 64-bit hash, the same wherever and whenever it is made."""
+    joined = "\x1f".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(joined.encode(), digest_size=8).digest(), "big")
+
+
 def salted_hash(salt: str, text: str) -> str:
     """A hash that can be compared within one run and tells nothing outside it."""
     return hashlib.blake2b(text.encode(), digest_size=10, key=salt.encode()[:64]).hexdigest()
-
-
-def _word(*parts: str | int) -> int:
-    joined = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(joined.encode(), digest_size=8).digest(), "big")

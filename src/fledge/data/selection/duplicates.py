@@ -8,7 +8,6 @@ prompt is another one, however near.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import rensa
 from numpy.typing import NDArray
 
 from fledge.data.filters import words
+from fledge.data.seeds import hash64
 from fledge.data.selection.buckets import KeyBuckets
 
 _PERMUTATIONS = 64
@@ -58,7 +58,7 @@ class DuplicateFinder:
             folded = [" ".join(words(turn)) for turn in turns]
             row = 2 * (self.rows + number)
             for length in range(1, len(folded) + 1):
-                keys.append(_key([system or "", *folded[:length]]))
+                keys.append(hash64(system or "", *folded[:length]))
                 rows.append(row + (length == len(folded)))  # odd: the whole conversation
         self._exact.add(np.array(keys, np.uint64), np.array(rows, np.int64))
         if self._near < 1.0:
@@ -107,7 +107,7 @@ class DuplicateFinder:
         bands = signatures.reshape(len(signatures), -1, self._band)  # [n, bands, rows of a band]
         rows = np.arange(self.rows, self.rows + len(signatures))
         # Prompts under different system prompts share no key, and so are never compared.
-        systems = np.array([_key([c.system]) if c.system else 0 for c in conversations], np.uint64)
+        systems = np.array([hash64(c.system) if c.system else 0 for c in conversations], np.uint64)
         for number in range(bands.shape[1]):
             self._bands.add(_mix(bands[:, number], number) ^ systems, rows)
 
@@ -116,10 +116,6 @@ def _grams(found: Sequence[str]) -> list[str]:
     if len(found) <= _GRAM:
         return [" ".join(found)]
     return [" ".join(gram) for gram in zip(found, found[1:], found[2:], strict=False)]
-
-
-def _key(parts: Sequence[str]) -> int:
-    return int.from_bytes(hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).digest(), "big")
 
 
 def _mix(band: NDArray[np.uint32], number: int) -> NDArray[np.uint64]:
