@@ -24,10 +24,9 @@ _NO_COMPETE = re.compile(
 
 @dataclass(frozen=True)
 class Terms:
-    """What is known about a source's terms."""
+    """What is known about a source's terms; they allow training."""
 
     licence: str
-    training_allowed: bool  # always True for terms that passed
     declared_by: str  # "licence" or "recipe"
     warnings: tuple[str, ...] = ()
 
@@ -56,7 +55,7 @@ def check_terms(source: str, licence: str, training_allowed: bool | None) -> Ter
             f"source {source} has the licence {name!r}, which fledge doesn't know; read it, then set "
             "`training_allowed: true` in the recipe, or remove the source"
         )
-    return Terms(name or "not stated", True, "licence" if training_allowed is None else "recipe", warnings)
+    return Terms(name or "not stated", "licence" if training_allowed is None else "recipe", warnings)
 
 
 def _warnings(source: str, name: str, known: str) -> list[str]:
