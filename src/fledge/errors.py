@@ -1,6 +1,11 @@
 """The errors a user can meet. Every message says what is wrong and ends with what to do about it."""
 
 
+def one_line(error: BaseException) -> str:
+    """What another library's error says, for use within a message of ours: at most 300 characters of one line."""
+    return " ".join(str(error).split())[:300]
+
+
 class FledgeError(Exception):
     """Base of all errors fledge raises on purpose; the command line prints it without a traceback."""
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fledge.bench import BenchOptions
 from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
-from fledge.errors import RecipeError
+from fledge.errors import RecipeError, one_line
 from fledge.features import FeatureOptions
 from fledge.storage import exists, read_bytes
 from fledge.target.target import Backend
@@ -121,7 +121,7 @@ def _read(source: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe {source} is not valid YAML ({_one_line(error)}); correct it") from error
+        raise RecipeError(f"recipe {source} is not valid YAML ({one_line(error)}); correct it") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -146,7 +146,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         place[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise RecipeError(
-            f"{override!r}: the value is not valid YAML ({_one_line(error)}); quote it"
+            f"{override!r}: the value is not valid YAML ({one_line(error)}); quote it"
         ) from error
 
 
@@ -202,7 +202,3 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -11,7 +11,7 @@ from presidio_analyzer.nlp_engine import NlpArtifacts
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.options import NerModel
-from fledge.errors import DataError
+from fledge.errors import DataError, one_line
 
 # What models call them; other labels are not used.
 LABELS = {
@@ -74,7 +74,7 @@ def _load(model: NerModel) -> EntityRecognizer:
         return _LOADERS[model.kind](model)
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
-            f"can't load the {model.kind} model {model.model} of privacy.ner ({' '.join(str(error).split())[:200]}); "
+            f"can't load the {model.kind} model {model.model} of privacy.ner ({one_line(error)}); "
             "install it, or leave it out"
         ) from error
 

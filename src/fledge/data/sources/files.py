@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fledge.data.sources.base import BadRow
-from fledge.errors import DataError
+from fledge.errors import DataError, one_line
 
 logger = logging.getLogger("fledge")
 
@@ -197,9 +197,7 @@ def _json_rows(file: IO[bytes], path: str, prefix: str) -> Iterator[Any]:
     try:
         yield from ijson.items(file, prefix, use_float=True, multiple_values=not prefix)
     except (ijson.JSONError, UnicodeDecodeError) as error:
-        logger.warning(
-            "%s is damaged (%s); what comes after the damage is lost", path, " ".join(str(error).split())
-        )
+        logger.warning("%s is damaged (%s); what comes after the damage is lost", path, one_line(error))
         yield BadRow("not_json")
 
 

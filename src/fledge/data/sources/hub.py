@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fledge.data.sources.options import SourceOptions
-from fledge.errors import DataError
+from fledge.errors import DataError, one_line
 
 
 class HubRows:
@@ -24,7 +24,7 @@ class HubRows:
             yield from self._dataset.skip(skip) if skip else self._dataset
         except Exception as error:  # the library raises whatever the loader of the format raises
             raise DataError(
-                f"reading the data set {self._options.path} failed ({_one_line(error)}); "
+                f"reading the data set {self._options.path} failed ({one_line(error)}); "
                 "run again to go on, or drop the source"
             ) from error
 
@@ -61,10 +61,6 @@ def _load(options: SourceOptions) -> Any:
         )
     except Exception as error:  # as above
         raise DataError(
-            f"can't load the data set {options.path}, split {options.split} ({_one_line(error)}); "
+            f"can't load the data set {options.path}, split {options.split} ({one_line(error)}); "
             "check its name, configuration, split and revision, and the connection"
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
