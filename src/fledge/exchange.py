@@ -15,7 +15,7 @@ from fledge.doctor import diagnose
 from fledge.draft import Head
 from fledge.draft.card import model_card
 from fledge.draft.checkpoint import read_head, write_head
-from fledge.draft.forms import canonical_tensors, check_form
+from fledge.draft.forms import Form, canonical_tensors, check_form
 from fledge.draft.hub import push_folder
 from fledge.errors import HeadError
 from fledge.released import head_url
@@ -69,14 +69,13 @@ def export_head(
         )
     if wanted == torch.float16:
         _check_float16(head)
-    write_head(head, destination, chosen, dtype=wanted)
-    write_atomic(
-        join(destination, "README.md"), model_card(head, chosen, push or _name(destination)).encode()
-    )
+    _write(head, destination, chosen, wanted, push or _name(destination))
     _compare(head, read_head(destination), wanted, destination)
     say(f"head: {destination} ({chosen} form, every tensor read back and compared)")
     if push is not None:
-        _push(head, chosen, wanted, push)
+        with tempfile.TemporaryDirectory() as folder:
+            _write(head, folder, chosen, wanted, push)
+            say(f"pushed: {push_folder(folder, push)}")
     return head
 
 
@@ -189,12 +188,10 @@ def _check_float16(head: Head) -> None:
             raise HeadError(f"{name} has values float16 can't hold: export with --dtype bfloat16")
 
 
-def _push(head: Head, form: str, dtype: torch.dtype | None, repository: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = check_form(form)
-        write_head(head, folder, chosen, dtype=dtype)
-        write_atomic(join(folder, "README.md"), model_card(head, chosen, repository).encode())
-        say(f"pushed: {push_folder(folder, repository)}")
+def _write(head: Head, folder: str, form: Form, dtype: torch.dtype | None, name: str) -> None:
+    """The head and its model card, under the name the card gives it."""
+    write_head(head, folder, form, dtype=dtype)
+    write_atomic(join(folder, "README.md"), model_card(head, form, name).encode())
 
 
 def _source(source: str, target: Target | None) -> str:
