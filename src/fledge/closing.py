@@ -231,7 +231,7 @@ def _head_facts(head_url: str, metrics_url: str) -> TrainingFacts | None:
         tokens=round(tokens * epochs) if tokens is not None and epochs is not None else None,
         seconds=rows[-1]["seconds"] if rows else None,
         parameters=sum(tensor.numel() for tensor in head.weights.trainable().values()),
-        head_bytes=len(storage.read_bytes(join(head_url, WEIGHTS_NAME))),
+        head_bytes=storage.file_size(join(head_url, WEIGHTS_NAME)),
     )
 
 
