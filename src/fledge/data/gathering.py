@@ -8,19 +8,18 @@ source ──► batches of rows ──► examine() ──► pool/NAME/prompts
 
 from __future__ import annotations
 
-import multiprocessing
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from fledge.data.filters import Limits, foreign_reason, has_template_text
 from fledge.data.language import LanguageFilter
 from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
 from fledge.data.privacy import Audit, AuditWriter, Treated
+from fledge.data.processes import map_in_processes
 from fledge.data.prompt_store import Prompt, PromptWriter, Reject
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.sources import Record, Source, Unusable
@@ -49,6 +48,15 @@ class ExaminerSettings:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Neighbouring rows of one source."""
+
+    rows: list[Row]
+    source: str
+    licence: str
+
+
+@dataclass(frozen=True)
 class Examined:
     """A batch's fate, in the rows' order."""
 
@@ -71,11 +79,11 @@ class Examiner:
         self._treatment = settings.make_treatment() if settings.make_treatment is not None else None
         self._category = lru_cache(maxsize=_CATEGORIES)(self._treated_category)
 
-    def examine(self, rows: Iterable[Row], source: str, licence: str) -> Examined:
+    def examine(self, batch: Batch) -> Examined:
         """Prompts and rejects of a batch."""
         found = Examined([], [], Audit() if self._treatment is not None else None)
-        for row in rows:
-            judged = self._judge(row, source, licence, found.audit)
+        for row in batch.rows:
+            judged = self._judge(row, batch.source, batch.licence, found.audit)
             (found.prompts if isinstance(judged, Prompt) else found.rejects).append(judged)  # type: ignore[arg-type]
         return found
 
@@ -122,58 +130,22 @@ class Examiner:
         return Reject(row.row, row.category, reason, salted_hash(self._salt, "\x1f".join(turns)), detail)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Neighbouring rows of one source."""
-
-    rows: list[Row]
-    source: str
-    licence: str
-
-
 # Maps batches to their fate, in order.
 ExamineAll = Callable[[Iterable[Batch]], Iterator[Examined]]
 
 
 def examine_here(settings: ExaminerSettings) -> ExamineAll:
     """One batch after the other in this process."""
-
-    def run(batches: Iterable[Batch]) -> Iterator[Examined]:
-        examiner = Examiner(settings)
-        for batch in batches:
-            yield examiner.examine(batch.rows, batch.source, batch.licence)
-
-    return run
+    return lambda batches: map(_examine(settings), batches)
 
 
 def examine_in_processes(settings: ExaminerSettings, processes: int) -> ExamineAll:
     """Several batches at once, each in a process of its own; results come in the batches' order."""
-
-    def run(batches: Iterable[Batch]) -> Iterator[Examined]:
-        context = multiprocessing.get_context("spawn")  # forking a process that runs threads can hang
-        with context.Pool(processes, _start_worker, (settings,)) as pool:
-            under_way: deque[Any] = deque()
-            for batch in batches:
-                under_way.append(pool.apply_async(_examine_in_worker, (batch,)))
-                if len(under_way) > 2 * processes:
-                    yield under_way.popleft().get()
-            while under_way:
-                yield under_way.popleft().get()
-
-    return run
+    return lambda batches: map_in_processes(partial(_examine, settings), batches, processes)
 
 
-_worker: Examiner | None = None
-
-
-def _start_worker(settings: ExaminerSettings) -> None:
-    global _worker
-    _worker = Examiner(settings)
-
-
-def _examine_in_worker(batch: Batch) -> Examined:
-    assert _worker is not None  # the pool starts each process with _start_worker
-    return _worker.examine(batch.rows, batch.source, batch.licence)
+def _examine(settings: ExaminerSettings) -> Callable[[Batch], Examined]:
+    return Examiner(settings).examine
 
 
 def gather(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fledge.data.gathering import ExamineAll, Examiner, ExaminerSettings, examine_here, gather
+from fledge.data.gathering import Batch, ExamineAll, Examiner, ExaminerSettings, examine_here, gather
 from fledge.data.options import Progress, PromptOptions
 from fledge.data.privacy import Audit, AuditWriter
 from fledge.data.prompt_store import (
@@ -136,7 +136,7 @@ def read_traffic(
     found: dict[str, NgramCounts] = {}
     for source in traffic:
         for row in source.records():
-            examined = examiner.examine([row], source.name, source.licence)
+            examined = examiner.examine(Batch([row], source.name, source.licence))
             if examined.audit is not None:
                 audit.merge(examined.audit)
             for prompt in examined.prompts:

@@ -76,8 +76,7 @@ class _ExamineActor:
         self._examiner = Examiner(settings)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        found: Batch = pickle.loads(batch["item"][0])
-        return {"result": [pickle.dumps(self._examiner.examine(found.rows, found.source, found.licence))]}
+        return {"result": [pickle.dumps(self._examiner.examine(pickle.loads(batch["item"][0])))]}
 
 
 def _connected(ray_options: RayOptions) -> Any:

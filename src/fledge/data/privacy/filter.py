@@ -11,11 +11,10 @@ Nothing here logs, raises or returns a text it was given, except as the treated 
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -24,6 +23,7 @@ from operator import attrgetter
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.entities import Finding, without_overlaps
 from fledge.data.privacy.options import Policy, PrivacyOptions
+from fledge.data.processes import map_in_processes
 from fledge.data.seeds import text_id
 from fledge.errors import DataError
 
@@ -124,17 +124,11 @@ class PrivacyFilter:
         if self.options.processes == 1:
             yield from map(self.treat, conversations)
             return
-        context = multiprocessing.get_context("spawn")  # forking a process that runs threads can hang
-        with context.Pool(self.options.processes, _start_worker, (self.options,)) as pool:
-            waiting = iter(conversations)
-            under_way: Iterator[Treated] = iter(())
-            # Two blocks are under way, so that no process waits at a block's end, yet memory stays flat however long
-            # the input is.
-            while block := list(islice(waiting, _CHUNK * 2 * self.options.processes)):
-                after = pool.imap(_treat_in_worker, block, chunksize=_CHUNK)
-                yield from under_way
-                under_way = after
-            yield from under_way
+        waiting = iter(conversations)
+        blocks = iter(lambda: list(islice(waiting, _CHUNK)), [])
+        one = self.options.model_copy(update={"processes": 1})
+        for block in map_in_processes(partial(_treats_blocks, one), blocks, self.options.processes):
+            yield from block
 
     def _scan_long(self, text: str) -> list[Finding]:
         if len(text) <= _LONGEST:
@@ -282,14 +276,6 @@ def _holds(finding: Finding, start: int, end: int, entity: str, score: float) ->
     return longer or finding.score > score or finding.entity == entity
 
 
-_worker: PrivacyFilter | None = None
-
-
-def _start_worker(options: PrivacyOptions) -> None:
-    global _worker
-    _worker = PrivacyFilter(options=options.model_copy(update={"processes": 1}))
-
-
-def _treat_in_worker(turns: Sequence[str]) -> Treated:
-    assert _worker is not None  # the pool starts each process with _start_worker
-    return _worker.treat(turns)
+def _treats_blocks(options: PrivacyOptions) -> Callable[[list[Sequence[str]]], list[Treated]]:
+    made = PrivacyFilter(options=options)
+    return lambda conversations: [made.treat(turns) for turns in conversations]
