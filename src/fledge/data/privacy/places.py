@@ -200,38 +200,48 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
         apart = words[at + 1].start() - words[at].end() > 1
         if not lists.is_city(pair) and (apart or lists.is_word(words[at + 1][0].lower())):
             return 0, 0.0  # Feira da Ladra, Best Buy
+    run = words[at : at + longest]
+    listed = _listed_town(clues, run, before)
+    return listed if listed[0] else _unlisted_place(clues, run, before)
+
+
+def _listed_town(clues: Clues, run: list[re.Match[str]], before: _Before) -> tuple[int, float]:
+    """The longest city or region of the lists with which a run of capitalised words begins; and how sure it is."""
+    lists, first, longest = lexicon(), run[0][0].lower(), len(run)
     for size in range(min(longest, 4), 0, -1):
-        name = clues.lower[words[at].start() : words[at + size - 1].end()]
+        name = clues.lower[run[0].start() : run[size - 1].end()]
         if name in lists.regions and before.personal:
             return size, 0.65
         if not lists.is_city(name):
             continue
-        if size == 1 and longest == 2 and _on_a_river(clues.lower, words[at], words[at + 1]):
+        if size == 1 and longest == 2 and _on_a_river(clues.lower, run[0], run[1]):
             size = longest
-        if size == longest or size > 1 or not _name_goes_on(words[at + size][0].lower()):
+        if size == longest or size > 1 or not _name_goes_on(run[size][0].lower()):
             if lists.is_known_city(name):
                 return size, 0.55 if lists.is_any_name(name) and not before.locative else 0.7
-            end = words[at + size - 1].end()
+            end = run[size - 1].end()
             if (
                 before.personal
                 or _region_after(clues, end)
                 or (before.locative and not WEAK.search(before.text) and first not in NOT_NAMES)
             ):
                 return size, 0.65
+    return 0, 0.0
+
+
+def _unlisted_place(clues: Clues, run: list[re.Match[str]], before: _Before) -> tuple[int, float]:
+    """Whether a run of capitalised words is a place on no list, by what stands around it and by how it ends."""
+    lists, first, longest = lexicon(), run[0][0].lower(), len(run)
+    start, end = run[0].start(), run[-1].end()
     if first in NOT_NAMES or first in HONORIFICS:
         return 0, 0.0
     if longest > 1 and first in _ARTICLES and before.personal:
         return longest, 0.65
-    if (
-        first in PREFIX
-        and longest > 1
-        and (before.locative or _region_after(clues, words[at + longest - 1].end()))
-    ):
+    if first in PREFIX and longest > 1 and (before.locative or _region_after(clues, end)):
         return longest, 0.65
-    end = words[at + longest - 1].end()
     if _region_after(clues, end) and not lists.is_word(first):
         return longest, 0.6
-    name = clues.lower[words[at].start() : end]
+    name = clues.lower[start:end]
     rare = clues.language != "de" and longest <= 2 and lists.common.get(first, 0.0) < _FREQUENT
     rare = rare and not before.text.endswith((" ao ", " aos ", " al ", " au ", " aux "))
     if name in lists.regions or (lists.is_word(first) and not (rare and before.personal)):
