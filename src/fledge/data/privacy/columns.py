@@ -18,29 +18,9 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.keyed import field_kind
+from fledge.data.privacy.word_lists import read_sections
 
-_HEADS = {
-    e.PERSON: "name fullname firstname lastname surname givenname familyname middlename forename customer customername client clientname patient patientname employee "
-    "employeename contactname vorname nachname familienname kunde kundin kundenname patientin mitarbeiter ansprechpartner nom prenom prénom nomcomplet nombre nombrecompleto "
-    "apellido apellidos cliente paciente empleado nome nomecompleto sobrenome apelido funcionario funcionário",
-    e.LOCATION: "city town postcode postalcode zip zipcode plz postleitzahl ort wohnort stadt ville commune cp codepostal ciudad localidad municipio codigopostal códigopostal "
-    "cidade localidade cep placeofbirth birthplace geburtsort",
-    e.STREET_ADDRESS: "address street streetaddress homeaddress adresse anschrift strasse straße rue direccion dirección domicilio calle endereço endereco morada rua",
-    e.PHONE_NUMBER: "phone phonenumber phoneno tel telephone mobile cell cellphone fax telefon telefonnummer handy mobil telephoneportable téléphone portable telefono "
-    "teléfono movil móvil celular telefone telemovel telemóvel",
-    e.NATIONAL_ID: "ssn socialsecuritynumber nino nationalid nationalinsurance aadhaar personalausweis ausweisnummer sozialversicherungsnummer nir dni nie curp cpf rg",
-    e.TAX_ID: "taxid taxnumber tin ein itin steuerid steuernummer numerofiscal rfc cnpj",
-    e.PASSPORT: "passport passportno passportnumber reisepass passnummer passeport pasaporte passaporte",
-    e.DRIVER_LICENSE: "driverlicense driverslicense drivinglicence licensenumber führerschein fuehrerschein permisdeconduire cnh",
-    e.DATE_OF_BIRTH: "dob dateofbirth birthdate birthday geburtsdatum geburtstag gebdatum naissance datedenaissance datenaissance nacimiento fechanacimiento "
-    "fechadenacimiento nascimento datanascimento datadenascimento",
-    e.MEDICAL_ID: "mrn patientid medicalrecord medicalrecordnumber nhs nhsnumber hospitalnumber",
-    e.INSURANCE_ID: "memberid policynumber policyno insuranceid insurancenumber versicherungsnummer versichertennummer poliza apolice",
-    e.BANK_ACCOUNT: "account accountnumber accountno acct kontonummer konto cuenta conta compte",
-    e.BANK_ROUTING: "routing routingnumber sortcode blz bankleitzahl ifsc",
-    e.PASSWORD: "password passwd pwd passwort kennwort contraseña senha motdepasse",
-}  # fmt: skip
-_ENTITY = {name: entity for entity, names in _HEADS.items() for name in names.split()}
+_ENTITY = {name: entity for entity, names in read_sections("column_heads").items() for name in names}
 _DIGITS = {  # how many digits a number of this kind has at least
     e.PHONE_NUMBER: 7, e.NATIONAL_ID: 5, e.TAX_ID: 6, e.PASSPORT: 4, e.DRIVER_LICENSE: 4, e.DATE_OF_BIRTH: 4, e.MEDICAL_ID: 4, e.INSURANCE_ID: 4,
     e.BANK_ACCOUNT: 5, e.BANK_ROUTING: 3, e.IBAN_CODE: 8, e.CREDIT_CARD: 12,

@@ -76,17 +76,8 @@ _BESIDE_USER = re.compile(
     re.IGNORECASE,
 )
 # One of them stands in every match of that, or of _PASSWORD.
-_USERS = frozenset((
-    "user", "username", "login", "creds", "credentials", "zugang", "zugangsdaten", "identifiants", "acceso", "acesso", "log",
-    "sign", "benutzer", "benutzername", "utilisateur", "identifiant", "usuario", "utilizador", "usuário",
-))  # fmt: skip
-_LABEL_WORDS = frozenset((
-    "pass", "password", "passwort", "passphrase", "passcode", "passkey", "passwd", "pwd", "psw", "pswd", "pw", "kennwort",
-    "losung", "losungswort", "codewort", "zugangscode", "mot", "mdp", "code", "contraseña", "contrasena", "clave", "passe",
-    "senha", "palavra", "palabra", "login", "log", "credentials", "creds", "zugangsdaten", "identifiants", "credenciales",
-    "credenciais", "acceso", "acesso", "w", "wlan", "wlankey", "wlanschlüssel", "wlanschluessel", "lan", "wi", "wifi",
-    "hotspot", "pin", "pincode", "pinnumber",
-))  # fmt: skip
+_LISTS = read_sections("password_words")
+_USERS, _LABEL_WORDS = _LISTS["users"], _LISTS["labels"]
 # curl -u admin:Xy12, sshpass -p Xy12, mysql -pXy12, --password Xy12; PIN 4711
 _ON_COMMAND_LINE = re.compile(
     r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"

@@ -36,12 +36,7 @@ LIVES = re.compile(
     r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
 # One of them stands in every match of that.
-LIVES_WORDS = frozenset((
-    "live", "work", "grew", "born", "based", "from", "living", "moved", "moving", "wohne", "lebe", "arbeite", "komme", "bin",
-    "geboren", "lives", "works", "studies", "staying", "wohnt", "lebt", "arbeitet", "studiert", "kommt", "habite", "vit",
-    "travaille", "vive", "trabaja", "estudia", "mora", "trabalha", "estuda", "vis", "né", "née", "viens", "vivo", "resido",
-    "trabajo", "nací", "soy", "vengo", "moro", "trabalho", "nasci", "sou", "venho",
-))  # fmt: skip
+LIVES_WORDS = _LISTS["lives"]
 FIELD = re.compile(
     r"(?<![^\W_])(?:city|town|location|place of birth|birthplace|residence|hometown|destination|delivery to|ort|wohnort|stadt|geburtsort|ville|lieu(?: de naissance)?|commune|ciudad|localidad|lugar(?: de nacimiento)?|municipio|cidade|localidade|município|naturalidade|local de nascimento|state|county|bundesland|provincia|estado|país|country|land|pays)\s?[:=]\s*$"
 )
