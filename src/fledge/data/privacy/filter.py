@@ -146,9 +146,7 @@ class PrivacyFilter:
 
         plain = _UNSEEN.sub("", text.translate(_PLAIN))
         found = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
-        wanted = [
-            f for f in found if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)
-        ]
+        wanted = [f for f in found if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)]
         if len(plain) == len(text):
             return wanted
         places = [at for at, character in enumerate(text) if not _UNSEEN.match(character)]
