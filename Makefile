@@ -7,7 +7,8 @@
 #   make docs         docs/recipe.md from the options, README's numbers from results/
 #   make site         the documentation site, in build/site
 #
-# On a machine with a CUDA GPU:  make TORCH_CONSTRAINTS= demo    (then pip picks the CUDA build of torch)
+# torch without CUDA packages:   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+# On a machine with a CUDA GPU:  make TORCH_CONSTRAINTS= demo    (then pip picks the newest torch, with CUDA)
 # Another interpreter:           make PYTHON=python3.12 demo
 # Other settings of the demo:    make demo RUN="train.minutes=12"
 
