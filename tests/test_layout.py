@@ -1,6 +1,7 @@
 """The shape of the source tree: short files, and rooms that depend downwards only."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -84,3 +85,10 @@ def test_the_source_distribution_holds_what_the_tests_read():
     assert [
         name for name in sorted(names) if not name.startswith("/") or not (root / name[1:]).exists()
     ] == []
+
+
+def test_the_files_a_newcomer_is_told_to_read_exist():
+    order = (SOURCE.parent.parent / "CONTRIBUTING.md").read_text("utf-8").split("## Reading it in a day")[1]
+    named = re.findall(r"`([\w/]+\.py)`", order.split("\n## ")[0])
+    assert len(named) > 20
+    assert [name for name in named if not (SOURCE / name).is_file()] == []
