@@ -50,7 +50,9 @@ def words(line: str) -> list[str]:
 def command(arguments: list[str]) -> tuple[Any, list[str]]:
     """The command that the words name, and its own words."""
     found: Any = typer.main.get_command(app)
-    while arguments and arguments[0].startswith("-"):  # options of all commands
+    if all(word.startswith("-") for word in arguments):
+        return found, arguments
+    while arguments[0].startswith("-"):  # options of all commands
         arguments = arguments[1:]
     while hasattr(found, "commands"):
         name = (
