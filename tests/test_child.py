@@ -75,16 +75,23 @@ def test_a_dead_or_slow_server_says_what_it_printed() -> None:
         pass
 
 
-def test_sigterm_to_us_ends_the_server_first_even_if_it_comes_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("signals", "seconds"),
+    [
+        ((signal.SIGTERM, signal.SIGTERM), 2.0),  # the server doesn't listen: killed after this
+        ((signal.SIGINT, signal.SIGINT), 600.0),  # ... or when Ctrl-C comes again
+    ],
+)
+def test_a_signal_to_us_ends_the_server_first_even_if_it_comes_twice(
+    tmp_path: Path, signals: tuple[signal.Signals, signal.Signals], seconds: float
+) -> None:
     note = tmp_path / "pid"
     ours = textwrap.dedent(f"""
         import sys, time
         from fledge.child import started
-        import fledge.child
         deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         deaf += "print(1, flush=True); time.sleep(600)"
-        fledge.child._TERM_S = 2.0  # the server doesn't listen: killed after this
-        with started([sys.executable, "-c", deaf], name="deaf") as server:
+        with started([sys.executable, "-c", deaf], name="deaf", term_s={seconds}) as server:
             while not server.log.tell():
                 server.log.seek(0, 2)
                 time.sleep(0.05)
@@ -95,8 +102,8 @@ def test_sigterm_to_us_ends_the_server_first_even_if_it_comes_twice(tmp_path: Pa
     wait_for(lambda: note.exists() and note.read_text())
     child = int(note.read_text())
     assert not gone(child)
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signals[0])
     time.sleep(0.5)
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signals[1])
     assert process.wait(30) != 0
     assert gone(child)

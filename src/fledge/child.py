@@ -64,9 +64,17 @@ class StartedServer:
 
 @contextmanager
 def started(
-    command: Sequence[str], *, name: str, environment: Mapping[str, str] | None = None, quiet: bool = True
+    command: Sequence[str],
+    *,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = True,
+    term_s: float = _TERM_S,
 ) -> Iterator[StartedServer]:
-    """Run a command while it is needed. `quiet` keeps its output for error messages instead of showing it."""
+    """Run a command while it is needed. `quiet` keeps its output for error messages instead of showing it.
+
+    It has `term_s` seconds to end after SIGTERM, then it is killed; a Ctrl-C meanwhile kills it at once.
+    """
     with tempfile.TemporaryFile() as log, _stopping_on_sigterm():
         try:
             process = subprocess.Popen(
@@ -84,7 +92,7 @@ def started(
         try:
             yield StartedServer(name, process, log if quiet else None)
         finally:
-            _end(process)
+            _end(process, term_s)
 
 
 def free_port() -> int:
@@ -124,13 +132,13 @@ def _handles_signals() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], term_s: float) -> None:
     """Ask the server and its workers to end, then end them."""
     if _handles_signals():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end us before the server
-    for number, seconds in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
+    for number, seconds in ((signal.SIGTERM, term_s), (signal.SIGKILL, _KILL_S)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(seconds)
             return

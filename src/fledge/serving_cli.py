@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FOREIGN = "Another engine (--engine sglang or vllm)"
 _FOREIGN_OPTIONS = {"python", "steps", "topk", "draft_tokens", "argument", "dry_run", "check_only"}
-_COMMON_OPTIONS = {"target", "head", "host", "port", "engine"}
+_COMMON_OPTIONS = {"target", "head", "host", "port", "engine", "drain_timeout"}
 
 deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
 
@@ -104,7 +104,14 @@ def serve(
         from fledge.deploy.launch import LaunchOptions, serve_with
 
         launch = LaunchOptions(
-            host, port, steps, topk, draft_tokens, python=python, arguments=tuple(argument or ())
+            host,
+            port,
+            steps,
+            topk,
+            draft_tokens,
+            python=python,
+            drain_seconds=drain_timeout,
+            arguments=tuple(argument or ()),
         )
         serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
         return

@@ -44,6 +44,7 @@ class LaunchOptions:
     draft_tokens: int | None = None  # nodes verified, root included; left out: steps + 1, or 8 for a tree
     python: str = sys.executable  # an interpreter that has the engine
     ready_seconds: float = 1800.0
+    drain_seconds: float = 30.0  # what running answers get to finish after SIGTERM
     check_tokens: int = 48
     arguments: tuple[str, ...] = ()  # handed to the engine as they are
 
@@ -89,7 +90,13 @@ def serve_with(
             place = folder
         launch = plan(engine, version, str(loaded.folder), place, options)
         console.print(str(launch), soft_wrap=True, markup=False)
-        with started(launch.command, name=engine, environment=launch.environment, quiet=False) as server:
+        with started(
+            launch.command,
+            name=engine,
+            environment=launch.environment,
+            quiet=False,
+            term_s=options.drain_seconds,
+        ) as server:
             url = f"http://{'127.0.0.1' if options.host == '0.0.0.0' else options.host}:{options.port}"
             server.wait_until_ready(f"{url}/health", options.ready_seconds)
             works = "plain decode"
