@@ -25,6 +25,7 @@ from fledge.bench.results import BenchResult
 from fledge.bench.shapes import shape_name
 from fledge.engine import PLAIN, TreeShape
 from fledge.errors import DataError, TargetError
+from fledge.train import TrainOptions
 from tests.bench.synthetic import answer_row, bench_result
 
 LLAMA_70B = {
@@ -182,6 +183,7 @@ def test_the_plan_of_a_70b_is_what_such_machines_do() -> None:
     priced = make_plan(shape_of(LLAMA_70B), PlanOptions(bandwidth_gb_s=3350, tflops=989, price_per_hour=3.0))
     assert len(priced.speed_rows[0]) == len(priced.speed_columns) == 8
     assert [len(row) for row in plan.work_rows] == [4, 4, 4]
+    assert plan.work_rows[2][0] == f"training, {TrainOptions().epochs:g} epochs"  # as a recipe would train
 
 
 def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:

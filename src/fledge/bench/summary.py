@@ -26,6 +26,7 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
     concurrency[]                                as in bench/concurrency.jsonl
     stages.{name}.seconds                        what each stage of the run took
     target, head, machine, bandwidth, versions   what it was measured with
+    notes[]                                      what was left out or disturbed, in words
     decoding                                     how the answers' tokens were chosen, in words
 """
 

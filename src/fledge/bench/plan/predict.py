@@ -13,10 +13,11 @@ from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
 from fledge.engine import PLAIN, TreeShape
 from fledge.errors import DataError
+from fledge.train import TrainOptions
 
 _GENERATING = 64  # requests at once while the target writes its answers
 _TRAINING_SHARE = 0.5  # of what kernels reach otherwise: attention, loss and the optimiser are less dense
-_EPOCHS, _TTT_STEPS = 5, 7  # as EAGLE-3 is trained
+_TRAINED = TrainOptions()  # as a recipe that says nothing else
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,14 @@ def _work_rows(model: ModelShape, head: HeadShape, device: Device, options: Plan
     prefill = tokens * 2 * model.weights_per_token / device.flops
     stored = tokens * (4 * model.hidden * 2 + 9)  # four hidden states in bf16, ids and mask
     weights = head.weights + head.fc
-    training = 6.0 * weights * tokens * _EPOCHS * _TTT_STEPS / (device.flops * _TRAINING_SHARE)
+    passes = tokens * _TRAINED.epochs * _TRAINED.ttt_steps
+    training = 6.0 * weights * passes / (device.flops * _TRAINING_SHARE)
     count = human_count(tokens)
     return [
         ["answers of the target", f"{count} tokens", human_bytes(tokens * 5.0), clock(respond)],
         ["features, if stored (offline)", f"{count} tokens", human_bytes(stored), clock(prefill)],
         [
-            f"training, {_EPOCHS} epochs",
+            f"training, {_TRAINED.epochs:g} epochs",
             f"{human_count(weights)} weights",
             human_bytes(weights * 18.0),
             clock(training),
