@@ -144,10 +144,24 @@ def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
     assert resolve_target(str(gguf_file), tmp_path).folder.exists()
 
 
+def test_the_window_in_a_gguf_file_is_kept(tmp_path: Path) -> None:
+    shape = TinyShape(head_dim=16, tied=False)
+    phi = save_tiny_target(tmp_path / "phi", "Phi3ForCausalLM", shape=shape, sliding_window=256)
+    config = resolve_target(
+        str(write_gguf(phi, tmp_path / "phi.gguf", architecture="phi3", window=256)), tmp_path
+    ).config
+    assert config == resolve_target(str(phi), tmp_path).config
+    assert config.max_position_embeddings == 256
+
+
 def test_gguf_files_that_cannot_be_converted_are_clear_errors(original_folder: Path, tmp_path: Path) -> None:
-    scaled = write_gguf(original_folder, tmp_path / "scaled.gguf", scaled_rope=True)
-    with pytest.raises(TargetError, match="scales its RoPE"):
-        resolve_target(str(scaled), tmp_path)
+    for name in ("rope_freqs.weight", "rope_factors_long.weight"):  # Llama 3.1's and Phi-3's
+        scaled = write_gguf(original_folder, tmp_path / "scaled.gguf", also=[name])
+        with pytest.raises(TargetError, match="scales its RoPE"):
+            resolve_target(str(scaled), tmp_path)
+    biased = write_gguf(original_folder, tmp_path / "biased.gguf", also=["blk.0.attn_q.bias"])
+    with pytest.raises(TargetError, match="for another model, without its biases"):
+        resolve_target(str(biased), tmp_path)
     other = write_gguf(original_folder, tmp_path / "other.gguf", architecture="bloom")
     with pytest.raises(TargetError, match="LlamaForCausalLM"):
         resolve_target(str(other), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +17,24 @@ _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 
 
-def write_gguf(folder: Path, file: Path, *, architecture: str = "llama", scaled_rope: bool = False) -> Path:
-    """Write the Llama checkpoint in `folder` to `file`."""
+def write_gguf(
+    folder: Path, file: Path, *, architecture: str = "llama", also: Sequence[str] = (), window: int = 0
+) -> Path:
+    """Write the checkpoint in `folder` to `file`; `also`: names of further tensors, of ones."""
     config = DecoderConfig.from_folder(folder)
     writer = GGUFWriter(file, architecture)
     writer.add_name("tiny")
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(config.own_positions)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_layers)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -40,15 +45,17 @@ def write_gguf(folder: Path, file: Path, *, architecture: str = "llama", scaled_
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_vocab_size(config.vocab_size)
+    if window:
+        writer.add_sliding_window(window)
     _add_tokenizer(writer, folder)
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.float().numpy()
-        heads = {"q": config.num_heads, "k": config.num_kv_heads}.get(name.split(".")[-2][0])
-        if heads and "self_attn" in name:  # llama.cpp turns neighbouring pairs, so rows are interleaved
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+        if heads:  # llama.cpp turns neighbouring pairs, so rows are interleaved
             values = values.reshape(heads, 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(values.shape)
         writer.add_tensor(_gguf_name(name), np.ascontiguousarray(values), raw_dtype=GGMLQuantizationType.F32)
-    if scaled_rope:
-        writer.add_tensor("rope_freqs.weight", np.ones(config.head_dim // 2, dtype=np.float32))
+    for name in also:
+        writer.add_tensor(name, np.ones(config.head_dim // 2, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -17,7 +18,7 @@ from fledge.target.revision import file_sha256
 
 logger = logging.getLogger("fledge")
 
-_FORMAT = 1  # part of the folder's name: a change here converts anew
+_FORMAT = 2  # part of the folder's name: a change here converts anew
 
 
 def converted_folder(file: Path, cache: Path) -> Path:
@@ -27,7 +28,6 @@ def converted_folder(file: Path, cache: Path) -> Path:
 
     def convert(folder: Path) -> None:
         logger.info("converting %s to bf16 safetensors in %s (done once)", file, final)
-        _refuse_dropped_rope(file)
         _convert(file, folder)
         DecoderConfig.from_folder(folder)  # what has no usable config never enters the cache
 
@@ -35,6 +35,7 @@ def converted_folder(file: Path, cache: Path) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
+    reader = _checked(file)
     options = transformers.GgufConfig(dequantize=True)
     try:
         with _no_progress_bars():
@@ -51,6 +52,21 @@ def _convert(file: Path, folder: Path) -> None:
             f"can't convert {file}: {error}. Supported are GGUF files of {', '.join(SUPPORTED_ARCHITECTURES)}; "
             "use such a file, or the model's safetensors checkpoint"
         ) from error
+    kept = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+    held = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    if (
+        sum(kept.values()) != held
+    ):  # transformers leaves out what it doesn't know, and makes up what it misses
+        raise TargetError(
+            f"{file} holds {held:,} weights, and {type(model).__name__} has {sum(kept.values()):,}: transformers takes "
+            f"{reader.fields['general.architecture'].contents()} for another model, without its biases or experts. Use "
+            "the model's safetensors checkpoint"
+        )
+    windows = [
+        f.contents() for name, f in reader.fields.items() if name.endswith(".attention.sliding_window")
+    ]
+    if windows and getattr(model.config, "sliding_window", None) is None:  # transformers forgets Phi-3's
+        model.config.sliding_window = windows[0] or None
     try:
         with _no_progress_bars():
             model.save_pretrained(folder)
@@ -61,8 +77,8 @@ def _convert(file: Path, folder: Path) -> None:
         raise
 
 
-def _refuse_dropped_rope(file: Path) -> None:
-    """The conversion drops scaled RoPE, which would only show as nonsense in long contexts."""
+def _checked(file: Path) -> Any:
+    """A reader of the file. The conversion drops scaled RoPE, which would only show as nonsense in long contexts."""
     try:
         from gguf import GGUFReader  # pulls in its writers too; only a conversion needs it
 
@@ -74,10 +90,11 @@ def _refuse_dropped_rope(file: Path) -> None:
     except (ValueError, OSError, IndexError) as error:
         raise TargetError(f"{file} isn't a whole GGUF file ({error}): download it again") from error
     kinds = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
-    if any(kind != "none" for kind in kinds) or any(t.name == "rope_freqs.weight" for t in reader.tensors):
+    if any(kind != "none" for kind in kinds) or any(t.name.startswith("rope_f") for t in reader.tensors):
         raise TargetError(
             f"{file} scales its RoPE, which can't be converted: use the model's safetensors checkpoint"
         )
+    return reader
 
 
 @contextlib.contextmanager
