@@ -150,6 +150,40 @@ def test_a_pickle_with_code_in_it_is_refused(head: Head, tmp_path: Path) -> None
         Head.load(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=false"),
+        ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm=false"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"eagle_config": [1]}, r"config\.json can't be used"),
+        ({"eagle_aux_hidden_state_layer_ids": "low"}, r"config\.json can't be used"),
+    ],
+)
+def test_variants_a_head_cannot_compute_are_refused_by_name(
+    change: dict[str, object], named: str, head: Head, tmp_path: Path
+) -> None:
+    write_head(head, str(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(HeadError, match=named):
+        Head.load(str(tmp_path))
+
+
+def test_a_head_in_8_bits_and_a_damaged_index_are_refused(head: Head, tmp_path: Path) -> None:
+    write_head(head, str(tmp_path))
+    file = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
+    safetensors.torch.save_file(tensors, file)
+    with pytest.raises(HeadError, match=r"fc\.weight in 8 bits"):
+        Head.load(str(tmp_path))
+    file.rename(tmp_path / "model-00001-of-00001.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(HeadError, match=r"index\.json can't be used"):
+        Head.load(str(tmp_path))
+
+
 def test_norms_without_their_switch_are_refused(head: Head, tmp_path: Path) -> None:
     """An engine would leave them out without a word."""
     if not head.config.fc_norm:

@@ -40,9 +40,13 @@ def read_head(url: str) -> Head:
     url = local_url(url)
     raw, tensors = read_files(url)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
-    flat = flat_config(raw, url)
+    try:
+        flat = flat_config(raw, url)
+        metadata = head_metadata(raw, flat)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise HeadError(f"{join(url, CONFIG_NAME)} can't be used ({error}): get the head again") from error
     weights = head_weights(named, flat, url)
-    return Head(head_config(flat, weights, url), weights, head_metadata(raw, flat))
+    return Head(head_config(flat, weights, url), weights, metadata)
 
 
 def read_files(url: str) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
@@ -65,8 +69,13 @@ def weight_urls(url: str) -> list[str]:
     if exists(join(url, WEIGHTS_NAME)):
         return [join(url, WEIGHTS_NAME)]
     if exists(join(url, INDEX_NAME)):
-        names = sorted(set(read_json(join(url, INDEX_NAME))["weight_map"].values()))
-        return [join(url, name) for name in names]
+        try:
+            names = set(read_json(join(url, INDEX_NAME))["weight_map"].values())
+            return [join(url, name) for name in sorted(names)]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise HeadError(
+                f"{join(url, INDEX_NAME)} can't be used ({error!r}): get the head again"
+            ) from error
     if exists(join(url, PICKLE_NAME)):
         return [join(url, PICKLE_NAME)]
     raise HeadError(f"{url} is no draft head, {WEIGHTS_NAME} is missing: name a folder with a trained head")

@@ -46,6 +46,8 @@ def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
     refused = [
         f"{key} in eagle_config" for key in ("norm_before_residual", "norm_before_fc") if eagle.get(key)
     ]
+    kept = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
+    refused += [f"{key}=false in eagle_config" for key in kept if eagle.get(key) is False]
     if int(flat.get("num_hidden_layers") or 1) != 1:
         refused.append(f"num_hidden_layers={flat['num_hidden_layers']}")
     refused += [key for key in ("norm_before_fc", "attention_bias", "mlp_bias", "bias") if flat.get(key)]
@@ -69,6 +71,8 @@ def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str)
     parts = {"layers", *(name.partition(".")[0] for name in known)}
     others = [name for name in named if name.partition(".")[0] in parts and name not in known]
     _refuse(url, [name for name in others if not name.endswith("inv_freq")])  # RoPE's follow from the config
+    coarse = [name for name in (*known, EMBEDDING) if name in named and named[name].dtype.itemsize < 2]
+    _refuse(url, [f"{name} in 8 bits" for name in sorted(coarse)])
 
     def take(name: str) -> Tensor:
         if name not in named:
