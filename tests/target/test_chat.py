@@ -72,6 +72,22 @@ def test_plain_text_after_a_reply_is_no_end_of_turn() -> None:
     assert ChatTemplate(tokenizer).turn_end_ids == {tokenizer.eos_token_id}
 
 
+def test_nothing_ends_a_turn_where_the_template_rewrites_replies() -> None:
+    tokenizer = make_tokenizer(CHATML.replace("message['content']", "(message['content'] | upper)"))
+    assert ChatTemplate(tokenizer).turn_end_ids == {tokenizer.eos_token_id}
+
+
+def test_a_template_of_parts_keeps_the_users_words() -> None:
+    """As multimodal targets have them: of plain text they make nothing, and say nothing."""
+    parts = CHATML.replace(
+        "+ message['content']", "}}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{{ ''"
+    )
+    chat, plain = ChatTemplate(make_tokenizer(parts)), ChatTemplate(make_tokenizer(CHATML))
+    assert chat.prompt_ids(QUESTION) == plain.prompt_ids(QUESTION)
+    assert chat.user_turn_start() == plain.user_turn_start()
+    assert chat.turn_end_ids == plain.turn_end_ids
+
+
 def test_hash_follows_the_template() -> None:
     assert ChatTemplate(make_tokenizer(CHATML)).hash == ChatTemplate(make_tokenizer(CHATML)).hash
     assert ChatTemplate(make_tokenizer(CHATML)).hash != ChatTemplate(make_tokenizer(LLAMA3)).hash

@@ -89,6 +89,22 @@ def test_a_tokenizer_may_have_added_tokens_that_the_model_has_not(tmp_path: Path
         Engine(target).generate([prompt], max_tokens=1)
 
 
+def test_a_template_in_a_file_of_its_own_is_read(tmp_path: Path) -> None:
+    """Where transformers 4 put that of a multimodal model."""
+    folder = save_tiny_target(tmp_path, shape=TinyShape(layers=1))
+    question = [{"role": "user", "content": "Why is the sky blue?"}]
+    before = Target.load(str(folder))
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    after = Target.load(str(folder))
+    assert after.chat.prompt_ids(question) == before.chat.prompt_ids(question)
+    assert (after.revision, after.chat.hash) == (before.revision, before.chat.hash)
+    (folder / "chat_template.json").write_text("[]")
+    with pytest.raises(TargetError, match=r"can't read .*chat_template\.json"):
+        Target.load(str(folder))
+
+
 def test_a_missing_or_foreign_tokenizer_is_one_clear_error(tiny_target_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "copy"))
     (folder / "tokenizer.json").unlink()

@@ -150,7 +150,10 @@ def check_tools(target: Target) -> Checked:
 def serving_ids(target: Target, messages: Sequence[dict[str, Any]]) -> list[int]:
     """The ids a server makes of messages: the tokenizer's own rendering and encoding in one step."""
     ids = target.tokenizer.apply_chat_template(
-        [dict(message) for message in messages], tokenize=True, add_generation_prompt=True, return_dict=False
+        [dict(message) for message in target.chat.given(messages)],
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
     )
     return list(ids)
 

@@ -52,7 +52,10 @@ class ChatTemplate:
         if not self._tokenizer.chat_template:
             return None
         conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
-        after = self._encode(self._render(conversation).rsplit(_MARK, 1)[-1])
+        text = self._render(conversation)
+        if _MARK not in text:  # nothing can be told from a template that rewrites replies
+            return None
+        after = self._encode(text.rsplit(_MARK, 1)[-1])
         special = {int(i) for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         return after[0] if after and after[0] in special else None
 
@@ -73,17 +76,47 @@ class ChatTemplate:
                 "or give prompts as token ids"
             )
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
+            text = self._apply(self.given(messages), add_generation_prompt=add_generation_prompt)
         except Exception as error:  # templates raise whatever their author chose, as jinja2 or plain errors
             raise TargetError(
                 f"the target's chat template refuses these messages ({error}): give the roles it knows, in its order"
             ) from error
         return text
 
+    def given(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The messages in the form the template wants, as servers give them to it."""
+        return _in_parts(messages) if self._wants_parts else messages
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether contents are lists of parts for the template, as for some multimodal targets: it loses plain text."""
+        plain = [{"role": "user", "content": _MARK}]
+
+        def is_kept(messages: Sequence[Mapping[str, Any]]) -> bool:
+            try:
+                return _MARK in self._apply(messages)
+            except Exception:  # as in _render, where it is told
+                return False
+
+        return not is_kept(plain) and is_kept(_in_parts(plain))
+
+    def _apply(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return text
+
     def _encode(self, text: str) -> list[int]:
         """Ids of rendered text, whose special tokens the template has already written."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _in_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {**m, "content": [{"type": "text", "text": m["content"]}]}
+        if isinstance(m.get("content"), str)
+        else {**m}
+        for m in messages
+    ]

@@ -30,6 +30,7 @@ _TEXT_FILES = (
     "tokenizer.model",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",
 )
 
 
@@ -107,6 +108,8 @@ def _tokenizer_parts(folder: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {"template": _read_json(folder / "tokenizer_config.json").get("chat_template")}
     if (folder / "chat_template.jinja").exists():
         parts["template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if not parts["template"]:
+        parts["template"] = _read_json(folder / "chat_template.json").get("chat_template")
     tokenizer = _read_json(folder / "tokenizer.json")
     if tokenizer:
         model = tokenizer.get("model") or {}

@@ -142,6 +142,12 @@ def _load_tokenizer(resolved: ResolvedTarget) -> Any:
         raise TargetError(
             f"can't load the tokenizer in {resolved.folder} ({error}): save it there too"
         ) from error
+    beside = resolved.folder / "chat_template.json"  # as transformers 4 saved a multimodal model's
+    if not tokenizer.chat_template and beside.exists():
+        try:
+            tokenizer.chat_template = json.loads(beside.read_text(encoding="utf-8"))["chat_template"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise TargetError(f"can't read {beside} ({error!r}): download it again") from error
     # Tokens added beyond the model's stand for what isn't text, as Gemma 3's for images.
     if tokenizer.vocab_size > resolved.config.vocab_size:
         raise TargetError(
