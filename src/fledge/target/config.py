@@ -211,8 +211,10 @@ def _undecodable(raw: Mapping[str, Any], architecture: str, scaling: Mapping[str
         problems.append(f"partial_rotary_factor={share:g} (1.0)")
     if raw.get("quantization_config"):
         problems.append("quantization_config (unquantised weights)")
-    if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
-        problems.append(f"RoPE scaling {scaling['rope_type']!r} ({', '.join(SUPPORTED_SCALING)})")
+    # Llama 4's norms come after RoPE and take back the factor that yarn puts on it.
+    known = [kind for kind in SUPPORTED_SCALING if kind != "yarn" or not architecture.startswith("Llama4")]
+    if scaling is not None and scaling["rope_type"] not in known:
+        problems.append(f"RoPE scaling {scaling['rope_type']!r} ({', '.join(known)})")
     return f"it uses {', '.join(problems)}; in brackets what the decoder knows" if problems else ""
 
 
