@@ -172,6 +172,20 @@ def test_extreme_coins_stay_inside_the_distribution() -> None:
         assert sample(logits, rows(2), torch.full((2,), coin)).tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_rows_without_a_single_number_yield_a_token_and_harm_no_other(top_p: float) -> None:
+    """An overflow, or a request none of whose tokens may be chosen yet. An index of -1 would end a GPU's process."""
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(5))
+    setting, tossed = rows(4, top_k=7, top_p=top_p, seed=4), torch.arange(4)
+    alone = sample(logits, setting, tossed)
+    logits[1], logits[2] = -torch.inf, torch.nan
+    chosen = sample(logits, setting, tossed)
+    assert all(0 <= token < 50 for token in chosen.tolist())
+    assert chosen[[0, 3]].tolist() == alone[[0, 3]].tolist()
+    draws = Draws(*setting[:4], tossed)
+    assert foreseen(logits, torch.arange(50), draws)[[0, 3]].isfinite().all()
+
+
 def test_greedy_rows_are_argmax_beside_sampled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "nonzero", None)  # on a GPU the host would wait for it
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(5))

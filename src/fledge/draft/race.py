@@ -62,7 +62,8 @@ def truncation_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tenso
     mass = ordered.cumsum(-1, dtype=torch.float64)
     before = mass - ordered  # probability of everything more probable
     inside = before < top_p[:, None] * mass[:, -1:]
-    count = inside.sum(-1, keepdim=True)  # at least 1: nothing comes before the first
+    # Nothing comes before the first: there is one, unless the row holds no numbers, which must not harm its neighbours.
+    count = inside.sum(-1, keepdim=True).clamp(min=1)
     nucleus = torch.where(top_p[:, None] < 1, ordered.gather(1, count - 1), kth)
     return torch.maximum(kth, nucleus)
 
