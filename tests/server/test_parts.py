@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fledge.errors import HeadError, ServerError
 from fledge.server.fair_queue import FairQueue
-from fledge.server.launch import bind, check_memory, load_engine
+from fledge.server.launch import bind, check_memory, load_engine, url
 from fledge.server.options import ServerOptions, from_vertex, read_keys
 from fledge.server.tokens import Tokens
 from fledge.target.target import Target
@@ -221,3 +221,13 @@ def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, tuple[str, ..
     with pytest.raises(ServerError):
         ServerOptions(**wrong)  # type: ignore[arg-type]
     ServerOptions(model_names=("a",), cors_origins=("*", "https://example.org:8443", "http://localhost"))
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_address_it_tells_can_be_opened(host: str, shown: str) -> None:
+    try:
+        listener = bind(ServerOptions(host=host, port=0))
+    except ServerError:
+        pytest.skip(f"no {host} here")
+    with listener:
+        assert url(listener) == f"http://{shown}:{listener.getsockname()[1]}"

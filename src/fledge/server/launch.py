@@ -76,10 +76,10 @@ def serve(
         app = create_app(engine, options)
         gc.collect()
         gc.freeze()  # what is there now stays: going through it would halt all requests for a tenth of a second
-        host, port = listener.getsockname()[:2]
+        host = listener.getsockname()[0]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
             logger.warning("anybody who reaches %s may use this server: it has no API keys", host)
-        logger.info("serving %s on http://%s:%d", app.state.server.model_names[0], host, port)
+        logger.info("serving %s on %s", app.state.server.model_names[0], url(listener))
         config = uvicorn.Config(
             app,
             http="h11",
@@ -180,6 +180,12 @@ def bind(options: ServerOptions) -> socket.socket:
             f"can't listen on {place} ({error.strerror or error}); check --host and --port"
         ) from error
     return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Where to find what listens there."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class DrainingServer(uvicorn.Server):
