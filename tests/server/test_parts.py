@@ -116,9 +116,9 @@ def test_raw_predictions_are_completions_even_where_vertex_uses_the_same_route(m
 
 def test_keys_come_from_environment_and_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# for the tests\nfrom-file-1\n\nfrom-file-2 # second\n")
+    file.write_text("# for the tests\nfrom-file-1\n\nfrom-file-2 # second\nfrom-file#3#\n")
     keys = read_keys(file, {"FLEDGE_API_KEYS": "from-env-1, from-file-1,"})
-    assert keys == ("from-env-1", "from-file-1", "from-file-2")
+    assert keys == ("from-env-1", "from-file-1", "from-file-2", "from-file#3#")
     assert "from-env-1" not in repr(ServerOptions(api_keys=keys))
     file.write_text("\n")
     with pytest.raises(ServerError, match="holds no API key"):

@@ -13,6 +13,7 @@ from fledge.errors import ServerError
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
 _SHORTEST_KEY = 8
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+_COMMENT = re.compile(r"(^|\s)#.*")  # a key may hold a #
 _ROUTE = re.compile(r"/[A-Za-z0-9._~/:-]*")
 
 
@@ -67,7 +68,7 @@ def read_keys(file: Path | None, environment: Mapping[str, str]) -> tuple[str, .
             lines = file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ServerError(f"can't read the API keys in {file} ({error}); check the path") from error
-        found = [line.split("#")[0].strip() for line in lines]
+        found = [_COMMENT.sub("", line).strip() for line in lines]
         if not any(found):
             raise ServerError(f"{file} holds no API key; write one per line, or leave the option out")
         keys += found
