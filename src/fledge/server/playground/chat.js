@@ -38,7 +38,10 @@ const chat = {
     box.className = "answer"; note.className = "note";
     turn.append(box, note);
     const answer = new Answer(box), log = byId("log");
-    const asked = [...this.messages, { role: "user", content: question }];
+    const before = this.messages, asked = [...before, { role: "user", content: question }];
+    const keep = () => { // unless it was cleared meanwhile
+      if (this.messages === before) this.messages = [...asked, { role: "assistant", content: answer.text }];
+    };
     rounds.clear();
     try {
       const usage = await streamChat({
@@ -52,12 +55,12 @@ const chat = {
         if (atEnd) log.scrollTop = log.scrollHeight;
       });
       answer.finish(usage);
-      this.messages = [...asked, { role: "assistant", content: answer.text }];
+      keep();
       note.textContent = `${answer.count} tokens · tau ${answer.tau.toFixed(2)} · ${(answer.tpot || 0).toFixed(1)} ms per token · first after ${answer.first.toFixed(0)} ms`;
     } catch (error) {
       note.textContent = error.name === "AbortError" ? "stopped" : error.message;
       note.classList.toggle("error", error.name !== "AbortError");
-      if (answer.text) this.messages = [...asked, { role: "assistant", content: answer.text }];
+      if (answer.text) keep();
     } finally {
       this.running = null;
       byId("send").disabled = false; byId("stop").disabled = true;

@@ -23,7 +23,7 @@ function sendOnEnter(event, send) {
 }
 
 function sendQuestion() {
-  if (chat.running) return;
+  if (chat.running || race.running) return;
   const question = byId("question").value;
   byId("question").value = "";
   chat.ask(question);
