@@ -10,9 +10,12 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from fledge.engine import Engine
 from fledge.server.options import ServerOptions
+from fledge.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from fledge.server.sglang import GenerateRequest
 from tests.server.conftest import Running, running
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/generate")
@@ -92,6 +95,37 @@ def test_malformed_bodies_get_a_4xx_and_memory_stays(live: Running, bodies: int)
             )
             assert process.memory_info().rss - before < 30 << 20
     assert live.post("/v1/chat/completions", GOOD).status_code == 200
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (CompletionRequest, {"prompt": ["a", 1] * MANY}),
+        (CompletionRequest, {"prompt": [[1.5] * MANY]}),
+        (CompletionRequest, {"prompt": [[1]] * MANY}),
+        (CompletionRequest, {"prompt": "a", "logit_bias": {str(n): "x" for n in range(MANY)}}),
+        (CompletionRequest, {"prompt": "a", "stop_token_ids": ["x"] * 256}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "x"}] * 1000}] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user"}], **{f"unknown-{n}": 1 for n in range(MANY)}}),
+        (DetokenizeRequest, {"tokens": ["x"] * MANY}),
+        (GenerateRequest, {"text": [1] * MANY}),
+        (GenerateRequest, {"input_ids": ["x"] * MANY}),
+        (
+            GenerateRequest,
+            {"text": "a", "sampling_params": {"logit_bias": {str(n): "x" for n in range(MANY)}}},
+        ),
+    ],
+)
+def test_what_is_wrong_a_hundred_thousand_times_is_told_a_few_times(
+    form: type[BaseModel], body: dict[str, object]
+) -> None:
+    """Nobody else is answered while a body is checked and its errors are written down."""
+    with pytest.raises(ValidationError) as caught:
+        form.model_validate(body)
+    assert caught.value.error_count() < 10
 
 
 def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:

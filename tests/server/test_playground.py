@@ -116,7 +116,9 @@ def test_chat_race_and_tree(browser: webdriver.Chrome, live: Running) -> None:
     find(By.TAG_NAME, "body").send_keys(Keys.ALT, "n")
     wait.until(lambda _: not find(By.ID, "stop").is_enabled())
     assert not browser.find_elements(By.CSS_SELECTOR, ".turn")
-    assert browser.execute_script("return chat.messages") == []  # a new conversation, though one was under way
+    assert (
+        browser.execute_script("return chat.messages") == []
+    )  # a new conversation, though one was under way
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
     outside = {url for url in requested(browser) if not url.startswith(live.url + "/")}

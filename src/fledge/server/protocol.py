@@ -9,14 +9,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 _INT64 = 1 << 63
 _COLDEST = 0.001
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+# Lists end at their first error: of millions, all would be told at length while every other request waits.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_MOST_FIELDS = 256  # of one object
+_MOST_BIASES = 4096
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > _MOST_BIASES:
+        raise ValueError(f"more than {_MOST_BIASES} entries; send fewer")
+    return value
+
+
+Biases = Annotated[
+    dict[str, Annotated[Finite, Field(ge=-100, le=100)]],
+    Field(max_length=_MOST_BIASES),
+    BeforeValidator(_few),
+]
 
 # Fields we don't have, and the values of theirs that ask for nothing: clients fill them in by themselves.
 _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
@@ -64,8 +89,10 @@ class StrictBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or data.keys() <= cls.__pydantic_fields__.keys():
             return data
+        if len(data) > _MOST_FIELDS:
+            raise ValueError(f"an object of more than {_MOST_FIELDS} fields; send fewer")
         idle = {**_NOTHING_ASKED, "best_of": (None, data.get("n") or 1)}  # the best n of n are all of them
         return {
             key: value
@@ -99,15 +126,15 @@ class Generation(StrictBody):
     min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer before")
     n: int | None = Field(None, ge=1, le=1024)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    stop: StopText | Annotated[list[StopText | TokenId], Field(max_length=64)] | None = Field(
+    stop: StopText | Annotated[list[StopText | TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="strings, or ids of tokens, that end the answer and don't appear in it"
     )
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = Field(None, max_length=4096)
+    logit_bias: Biases | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -157,7 +184,7 @@ class ChatMessage(StrictBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
     name: str | None = Field(None, max_length=64, description="handed to the chat template; few show it")
 
     @property
@@ -173,7 +200,7 @@ class ChatMessage(StrictBody):
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    messages: Annotated[list[ChatMessage], Several]
     max_completion_tokens: int | None = Field(
         None, ge=1, lt=1 << 31, description="the newer name of max_tokens"
     )
@@ -203,12 +230,7 @@ class ChatRequest(Generation):
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[TokenIds], Field(min_length=1)]
-    )
+    prompt: str | TokenIds | Annotated[list[str], Several] | Annotated[list[TokenIds], Several]
     add_special_tokens: bool | None = Field(
         None, description="default true: the tokenizer's own, such as a begin"
     )
@@ -246,7 +268,7 @@ class TokenizeRequest(StrictBody):
 
     model: str | None = Field(None, max_length=512)
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=4096)
+    messages: Annotated[list[ChatMessage], Several] | None = None
     add_special_tokens: bool | None = Field(None, description="of `prompt`; default true")
     return_token_strs: bool | None = None
 
@@ -263,7 +285,7 @@ class DetokenizeRequest(StrictBody):
     """POST /detokenize."""
 
     model: str | None = Field(None, max_length=512)
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class PredictRequest(BaseModel):

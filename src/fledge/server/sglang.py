@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from fledge.engine import TokenLogprob
 from fledge.server import errors
 from fledge.server.job import Delta, Job
-from fledge.server.protocol import CompletionRequest, StopText, StrictBody, TokenId, TokenIds
+from fledge.server.protocol import Biases, CompletionRequest, Several, StopText, StrictBody, TokenId, TokenIds
 from fledge.server.render import Json, Renderer, json_number, usage
 from fledge.server.tokens import Tokens
 
@@ -38,21 +38,21 @@ class NativeSampling(StrictBody):
     top_k: int | None = None
     min_p: float | None = None
     n: int | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=64, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=4096)
+    logit_bias: Biases | None = None
     sampling_seed: int | None = None
 
 
 class GenerateRequest(StrictBody):
     """POST /generate."""
 
-    text: str | Annotated[list[str], Field(min_length=1)] | None = None
-    input_ids: TokenIds | Annotated[list[TokenIds], Field(min_length=1)] | None = None
+    text: str | Annotated[list[str], Several] | None = None
+    input_ids: TokenIds | Annotated[list[TokenIds], Several] | None = None
     sampling_params: NativeSampling | None = None
     stream: bool | None = None
     return_logprob: bool | None = None
