@@ -40,6 +40,8 @@ def test_engines_that_are_missing_say_how_to_install_them() -> None:
         choose_peers(PeerOptions(target="t", head=None, peers=("tgi",)))
     with pytest.raises(DataError, match="no mode is called 'medusa'"):
         choose_peers(PeerOptions(target="t", head=None, modes=("medusa",)))
+    with pytest.raises(DataError, match="there is no level to measure"):
+        PeerOptions(target="t", head=None, concurrency=())
 
 
 def test_an_engine_with_forms_of_its_own_needs_weights_and_head_in_them(tmp_path: Path) -> None:

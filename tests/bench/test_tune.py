@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_shapes_are_written_as_depth_topk_nodes() -> None:
         parse_shapes("4x4")
     with pytest.raises(EngineError):
         parse_shapes("1-1-60")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"repeats": 0}, "repeats is 0"), ({"concurrency": ()}, "no level")]
+)
+def test_sizes_that_measure_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        TuneOptions(**options)
 
 
 def test_the_front_holds_what_nothing_else_beats_twice() -> None:

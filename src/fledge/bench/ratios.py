@@ -34,7 +34,7 @@ from fledge.bench.concurrency import ClosedLoop, Throughput, run_level, run_side
 from fledge.bench.costs import measure_costs
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.results import Machine
-from fledge.bench.statistics import Interval, alternation, compare_paired
+from fledge.bench.statistics import Interval, alternation, compare_paired, refuse_nothing
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine
@@ -101,12 +101,8 @@ class Sizes:
     rows: tuple[int, ...] = (2, 4, 8, 16, 32)
 
     def __post_init__(self) -> None:
-        numbers = {"repeats": self.repeats, "max_tokens": self.tokens, "prompts": self.prompts}
-        for name, value in [*numbers.items(), *(("concurrency", level) for level in self.levels)]:
-            if value < 1:
-                raise DataError(f"{name} is {value}; give at least 1")
-        if not self.levels:
-            raise DataError("there is no level to measure; give --concurrency at least one number")
+        sizes = {"repeats": self.repeats, "max_tokens": self.tokens, "prompts": self.prompts}
+        refuse_nothing(self.levels, sizes)
 
 
 class Bench:

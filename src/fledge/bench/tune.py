@@ -23,7 +23,7 @@ from fledge.bench.concurrency import run_level
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.report.formats import number, times
 from fledge.bench.results import LevelRow
-from fledge.bench.statistics import compare_paired, interleaved
+from fledge.bench.statistics import compare_paired, interleaved, refuse_nothing
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
@@ -55,6 +55,10 @@ class TuneOptions:
     prompts: int = 8
     max_tokens: int = 64
     repeats: int = 3
+
+    def __post_init__(self) -> None:
+        sizes = {"repeats": self.repeats, "max_tokens": self.max_tokens, "prompts": self.prompts}
+        refuse_nothing(self.concurrency, sizes)
 
 
 @dataclass(frozen=True)

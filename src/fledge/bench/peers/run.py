@@ -25,7 +25,7 @@ import psutil
 
 from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.sets import find_workload
-from fledge.bench.statistics import interleaved
+from fledge.bench.statistics import interleaved, refuse_nothing
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
 
@@ -49,6 +49,10 @@ class PeerOptions:
     max_tokens: int = 64
     concurrency: tuple[int, ...] = (1, 8)
     repeats: int = 3
+
+    def __post_init__(self) -> None:
+        sizes = {"repeats": self.repeats, "max_tokens": self.max_tokens, "prompts": self.prompts}
+        refuse_nothing(self.concurrency, sizes)
 
 
 @dataclass(frozen=True)
