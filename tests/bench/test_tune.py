@@ -56,6 +56,8 @@ def test_a_gain_within_noise_is_no_reason_to_draft() -> None:
     plain = row(PLAIN, 6.0, 100, low=1.0)
     assert best_shape([plain, row(shape, 5.0, 110, low=1.02)], 4) == shape
     assert best_shape([plain, row(shape, 5.9, 101, low=0.97)], 4) == PLAIN
+    noisier = row(TreeShape(5, 8, 32), 4.9, 112, low=0.97)  # no reason to leave the one that is sure
+    assert best_shape([plain, row(shape, 5.0, 110, low=1.02), noisier], 4) == shape
 
 
 def test_every_shape_is_measured_at_every_concurrency(target: Target, head: Head, tmp_path: Path) -> None:

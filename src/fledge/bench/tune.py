@@ -202,10 +202,9 @@ def pareto(rows: Sequence[ShapeRow]) -> list[ShapeRow]:
 
 
 def best_shape(rows: Sequence[ShapeRow], level: int) -> TreeShape:
-    """The shape with the highest throughput, unless plain decode does as well within the interval."""
-    here = [row for row in rows if row.concurrency == level]
-    best = max(here, key=lambda row: row.throughput)
-    return best.shape if best.gain_low > 1.0 else PLAIN
+    """Of the shapes whose whole interval lies above plain decode the one with the highest throughput."""
+    sure = [row for row in rows if row.concurrency == level and row.gain_low > 1.0]
+    return max(sure, key=lambda row: row.throughput).shape if sure else PLAIN
 
 
 def _shape_row(level: int, shape: TreeShape, found: Mapping[str, Sequence[LevelRow]]) -> ShapeRow:
