@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from dataclasses import asdict
 from fledge import storage
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.load import LoadResult
-from fledge.bench.report import Curve, DataFacts, ReportFacts, TrainingFacts, data_facts, write_report
+from fledge.bench.report import DataFacts, ReportFacts, data_facts, training_facts, write_report
 from fledge.bench.report.compare import compare_runs, comparison_columns, write_comparison
 from fledge.bench.report.exports import write_exports
 from fledge.bench.report.formats import clock, number, times
@@ -46,7 +45,7 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
 
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     """All the report shows of a run; `seconds` is what each stage took."""
-    head = _head_facts(run.url("head"), run.url("train", "metrics.jsonl"))
+    head = training_facts(run.url("head"), run.url("train", "metrics.jsonl"))
     bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
     load = LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None
     data, recipe = _own_data(run), run.recipe.to_yaml()
@@ -65,7 +64,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         load=load,
         data=data,
         training=head,
-        released=_head_facts(shipped, join(shipped, "metrics.jsonl")) if shipped else None,
+        released=training_facts(shipped, join(shipped, "metrics.jsonl")) if shipped else None,
         released_data=_stored_data(join(shipped, DATA_NAME)) if shipped else None,
         stages=seconds,
         commands=[run.command] if run.command else [],
@@ -213,28 +212,3 @@ def _stored_data(url: str) -> DataFacts | None:
         return DataFacts(**storage.read_json(url))
     except TypeError as error:
         raise StorageError(f"{url} doesn't hold facts about data ({error}); get the head again") from error
-
-
-def _head_facts(head_url: str, metrics_url: str) -> TrainingFacts | None:
-    """How a head was trained: its curves, and the facts in its config."""
-    if not storage.exists(metrics_url) or not storage.exists(join(head_url, WEIGHTS_NAME)):
-        return None
-    rows = [json.loads(line) for line in storage.read_bytes(metrics_url).decode().splitlines()]
-    head = Head.load(head_url)
-    facts: Mapping[str, float] = head.metadata.training
-    tokens, epochs = facts.get("supervised_tokens"), facts.get("epochs")
-    return TrainingFacts(
-        loss=_curve(rows, "loss"),
-        tau=_curve(rows, "tau"),
-        steps=int(facts["steps"]) if "steps" in facts else None,
-        epochs=epochs,
-        tokens=round(tokens * epochs) if tokens is not None and epochs is not None else None,
-        seconds=rows[-1]["seconds"] if rows else None,
-        parameters=sum(tensor.numel() for tensor in head.weights.trainable().values()),
-        head_bytes=storage.file_size(join(head_url, WEIGHTS_NAME)),
-    )
-
-
-def _curve(rows: Iterable[Mapping[str, float]], name: str) -> Curve | None:
-    points = [(int(row["step"]), row[name]) for row in rows if row.get(name) is not None]
-    return Curve([step for step, _ in points], [value for _, value in points]) if points else None

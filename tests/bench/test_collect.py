@@ -64,16 +64,18 @@ def test_training_facts_are_the_curves_of_metrics_and_the_heads_own_words(tmp_pa
     ]
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trained = Head(head.config, head.weights, replace(head.metadata, training={"steps": 20, "epochs": 2.0}))
-    facts = training_facts(str(path), trained)
-    assert facts is not None
-    assert facts.loss is not None
-    assert (facts.loss.steps, facts.loss.values) == ([10, 20], [3.0, 2.5])
-    assert facts.tau is not None
-    assert facts.tau.steps == [0, 20]
-    assert (facts.steps, facts.epochs, facts.tokens, facts.seconds) == (20, 2.0, 1000, 8.0)
-    assert facts.parameters == sum(weight.numel() for weight in head.weights.trainable().values())
-    assert training_facts(str(tmp_path / "nowhere.jsonl")) is None
+    facts = {"steps": 20, "epochs": 2.0, "supervised_tokens": 500}
+    Head(head.config, head.weights, replace(head.metadata, training=facts)).save(str(tmp_path / "head"))
+    found = training_facts(str(tmp_path / "head"), str(path))
+    assert found is not None
+    assert found.loss is not None
+    assert (found.loss.steps, found.loss.values) == ([10, 20], [3.0, 2.5])
+    assert found.tau is not None
+    assert found.tau.steps == [0, 20]
+    assert (found.steps, found.epochs, found.tokens, found.seconds) == (20, 2.0, 1000, 8.0)
+    assert found.parameters == sum(weight.numel() for weight in head.weights.trainable().values())
+    assert training_facts(str(tmp_path / "head"), str(tmp_path / "nowhere.jsonl")) is None
+    assert training_facts(str(tmp_path / "nowhere"), str(path)) is None
     path.write_text("{")
     with pytest.raises(StorageError, match="damaged"):
-        training_facts(str(path))
+        training_facts(str(tmp_path / "head"), str(path))

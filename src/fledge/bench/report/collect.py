@@ -8,8 +8,9 @@ from typing import Any
 from fledge.bench.report.facts import Curve, DataFacts, TrainingFacts
 from fledge.data import conversation_statistics, prompt_summary, read_conversations
 from fledge.draft import Head
+from fledge.draft.checkpoint import WEIGHTS_NAME
 from fledge.errors import StorageError
-from fledge.storage import Manifest, exists, read_bytes
+from fledge.storage import Manifest, exists, file_size, join, read_bytes
 
 _SOURCES = {
     "self": "The target wrote the prompts itself, from the bare start of a user turn in its own template, and answered "
@@ -43,35 +44,33 @@ def data_facts(conversations: str, prompts: str | None = None, head: Head | None
     )
 
 
-def training_facts(metrics: str, head: Head | None = None) -> TrainingFacts | None:
-    """The curves of a trainer's `metrics.jsonl`, and what the head says of its training."""
-    if not exists(metrics):
+def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
+    """How a head was trained: the curves of its trainer's `metrics.jsonl`, and the facts in its config."""
+    if not exists(metrics) or not exists(join(head_url, WEIGHTS_NAME)):
         return None
-    rows = _json_lines(metrics)
-    last = rows[-1] if rows else {}
-    known = head.metadata.training if head else {}
-    weights = list(head.weights.trainable().values()) if head else []
-    parameters = sum(weight.numel() for weight in weights)
+    rows, head = _json_lines(metrics), Head.load(head_url)
+    facts = head.metadata.training
+    tokens, epochs = facts.get("supervised_tokens"), facts.get("epochs")
     return TrainingFacts(
         loss=_curve(rows, "loss"),
         tau=_curve(rows, "tau"),
-        steps=known.get("steps") or last.get("step"),
-        epochs=known.get("epochs") or last.get("epoch"),
-        tokens=last.get("tokens"),
-        seconds=last.get("seconds"),
-        parameters=parameters or None,
-        head_bytes=2 * parameters or None,  # saved in bf16
+        steps=int(facts["steps"]) if "steps" in facts else None,
+        epochs=epochs,
+        tokens=round(tokens * epochs) if tokens is not None and epochs is not None else None,
+        seconds=rows[-1]["seconds"] if rows else None,
+        parameters=sum(tensor.numel() for tensor in head.weights.trainable().values()),
+        head_bytes=file_size(join(head_url, WEIGHTS_NAME)),
     )
 
 
 def _curve(rows: list[dict[str, Any]], key: str) -> Curve | None:
-    known = [(row["step"], row[key]) for row in rows if row.get(key) is not None and "step" in row]
+    known = [(int(row["step"]), row[key]) for row in rows if row.get(key) is not None]
     return Curve([step for step, _ in known], [value for _, value in known]) if known else None
 
 
 def _json_lines(url: str) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in read_bytes(url).decode().splitlines() if line.strip()]
+        return [json.loads(line) for line in read_bytes(url).splitlines()]
     except ValueError as error:
         raise StorageError(f"{url} is damaged ({error}); run `fledge train` again") from error
 
