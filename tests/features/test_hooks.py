@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,15 @@ def test_a_store_is_filled_and_an_interrupted_one_goes_on(tmp_path: Path):
         extract_with_hooks(extractor, "r1", url, FeatureOptions(codec="fp8"), str(tmp_path / "features"))
         == made
     )
+
+
+def test_what_a_quantised_target_needs_installed_is_named(tmp_path: Path, tiny_target_folder: Path):
+    folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "target"))
+    config = json.loads((folder / "config.json").read_text())
+    quantised = config | {"quantization_config": {"quant_method": "aqlm"}}  # its package isn't among ours
+    (folder / "config.json").write_text(json.dumps(quantised))
+    with pytest.raises(TargetError, match=r"can't load .*aqlm"):
+        HookExtractor.load(str(folder))
 
 
 @pytest.mark.parametrize("fault", ["a missing weight", "scales of an unknown quantisation"])
