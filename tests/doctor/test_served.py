@@ -71,7 +71,9 @@ class Backend:
 def serve(patient: Patient) -> Iterator[Callable[..., str]]:
     servers = []
 
-    def start(*, head: Path | None = patient.head, sglang: bool = False, template: bool = True) -> str:
+    def start(
+        *, head: Path | None = patient.head, sglang: bool = False, template: bool = True, key: str = ""
+    ) -> str:
         backend = Backend(patient, head, sglang=sglang, template=template)
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,7 +89,8 @@ def serve(patient: Patient) -> Iterator[Callable[..., str]]:
 
             def _reply(self, value: Any) -> None:
                 data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-                self.send_response(404 if value is None else 200)
+                known = not key or self.headers["Authorization"] == f"Bearer {key}"
+                self.send_response(401 if not known else 404 if value is None else 200)
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -100,6 +103,17 @@ def serve(patient: Patient) -> Iterator[Callable[..., str]]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+def test_a_server_that_wants_a_key_gets_it(
+    serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = serve(key="sesame")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(EngineError, match="refuses: 401"):
+        ServedEngine(url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    assert ServedEngine(url).model == "tiny"
 
 
 @pytest.mark.parametrize("sglang", [False, True])

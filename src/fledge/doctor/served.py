@@ -5,11 +5,13 @@ vLLM      POST /v1/completions      counters spec_decode_num_{drafts,accepted_to
 SGLang    POST /generate            meta_info: completion_tokens / spec_verify_ct
 
 Neither shows its draft logits; tau, prompt by prompt, is what can be compared from outside.
+`OPENAI_API_KEY` is sent if it is set.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import urllib.error
 import urllib.request
@@ -108,10 +110,11 @@ class ServedEngine:
 
     def _open(self, path: str, body: Any = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
         try:
-            request = urllib.request.Request(
-                self.url + path, data=data, headers={"Content-Type": "application/json"}
-            )
+            request = urllib.request.Request(self.url + path, data=data, headers=headers)
             with urllib.request.urlopen(request, timeout=_SECONDS) as response:
                 content: bytes = response.read()
             return content
