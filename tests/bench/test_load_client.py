@@ -9,7 +9,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from fledge.bench.load.arrivals import closed_loop
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
+from fledge.bench.load.drive import Driven, drive
+from fledge.bench.workloads import Prompt
 from fledge.errors import ServerError
 
 
@@ -64,6 +67,26 @@ def test_a_line_of_megabytes_fails_its_request_alone() -> None:
 def test_an_error_that_is_null_is_none() -> None:
     one = answered('{"error": null, "choices": [{"delta": {"content": "so"}}]}')
     assert (one.error, one.text) == (None, "so")
+
+
+def test_a_level_lasts_until_its_last_request_has_failed_too() -> None:
+    async def chat(request: web.Request) -> web.Response:
+        if "slow" not in await request.text():
+            return web.Response(text='data: {"choices": [{"delta": {"content": "so"}}]}\n\ndata: [DONE]\n\n')
+        await asyncio.sleep(0.2)
+        return web.Response(status=500)
+
+    async def ask() -> Driven:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        prompts = [Prompt(str(n), "chat", (text,)) for n, text in enumerate(("quick", "slow"))]
+        async with TestServer(app) as server, open_session() as session:
+            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
+            return await drive(session, call, closed_loop(prompts, 2), 2)
+
+    found = asyncio.run(ask())
+    assert [one.ok for one in found.records] == [True, False]
+    assert found.seconds >= 0.2
 
 
 @pytest.mark.parametrize(

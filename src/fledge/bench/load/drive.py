@@ -66,5 +66,4 @@ async def drive(
         await slots.acquire()
         tasks.append(asyncio.create_task(converse(arrival)))
     await asyncio.gather(*tasks)
-    ends = [record.arrivals[-1] for record in records if record.ok]
-    return Driven(records, max(ends, default=time.perf_counter()) - begin)
+    return Driven(records, time.perf_counter() - begin)
