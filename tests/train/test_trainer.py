@@ -20,6 +20,7 @@ from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from fledge.train.batches import epoch_batches
 from fledge.train.compare import compare_heads
+from fledge.train.evaluate import context_bound
 from tests.draft.tiny_head import load_tiny_target, random_head
 from tests.features.test_features import make_conversations, write_conversations
 from tests.tiny import save_tiny_target
@@ -242,6 +243,10 @@ def test_evaluation_agrees_with_training_and_is_split_up(
     written = json.loads((tmp_path / "evaluation.json").read_text())
     assert written["overall"]["tau"] == result.overall.tau
     assert len(written["overall"]["by_depth"]) == 3
+
+
+def test_contexts_go_together_up_to_powers_of_two():
+    assert [context_bound(n) for n in (1, 128, 129, 4096, 100_000)] == ["128", "128", "256", "4096", "131072"]
 
 
 def test_without_training_conversations_there_is_an_error(target: Target, tmp_path: Path):

@@ -27,7 +27,7 @@ from fledge.train.options import EvaluateOptions
 from fledge.train.serving import ServingReplay
 
 EVALUATION_NAME = "evaluation.json"
-_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_SHORTEST = 128  # committed lengths up to here go together
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def evaluate(
         overall=Acceptance.of((r for r, _ in found), options.depth),
         by_category=_grouped(found, options.depth, lambda r, info: info.category),
         by_temperature=_grouped(found, options.depth, lambda r, info: f"{info.temperature:g}"),
-        by_context=_grouped(found, options.depth, lambda r, info: _context(r.position)),
+        by_context=_grouped(found, options.depth, lambda r, info: context_bound(r.position)),
         serving={name: Acceptance.of(rounds, int(name.split(",")[0])) for name, rounds in by_shape.items()},
     )
     if output_url is not None:
@@ -146,9 +146,10 @@ def _grouped(
     return {name: Acceptance.of(groups[name], depth) for name in sorted(groups, key=_natural)}
 
 
-def _context(position: int) -> str:
-    return str(next((bound for bound in _CONTEXTS if position <= bound), _CONTEXTS[-1]))
+def context_bound(position: int) -> str:
+    """The next power of two."""
+    return str(max(_SHORTEST, 1 << (position - 1).bit_length()))
 
 
 def _natural(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdigit() else (0, name)
+    return (int(name), "") if name.isdecimal() else (0, name)
