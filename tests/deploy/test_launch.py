@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fledge.child import free_port
 from fledge.cli import app
-from fledge.deploy.launch import LaunchOptions, engine_version, plan, serve_with
+from fledge.deploy.launch import LaunchOptions, engine_version, plan, serve_with, version_tuple
 from fledge.draft import Head
 from fledge.errors import EngineError
 from tests.draft.tiny_head import load_tiny_target, random_head
@@ -44,6 +44,21 @@ def test_the_command_for_vllm() -> None:
     assert "--speculative-config" not in plan("vllm", "0.32.0", "/target", None, LaunchOptions()).command
     with pytest.raises(EngineError, match="chains only"):
         plan("vllm", "0.32.0", "/target", "/head", LaunchOptions(topk=4))
+
+
+def test_a_release_candidate_is_no_later_version() -> None:
+    assert version_tuple("0.14.0rc2") == (0, 14, 0)
+    assert version_tuple("0.5.4.post1+cu130") == (0, 5, 4)
+    assert version_tuple("0.9+abc") == (0, 9)
+    assert version_tuple("1.dev7") == (1,)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"), ("fd00::2", "http://[fd00::2]:8000")],
+)
+def test_an_engine_is_asked_where_it_listens(host: str, url: str) -> None:
+    assert LaunchOptions(host=host).url == url
 
 
 def test_the_command_for_sglang() -> None:

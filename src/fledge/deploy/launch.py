@@ -6,6 +6,7 @@ find the engine -> export the head -> start -> wait until ready -> ten prompts: 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -47,6 +48,12 @@ class LaunchOptions:
     drain_seconds: float = 30.0  # what running answers get to finish after SIGTERM
     check_tokens: int = 48
     arguments: tuple[str, ...] = ()  # handed to the engine as they are
+
+    @property
+    def url(self) -> str:
+        """Where the engine answers, from here."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def serve_with(
             quiet=False,
             term_s=options.drain_seconds,
         ) as server:
-            url = f"http://{'127.0.0.1' if options.host == '0.0.0.0' else options.host}:{options.port}"
+            url = options.url
             server.wait_until_ready(f"{url}/health", options.ready_seconds)
             works = "plain decode"
             if place is not None:
@@ -186,11 +193,6 @@ def _sglang(
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """`0.5.4.post1` -> (0, 5, 4)."""
-    numbers = []
-    for part in version.split("+")[0].split(".")[:3]:
-        digits = "".join(c for c in part if c.isdigit()) if part[:1].isdigit() else ""
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    """`0.5.4.post1` -> (0, 5, 4), `0.14.0rc2` -> (0, 14, 0)."""
+    found = re.match(r"\d+(\.\d+){0,2}", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
