@@ -98,6 +98,9 @@ def bench_server(
         typer.Option(help="of a server's machine for an hour: shows the cost of a million tokens"),
     ] = None,
     seed: Annotated[int, typer.Option(help="of the Poisson arrivals")] = 0,
+    model: Annotated[
+        str | None, typer.Option(help="to ask for; left out: the first that each server names")
+    ] = None,
     token_counts: Annotated[
         bool, typer.Option("--token-counts", help="ask for the tokens of each chunk (vLLM), for true ITLs")
     ] = False,
@@ -126,6 +129,7 @@ def bench_server(
         slo=Objective.parse(slo) if slo else None,
         price_per_hour=price,
         token_counts=token_counts,
+        model=model,
     )
     with StageProgress("load") as progress:
         result = run_load(

@@ -39,6 +39,24 @@ def test_a_replay_is_named_after_its_log(tmp_path: Path) -> None:
     )
 
 
+def test_of_several_models_one_can_be_asked(tmp_path: Path) -> None:
+    arguments = [
+        "--server",
+        SERVER,
+        "--model",
+        "adapter",
+        "--concurrency",
+        "1",
+        "--requests",
+        "1",
+        "--repeats",
+        "1",
+    ]
+    result = CliRunner().invoke(app, ["bench", "server", *arguments, "--run-dir", str(tmp_path)])
+    assert result.exception is None, result.output
+    assert LoadResult.load(str(tmp_path / "load")).models == {"one": "adapter"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

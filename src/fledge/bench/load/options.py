@@ -50,6 +50,7 @@ class LoadOptions:
     timeout_s: float = 600.0  # of one request
     slo: Objective | None = None
     price_per_hour: float | None = None  # of one server's machine, for the cost of a million output tokens
+    model: str | None = None  # to ask for; None: the first that each server names
     # Ask for the number of tokens with every chunk (vLLM's continuous_usage_stats)
     token_counts: bool = False
 

@@ -107,7 +107,7 @@ class _Test:
             if not fresh:
                 for spec in self._specs:
                     place = await stack.enter_async_context(
-                        running(spec, session, self._api_key, self._ready_s)
+                        running(spec, session, self._api_key, self._ready_s, self._options.model)
                     )
                     calls[spec.name] = await self._ready(session, spec, place)
             await self._measure(session, calls)
@@ -135,7 +135,7 @@ class _Test:
                 row = await self._block(session, calls[turn.name], turn.name, turn.level, turn.repeat)
             else:
                 spec = by_name[turn.name]
-                async with running(spec, session, self._api_key, self._ready_s) as place:
+                async with running(spec, session, self._api_key, self._ready_s, self._options.model) as place:
                     call = await self._ready(session, spec, place)
                     row = await self._block(session, call, turn.name, turn.level, turn.repeat)
             self._progress(turn.number, turn.total, f"{turn.name} at {_describe(turn.level)}: {_brief(row)}")

@@ -58,14 +58,14 @@ def parse_servers(texts: Sequence[str]) -> list[ServerSpec]:
 
 @asynccontextmanager
 async def running(
-    spec: ServerSpec, session: aiohttp.ClientSession, api_key: str | None, ready_s: float
+    spec: ServerSpec, session: aiohttp.ClientSession, api_key: str | None, ready_s: float, model: str | None
 ) -> AsyncIterator[tuple[str, str]]:
-    """The server's address and model while it runs."""
+    """The server's address and model while it runs; model None: the first that it names."""
     if spec.url is not None:
-        yield spec.url, await model_name(session, spec.url, api_key)
+        yield spec.url, model or await model_name(session, spec.url, api_key)
         return
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with started([word.replace("{port}", str(port)) for word in spec.command], name=spec.name) as server:
         await asyncio.to_thread(server.wait_until_ready, f"{url}/v1/models", ready_s, api_key)
-        yield url, await model_name(session, url, api_key)
+        yield url, model or await model_name(session, url, api_key)
