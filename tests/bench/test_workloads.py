@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fledge.bench.sets import find_workload
 from fledge.bench.workloads import (
     CATEGORIES,
     OWN_WORKLOAD,
@@ -105,6 +106,11 @@ def test_workloads_of_the_same_name_stay_apart(tmp_path: Path) -> None:
     assert [workload.name for workload in workloads] == [OWN_WORKLOAD, "set", "set-2"]
     assert [len(workload.prompts) for workload in workloads] == [5, 2, 2]
     assert [workload.name for workload in load_workloads(0, urls[:1], None)] == ["set"]
+
+
+def test_generated_sets_of_other_sizes_stay_apart() -> None:
+    sets = [find_workload("random:count=2,words=5"), find_workload("random:count=2,words=9")]
+    assert [workload.name for workload in load_workloads(0, [], None, sets)] == ["random", "random-2"]
 
 
 def test_nothing_to_measure_on_is_refused() -> None:

@@ -99,10 +99,9 @@ def load_workloads(
 ) -> list[Workload]:
     """The own set (0: left out, None: all), `sets` and `files`, each cut to its limit. Names are made unique."""
     found = [own_workload().limited(own_prompts)] if own_prompts != 0 else []
-    found += [workload.limited(limit) for workload in sets]
-    for url in files:
-        workload = read_workload(url).limited(limit)
-        found.append(Workload(_unused(workload.name, [w.name for w in found]), workload.prompts))
+    for workload in (*sets, *map(read_workload, files)):
+        name = _unused(workload.name, [w.name for w in found])
+        found.append(Workload(name, workload.limited(limit).prompts))
     if not found:
         raise DataError(
             "there is nothing to measure on; raise bench.own_prompts, name bench.sets, or a file with --prompts"
