@@ -205,13 +205,14 @@ def test_loss_and_its_gradients(draft_vocab: int, mix: LossMix, monkeypatch: pyt
     result = step_loss(
         hidden.detach(), held["lm_head"], teacher, best, counted, mix, 0.25, labels, Workspace(), measure=True
     )
+    assert result.measures is not None
     logits = F.linear(hidden, plain)
     per_row = plain_loss(mix, logits, teacher, best)
     overlap = torch.minimum(teacher, logits.softmax(-1)).sum(-1)
-    torch.testing.assert_close(result.overlap, overlap[counted].mean())
+    torch.testing.assert_close(result.measures.overlap, overlap[counted].mean())
     d_hidden, d_matrix = torch.autograd.grad(0.25 * per_row[counted].sum(), [hidden, plain])
-    torch.testing.assert_close(result.loss, per_row[counted].mean())
+    torch.testing.assert_close(result.measures.loss, per_row[counted].mean())
     torch.testing.assert_close(result.d_hidden, d_hidden, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(held.tensors(held.grad)["lm_head"], d_matrix, rtol=1e-3, atol=1e-3)
-    assert torch.equal(result.hits, logits.argmax(-1) == labels)
+    assert torch.equal(result.measures.hits, logits.argmax(-1) == labels)
     assert not result.d_hidden[~counted].any()

@@ -146,12 +146,12 @@ def loss_gradient_(
     """
     rows, width = logits.shape
     if kernels := kernels_for(logits, teacher):
-        loss, overlap = (torch.empty(rows) if measure else None for _ in range(2))
-        best = torch.empty(rows, dtype=torch.int64) if measure else None
+        best = torch.empty(rows, dtype=torch.int64)
+        measures = LogitMeasures(torch.empty(rows), torch.empty(rows), best) if measure else None
         target, counted, shares = target.contiguous(), counted.contiguous(), torch.tensor(mix).float()
-        pointers = (address(t) for t in (logits, teacher, target, counted, shares, loss, overlap, best))
-        kernels.fledge_loss_gradient(*pointers, size(rows), size(width), threads())
-        return None if loss is None or overlap is None or best is None else LogitMeasures(loss, overlap, best)
+        tensors = (logits, teacher, target, counted, shares, *(measures or (None, None, None)))
+        kernels.fledge_loss_gradient(*map(address, tensors), size(rows), size(width), threads())
+        return measures
     if mix == LossMix() and not measure:  # the common case, in place
         torch.softmax(logits, dim=-1, out=logits)
         logits.sub_(teacher)

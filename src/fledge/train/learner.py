@@ -28,9 +28,8 @@ class BatchMeasures:
     loss: float  # weighted over the steps, as it is minimised
     losses: list[float]  # of each step
     overlap: list[float]  # of each step, acceptance at temperature 1 within the draft vocabulary
-    accuracy: list[
-        float
-    ]  # share of valid rows whose proposal is the conversation's own token, misses counted
+    # Of each step, share of valid rows whose proposal is the conversation's own token, misses counted
+    accuracy: list[float]
 
 
 class Learner:
@@ -117,10 +116,10 @@ class Learner:
                 )
                 outputs.append(hidden[: len(valid)])
                 slopes.append(result.d_hidden)
-                if sums is None or result.loss is None or result.overlap is None or result.hits is None:
-                    continue
-                found = [float(result.loss) * rows, float(result.overlap) * rows]
-                sums[:, step] = torch.tensor([*found, float(result.hits[valid].sum()), float(valid.sum())])
+                if sums is not None and result.measures is not None:
+                    loss, overlap, hits = result.measures
+                    found = [float(loss) * rows, float(overlap) * rows]
+                    sums[:, step] = torch.tensor([*found, float(hits[valid].sum()), float(valid.sum())])
             del teacher
             if outputs:
                 torch.autograd.backward(outputs, slopes)

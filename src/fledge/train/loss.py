@@ -18,7 +18,7 @@ both products at once. Nothing of size [rows, Vd] is kept but the teacher.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,14 +30,19 @@ from fledge.train.workspace import Workspace, pieces
 _CHUNK_ROWS = 2048  # rows whose logits exist at once: enough for the products to run at full speed
 
 
-@dataclass(frozen=True)
-class StepLoss:
-    """What one TTT step gives. Sums are over its supervised rows; None where they were not asked for."""
+class StepMeasures(NamedTuple):
+    """What training itself doesn't need to know of a step."""
+
+    loss: Tensor  # mean over the rows in the loss
+    overlap: Tensor  # mean sum min(p, q) of these rows: acceptance within the draft vocabulary
+    hits: Tensor  # [R] bool, the proposal is the conversation's own next token
+
+
+class StepLoss(NamedTuple):
+    """What one TTT step gives."""
 
     d_hidden: Tensor  # [R, H], gradient of the step's share of the loss
-    loss: Tensor | None  # mean over the rows in the loss
-    overlap: Tensor | None  # mean sum min(p, q) of these rows: acceptance within the draft vocabulary
-    hits: Tensor | None  # [R] bool, the proposal is the conversation's own next token
+    measures: StepMeasures | None  # where they were asked for
 
 
 def teacher_probabilities(hidden: Tensor, lm_head: Tensor) -> Tensor:
@@ -75,22 +80,23 @@ def step_loss(
         scale: what each of them counts.
         labels: [R] draft id of the conversation's own next token, -1 outside the vocabulary.
         workspace: scratch memory.
-        measure: also compute the loss' value and the hits, which training itself doesn't need.
+        measure: whether the measures are wanted.
     """
     rows, width = teacher.shape
     d_hidden = torch.empty_like(hidden)
-    values = torch.zeros(2, rows, dtype=torch.float32, device=hidden.device) if measure else None
-    hits = torch.zeros(rows, dtype=torch.bool, device=hidden.device) if measure else None
+    parts = []
     for chunk in pieces(rows, _CHUNK_ROWS):
         shape = (chunk.stop - chunk.start, width)
         logits = workspace.take("logits", shape, hidden.dtype, hidden.device)
         matrix = lm_head.compute if lm_head.transposed else lm_head.compute.t()
         torch.mm(hidden[chunk], matrix, out=logits)
         found = loss_gradient_(logits, teacher[chunk], best[chunk], counted[chunk], mix, measure=measure)
-        if found is not None and values is not None and hits is not None:
-            values[0, chunk], values[1, chunk] = found.loss, found.overlap
-            hits[chunk] = found.best == labels[chunk]
+        if found is not None:
+            parts.append(found)
         lm_head.multiply_back(logits, out=d_hidden[chunk])
         lm_head.add_gradient(hidden[chunk], logits, workspace, scale)
-    loss, overlap = (None, None) if values is None else values[:, counted].mean(1).unbind()
-    return StepLoss(d_hidden.mul_(scale), loss, overlap, hits)
+    measures = None
+    if parts:
+        loss, overlap, best = (torch.cat(part) for part in zip(*parts, strict=True))
+        measures = StepMeasures(loss[counted].mean(), overlap[counted].mean(), best == labels)
+    return StepLoss(d_hidden.mul_(scale), measures)
