@@ -13,18 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fledge.data.filters import words
+from fledge.data.prompt_store import Prompt
 from fledge.data.selection import DuplicateFinder
 from fledge.data.selection import buckets as buckets_module
 from fledge.data.selection.buckets import KeyBuckets
-from fledge.data.selection.duplicates import CONTINUED, KEPT, NEAR_REPEAT, REPEAT, Conversation
+from fledge.data.selection.duplicates import CONTINUED, KEPT, NEAR_REPEAT, REPEAT
 
 VOCABULARY = [f"word{number}" for number in range(400)]
+
+
+def prompt(turns: list[str], system: str | None = None) -> Prompt:
+    return Prompt("", "log", "chat", turns, 0, "own", system)
 
 
 def verdicts(folder: Path, conversations: list[list[str]], near: float = 0.7, batch: int = 3) -> list[int]:
     finder = DuplicateFinder(folder / "keys", near)
     for start in range(0, len(conversations), batch):
-        finder.add([Conversation(turns, None) for turns in conversations[start : start + batch]])
+        finder.add([prompt(turns) for turns in conversations[start : start + batch]])
     return finder.verdicts().tolist()
 
 
@@ -48,8 +53,8 @@ def test_a_conversation_that_another_goes_on_from_is_dropped(tmp_path: Path) -> 
 def test_the_same_question_under_another_system_prompt_is_no_repeat(tmp_path: Path, near: float) -> None:
     finder = DuplicateFinder(tmp_path / "keys", near)
     turns = ["q q q"]
-    finder.add([Conversation(turns, "be brief"), Conversation(turns, None), Conversation(turns, "be long")])
-    finder.add([Conversation(turns, "be long")])
+    finder.add([prompt(turns, "be brief"), prompt(turns), prompt(turns, "be long")])
+    finder.add([prompt(turns, "be long")])
     assert finder.verdicts().tolist() == [KEPT, KEPT, KEPT, REPEAT]
 
 

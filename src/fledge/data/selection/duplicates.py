@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import rensa
 from numpy.typing import NDArray
 
 from fledge.data.filters import words
+from fledge.data.prompt_store import Prompt
 from fledge.data.seeds import hash64
 from fledge.data.selection.buckets import KeyBuckets
 
@@ -30,15 +30,8 @@ KEPT, REPEAT, CONTINUED, NEAR_REPEAT = 0, 1, 2, 3
 REASONS = {REPEAT: "repeat", CONTINUED: "continued", NEAR_REPEAT: "near_repeat"}
 
 
-class Conversation(NamedTuple):
-    """What duplicates are told by."""
-
-    turns: Sequence[str]
-    system: str | None
-
-
 class DuplicateFinder:
-    """Add conversations in order, then ask for all verdicts. Keys lie on disk; one byte a row is held."""
+    """Add prompts in order, then ask for all verdicts. Keys lie on disk; one byte a row is held."""
 
     def __init__(self, folder: Path, near: float) -> None:
         """`near`: Jaccard similarity of trigrams from which on two prompts are the same; 1 turns this off."""
@@ -50,20 +43,20 @@ class DuplicateFinder:
         self._signature_file = open(self._signatures, "wb")  # noqa: SIM115 (closed by verdicts)
         self.rows = 0
 
-    def add(self, conversations: Sequence[Conversation]) -> None:
-        """The next conversations."""
+    def add(self, prompts: Sequence[Prompt]) -> None:
+        """The next prompts: they are told by their turns and their system prompt."""
         keys: list[int] = []
         rows: list[int] = []
-        for number, (turns, system) in enumerate(conversations):
-            folded = [" ".join(words(turn)) for turn in turns]
+        for number, prompt in enumerate(prompts):
+            folded = [" ".join(words(turn)) for turn in prompt.turns]
             row = 2 * (self.rows + number)
             for length in range(1, len(folded) + 1):
-                keys.append(hash64(system or "", *folded[:length]))
+                keys.append(hash64(prompt.system or "", *folded[:length]))
                 rows.append(row + (length == len(folded)))  # odd: the whole conversation
         self._exact.add(np.array(keys, np.uint64), np.array(rows, np.int64))
         if self._near < 1.0:
-            self._add_signatures(conversations)
-        self.rows += len(conversations)
+            self._add_signatures(prompts)
+        self.rows += len(prompts)
 
     def verdicts(self) -> NDArray[np.uint8]:
         """KEPT, REPEAT, CONTINUED or NEAR_REPEAT for each row, [rows]."""
@@ -97,8 +90,8 @@ class DuplicateFinder:
         size = 4 * _PERMUTATIONS
         return np.frombuffer(os.pread(file, size, row * size), np.uint32)
 
-    def _add_signatures(self, conversations: Sequence[Conversation]) -> None:
-        grams = [_grams(words("\n".join(c.turns))) for c in conversations]
+    def _add_signatures(self, prompts: Sequence[Prompt]) -> None:
+        grams = [_grams(words("\n".join(prompt.turns))) for prompt in prompts]
         if not grams:
             return
         matrix = rensa.RMinHash.digest_matrix_from_token_sets(grams, _PERMUTATIONS, _SEED)
@@ -107,7 +100,7 @@ class DuplicateFinder:
         bands = signatures.reshape(len(signatures), -1, self._band)  # [n, bands, rows of a band]
         rows = np.arange(self.rows, self.rows + len(signatures))
         # Prompts under different system prompts share no key, and so are never compared.
-        systems = np.array([hash64(c.system) if c.system else 0 for c in conversations], np.uint64)
+        systems = np.array([hash64(p.system) if p.system else 0 for p in prompts], np.uint64)
         for number in range(bands.shape[1]):
             self._bands.add(_mix(bands[:, number], number) ^ systems, rows)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fledge.data.options import PromptOptions
 from fledge.data.prompt_store import Prompt, PromptWriter, Reject, prompt_shards
 from fledge.data.seeds import salted_hash
-from fledge.data.selection.duplicates import KEPT, REASONS, Conversation, DuplicateFinder
+from fledge.data.selection.duplicates import KEPT, REASONS, DuplicateFinder
 from fledge.data.selection.matching import NgramCounts, TrafficModel, distance, features, gumbel
 from fledge.data.selection.quotas import share_out
 from fledge.storage import Manifest
@@ -104,7 +104,7 @@ def _duplicates(
     finder = DuplicateFinder(scratch / "keys", options.near_duplicate)
     noise: list[NDArray[np.float32]] = []
     for shard in _shards(pools):
-        finder.add([Conversation(prompt.turns, prompt.system) for prompt in shard])
+        finder.add(shard)
         noise.append(np.array([gumbel(options.seed, prompt.prompt_id) for prompt in shard], np.float32))
     return finder.verdicts(), np.concatenate(noise) if noise else np.empty(0, np.float32)
 
