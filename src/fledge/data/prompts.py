@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -203,18 +202,6 @@ class Selection:
         return taken if self._treatment is not None else None
 
 
-@dataclass
-class _Shard:
-    """Attempts judged since the last shard was written."""
-
-    prompts: list[Prompt]
-    rejects: list[Reject]
-
-    @property
-    def attempts(self) -> int:
-        return len(self.prompts) + len(self.rejects)
-
-
 def _synthesise(
     target: Target,
     engine: Engine,
@@ -228,27 +215,28 @@ def _synthesise(
     first = writer.shards * options.shard_size
     rate = TokenRate()
     reasons: Counter[str] = Counter()
-    shard = _Shard([], [])
+    prompts: list[Prompt] = []  # of the attempts judged since the last shard was written
+    rejects: list[Reject] = []
     audits = AuditWriter(writer.url, writer.shards)
     results = run_in_order(engine, (jobs.job(attempt) for attempt in count(first)), rate)
     try:
         for draft in results:
             judged = selection.judge(draft)
             if isinstance(judged, Prompt):
-                shard.prompts.append(judged)
+                prompts.append(judged)
                 accepted += 1
             else:
-                shard.rejects.append(judged)
+                rejects.append(judged)
                 reasons[judged.reason] += 1
             _check_yield(draft.attempt + 1, accepted, options, reasons)
             done = accepted == options.count
-            if done or shard.attempts == options.shard_size:
-                tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in shard.prompts)
+            if done or len(prompts) + len(rejects) == options.shard_size:
+                tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in prompts)
                 audit = selection.take_audit()
                 if audit is not None:  # before the shard, which is the sign that its counts are there
                     audits.write(audit)
-                writer.write(shard.prompts, shard.rejects, tokens)
-                shard = _Shard([], [])
+                writer.write(prompts, rejects, tokens)
+                prompts, rejects = [], []
             kept = accepted / (draft.attempt + 1)
             progress(accepted, options.count, f"{rate.per_second():,.0f} tokens/s, {kept:.0%} kept")
             if done:
