@@ -77,7 +77,8 @@ def make_card(
         "contamination": selection.get("contamination", {"all files": summary.rejected.get("evaluation", 0)}),
         "distance_to_traffic": selection.get("distances", {}),
         "privacy": dict(privacy or {}),
-        "made_from": {name: _made_from(url) for name, url in _stages(prompts_url, conversations_url)},
+        "made_from": {"prompts": _made_from(prompts_url)}
+        | ({"respond": _made_from(conversations_url)} if conversations_url else {}),
         "versions": _versions(),
     }
     if conversations_url is not None and Manifest.load(conversations_url).records:
@@ -203,10 +204,6 @@ def _own_source(rows: int, rejected: Mapping[str, int], kept: int) -> dict[str, 
         "wanted": kept,
         "chosen": kept,
     }
-
-
-def _stages(prompts_url: str, conversations_url: str | None) -> list[tuple[str, str]]:
-    return [("prompts", prompts_url)] + ([("respond", conversations_url)] if conversations_url else [])
 
 
 def _made_from(url: str) -> dict[str, Any]:
