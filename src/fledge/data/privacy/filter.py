@@ -21,8 +21,12 @@ from itertools import islice
 from operator import attrgetter
 
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding, without_overlaps
+from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.options import Policy, PrivacyOptions
+from fledge.data.privacy.reserved import is_reserved
+from fledge.data.privacy.surrogates import Surrogates
 from fledge.data.processes import map_in_processes
 from fledge.data.seeds import text_id
 from fledge.errors import DataError
@@ -68,7 +72,6 @@ class PrivacyFilter:
         from presidio_anonymizer import AnonymizerEngine
 
         from fledge.data.privacy.cloud import cloud_recognizers
-        from fledge.data.privacy.lexicon import lexicon
         from fledge.data.privacy.ner import ner_recognizers
         from fledge.data.privacy.recognizers import make_analyzer
 
@@ -153,8 +156,6 @@ class PrivacyFilter:
         return [f._replace(start=places[f.start], end=places[f.end - 1] + 1) for f in wanted]
 
     def _counts(self, value: str, finding: Finding) -> bool:
-        from fledge.data.privacy.reserved import is_reserved
-
         if finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
             return False
         return not is_reserved(finding.entity, value)
@@ -163,8 +164,6 @@ class PrivacyFilter:
         self, turns: Sequence[str], found: Sequence[Sequence[Finding]]
     ) -> dict[str, tuple[str, float]]:
         """Values worth looking for everywhere: long enough, and of names also their rarer words."""
-        from fledge.data.privacy.lexicon import lexicon
-
         values: dict[str, tuple[str, float]] = {}
         for turn, findings in zip(turns, found, strict=True):
             for finding in findings:
@@ -196,9 +195,6 @@ class PrivacyFilter:
     def _replaced(self, turns: Sequence[str], found: Sequence[Sequence[Finding]], key: str) -> list[str]:
         from presidio_analyzer import RecognizerResult
         from presidio_anonymizer.entities import OperatorConfig
-
-        from fledge.data.privacy.clues import Clues
-        from fledge.data.privacy.surrogates import Surrogates
 
         surrogates = Surrogates(self.options.seed, key, Clues("\n".join(turns)).language)
         operators = {}
