@@ -46,66 +46,56 @@ def local_path(url: str) -> Path | None:
 
 def exists(url: str) -> bool:
     """Whether a file or folder is there."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "look at"):
-        return bool(_tried(filesystem, url, lambda: _found(filesystem, path)))
+    return _on(url, "look at", _found)
 
 
 def list_files(url: str, suffix: str = "") -> list[str]:
     """URLs of the files directly in a folder whose name ends with `suffix`, sorted; [] if there is no folder."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "list"):
+
+    def entries(filesystem: Any, path: str) -> list[dict[str, Any]]:
         filesystem.invalidate_cache()
-        if not _tried(filesystem, url, lambda: filesystem.isdir(path)):
-            return []
-        entries = _tried(filesystem, url, lambda: filesystem.ls(path, detail=True))
-    names = (posixpath.basename(entry["name"]) for entry in entries if entry["type"] == "file")
+        return filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
+
+    found = _on(url, "list", entries)
+    names = (posixpath.basename(entry["name"]) for entry in found if entry["type"] == "file")
     return [join(url, name) for name in sorted(names) if name.endswith(suffix) and not name.startswith(".")]
 
 
 def read_bytes(url: str) -> bytes:
     """The whole file."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "read"):
-        data: bytes = _tried(filesystem, url, lambda: filesystem.cat_file(path))
+    data: bytes = _on(url, "read", lambda filesystem, path: filesystem.cat_file(path))
     return data
 
 
 def file_size(url: str) -> int:
     """Bytes of a file."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "look at"):
-        return int(_tried(filesystem, url, lambda: _size(filesystem, path)))
+    return _on(url, "look at", _size)
 
 
 def version_of(url: str) -> str:
     """Something that is another when the file has changed."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "look at"):
-        return str(_tried(filesystem, url, lambda: filesystem.ukey(path)))
+    return str(_on(url, "look at", lambda filesystem, path: filesystem.ukey(path)))
 
 
 def copy_here(url: str, path: Path) -> None:
     """Copy a file to this machine's disk, however large it is."""
-    filesystem, source = _resolve(url)
-    with _explained(url, "read"):
-        _tried(filesystem, url, lambda: filesystem.get_file(source, str(path)))
+    _on(url, "read", lambda filesystem, source: filesystem.get_file(source, str(path)))
 
 
 def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
     """The bytes [start, stop) of a file for each pair, fetched at once where the store can; short at the file's end."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "read"):
+
+    def parts(filesystem: Any, path: str) -> list[Any]:
         if isinstance(filesystem, LocalFileSystem):
             return _read_local_ranges(path, ranges)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        places = [path] * len(ranges)
-        found = _tried(
-            filesystem, url, lambda: filesystem.cat_ranges(places, starts, stops, on_error="raise")
-        )
+        found: list[Any] = filesystem.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
+        return found
+
+    found = _on(url, "read", parts)
     if any(len(data) > stop - start for data, (start, stop) in zip(found, ranges, strict=True)):
         raise StorageError(f"{url} can't be read in parts: the store ignores byte ranges; use another store")
-    return [bytearray(data) for data in found]
+    return [data if isinstance(data, bytearray) else bytearray(data) for data in found]
 
 
 def read_json(url: str) -> Any:
@@ -119,12 +109,14 @@ def read_json(url: str) -> Any:
 
 def write_atomic(url: str, data: bytes) -> None:
     """Write a file that appears whole or not at all, also when the process is killed or the disk is full."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "write", len(data)):
+
+    def put(filesystem: Any, path: str) -> None:
         if isinstance(filesystem, LocalFileSystem):
             _write_local(Path(path), data)
         else:
-            _tried(filesystem, url, lambda: filesystem.pipe_file(path, data))
+            filesystem.pipe_file(path, data)
+
+    _on(url, "write", put, len(data))
 
 
 def write_json(url: str, value: Any) -> None:
@@ -304,9 +296,13 @@ def _shown(fingerprint: Fingerprint, field: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _tried(filesystem: Any, url: str, action: Callable[[], T]) -> T:
-    """A remote file system's answer, passing failures tried again; a local one's at once."""
-    return action() if isinstance(filesystem, LocalFileSystem) else retried(action, url)
+def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None = None) -> T:
+    """action(file system, path); a remote one's passing failures are tried again, what remains names the place."""
+    filesystem, path = _resolve(url)
+    with _explained(url, verb, wanted):
+        if isinstance(filesystem, LocalFileSystem):
+            return action(filesystem, path)
+        return retried(lambda: action(filesystem, path), url)
 
 
 def _found(filesystem: Any, path: str) -> bool:
