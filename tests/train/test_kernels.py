@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fledge.target.rope import rope_tables
 from fledge.train import attention_kernels, attention_torch, elementwise
-from fledge.train.blocks import Sizes, make_blocks
+from fledge.train.blocks import Inputs, Sizes, make_blocks
 from fledge.train.kernels import kernels_for
 from fledge.train.learner import bf16_products
 from fledge.train.workspace import Workspace
@@ -148,16 +148,15 @@ def test_attention_on_a_padded_block(steps: int):
     others += [
         wide[:, 32 * i : 32 * i + 32] for i in range(2 * steps)
     ]  # strided, as they come out of a projection
+    given = Inputs(sizes, query, others, Workspace())
     found = []
     for module in (attention_kernels, attention_torch):
         output, log_sum = query.new_empty(query.shape), torch.empty(rows, 6)
         with bf16_products(torch.bfloat16):
-            module.attend(block, sizes, Workspace(), query, others, output, log_sum)
+            module.attend(block, given, output, log_sum)
             grads = [t.new_empty(t.shape) for t in (query, *others)]
-            module.attend_back(
-                block, sizes, Workspace(), query, others, output, log_sum, slope, grads[0], grads[1:]
-            )
+            module.attend_back(block, given, output, log_sum, slope, grads[0], grads[1:])
         found.append((output, log_sum, *grads))
-    assert attention_kernels.usable(sizes, query, others)
+    assert attention_kernels.usable(given)
     for fast, plain in zip(*found, strict=True):
         assert_close(fast, plain)

@@ -10,7 +10,6 @@ rectangle; a block's scores fit the cache. They are not kept but computed again 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fledge.train import attention_kernels, attention_torch
-from fledge.train.blocks import Block, Sizes
+from fledge.train.blocks import Block, Inputs, Sizes
 from fledge.train.workspace import Workspace
 
 
@@ -34,9 +33,10 @@ class UnrollAttention(Function):
     ) -> Tensor:
         output = query.new_empty(query.shape)
         log_sum = torch.empty(query.shape[0], sizes.heads, dtype=torch.float32, device=query.device)
-        attend = _implementation(sizes, query, others).attend
+        given = Inputs(sizes, query, others, workspace)
+        attend = _implementation(given).attend
         for block in blocks:
-            attend(block, sizes, workspace, query, others, output, log_sum)
+            attend(block, given, output, log_sum)
         ctx.save_for_backward(query, output, log_sum, *others)
         ctx.blocks, ctx.sizes, ctx.workspace = blocks, sizes, workspace
         return output
@@ -46,14 +46,13 @@ class UnrollAttention(Function):
         query, output, log_sum, *others = ctx.saved_tensors
         d_query, *d_others = (t.new_empty(t.shape) for t in (query, *others))
         d_output = d_output.contiguous()
-        attend_back = _implementation(ctx.sizes, query, others).attend_back
+        given = Inputs(ctx.sizes, query, others, ctx.workspace)
+        attend_back = _implementation(given).attend_back
         for block in ctx.blocks:
-            attend_back(
-                block, ctx.sizes, ctx.workspace, query, others, output, log_sum, d_output, d_query, d_others
-            )
+            attend_back(block, given, output, log_sum, d_output, d_query, d_others)
         return None, None, None, d_query, *d_others
 
 
-def _implementation(sizes: Sizes, query: Tensor, others: Sequence[Tensor]) -> Any:
+def _implementation(given: Inputs) -> Any:
     """The module whose `attend` and `attend_back` fit these tensors."""
-    return attention_kernels if attention_kernels.usable(sizes, query, others) else attention_torch
+    return attention_kernels if attention_kernels.usable(given) else attention_torch

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.train.blocks import Block, Sizes
+from fledge.train.blocks import Block, Inputs
 from fledge.train.kernels import address, kernels_for, number, size, threads
-from fledge.train.workspace import Workspace
 
 _MAX_STEPS, _MAX_HEAD_DIM = 16, 256  # of the C structure and its local arrays
 
@@ -33,31 +32,22 @@ class _BlockStruct(Structure):
     ]
 
 
-def usable(sizes: Sizes, query: Tensor, others: Sequence[Tensor]) -> bool:
+def usable(given: Inputs) -> bool:
     """Whether the kernels take these tensors."""
-    fits = len(others) // 2 - 1 <= _MAX_STEPS and sizes.head_dim <= _MAX_HEAD_DIM
-    return (
-        fits and kernels_for(query, *others) is not None and all(t.stride(1) == 1 for t in (query, *others))
-    )
+    tensors = given.query, *given.others
+    fits = given.steps <= _MAX_STEPS and given.sizes.head_dim <= _MAX_HEAD_DIM
+    return fits and kernels_for(*tensors) is not None and all(t.stride(1) == 1 for t in tensors)
 
 
-def attend(
-    block: Block,
-    sizes: Sizes,
-    workspace: Workspace,
-    query: Tensor,
-    others: Sequence[Tensor],
-    output: Tensor,
-    log_sum: Tensor,
-) -> None:
+def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None:
     """Fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
-    call = _Call(block, sizes, workspace, others)
-    scaled = call.gather(query, block.queries, "query", sizes.group, sizes.head_dim**-0.5)
-    keys = call.gather(others[0], block.keys, "keys", 1)
-    values = call.gather(others[1], block.keys, "values", 1)
+    call, sizes = _Call(block, given), given.sizes
+    scaled = call.gather(given.query, block.queries, "query", sizes.group, sizes.head_dim**-0.5)
+    keys = call.gather(given.others[0], block.keys, "keys", 1)
+    values = call.gather(given.others[1], block.keys, "values", 1)
     scores = call.products("scores", scaled.high, keys.high)
     weights = call.take("weights", scores.shape, torch.bfloat16)
-    own = call.take("own_weights", (*scaled.high.shape[:-1], max(1, call.struct.steps)), torch.float32)
+    own = call.take("own_weights", (*scaled.high.shape[:-1], max(1, given.steps)), torch.float32)
     call.run("fledge_attend", scaled.high, scores, weights, own, log_sum)
     mixed = call.take("mixed", scaled.low.shape, torch.bfloat16)
     torch.bmm(weights, values.low, out=mixed)
@@ -66,10 +56,7 @@ def attend(
 
 def attend_back(
     block: Block,
-    sizes: Sizes,
-    workspace: Workspace,
-    query: Tensor,
-    others: Sequence[Tensor],
+    given: Inputs,
     output: Tensor,
     log_sum: Tensor,
     d_output: Tensor,
@@ -77,19 +64,18 @@ def attend_back(
     d_others: Sequence[Tensor],
 ) -> None:
     """Fill the block's rows of all gradients."""
-    call = _Call(block, sizes, workspace, others)
+    call, sizes = _Call(block, given), given.sizes
     scale = sizes.head_dim**-0.5
-    scaled = call.gather(query, block.queries, "query", sizes.group, scale)
+    scaled = call.gather(given.query, block.queries, "query", sizes.group, scale)
     slope = call.gather(d_output, block.queries, "slope", sizes.group)
-    keys = call.gather(others[0], block.keys, "keys", 1)
-    values = call.gather(others[1], block.keys, "values", 1)
+    keys = call.gather(given.others[0], block.keys, "keys", 1)
+    values = call.gather(given.others[1], block.keys, "values", 1)
     scores = call.products("scores", scaled.high, keys.high)
     d_weights = call.products("d_weights", slope.high, values.high)
     weights = call.take("weights", scores.shape, torch.bfloat16)
     d_scores = call.take("d_scores", scores.shape, torch.bfloat16)
     from_own = call.take("from_own", scaled.high.shape, torch.float32)
-    steps = call.struct.steps
-    d_own_keys, d_own_values = d_others[2 : 2 + steps], d_others[2 + steps :]
+    d_own_keys, d_own_values = d_others[2 : 2 + given.steps], d_others[2 + given.steps :]
     d_own = [(c_void_p * _MAX_STEPS)(*(t.data_ptr() for t in part)) for part in (d_own_keys, d_own_values)]
     tensors = (scaled.high, slope.high, output, log_sum, scores, d_weights, weights, d_scores, from_own)
     call.run("fledge_attend_back", *tensors, *d_own)
@@ -113,13 +99,13 @@ class _Gathered(NamedTuple):
 class _Call:
     """One block's arguments. Memory is laid out as [b, kv_heads, Q, group, D], seen as [b * kv_heads, Q * group, D]."""
 
-    def __init__(self, block: Block, sizes: Sizes, workspace: Workspace, others: Sequence[Tensor]) -> None:
+    def __init__(self, block: Block, given: Inputs) -> None:
+        sizes, others, steps = given.sizes, given.others, given.steps
         kernels = kernels_for(*others)
         if kernels is None:
             raise RuntimeError("attention kernels were called for tensors they don't take; see `usable`")
         self._kernels = kernels
-        self._sizes, self._workspace = sizes, workspace
-        steps = len(others) // 2 - 1
+        self._sizes, self._workspace = sizes, given.workspace
         own_keys, own_values = others[2 : 2 + steps], others[2 + steps :]
         self._held = (block.queries.contiguous(), block.seen.contiguous())
         rows, seen = self._held

@@ -11,25 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.train.blocks import Block, Sizes
-from fledge.train.workspace import Workspace
+from fledge.train.blocks import Block, Inputs, Sizes
 
 
-def attend(
-    block: Block,
-    sizes: Sizes,
-    workspace: Workspace,
-    query: Tensor,
-    others: Sequence[Tensor],
-    output: Tensor,
-    log_sum: Tensor,
-) -> None:
+def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None:
     """Fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
-    given = _Given.of(block, sizes, query, others)
-    scores = given.scores()  # [b, kv, Q, g, L + j]
+    floats = _Floats.of(block, given)
+    scores = floats.scores()  # [b, kv, Q, g, L + j]
     weights = scores.softmax(-1)
-    mixed = torch.einsum("bkqgl,blkd->bkqgd", weights[..., : block.keys.shape[1]], given.values)
-    for step, value in enumerate(given.own_values):
+    mixed = torch.einsum("bkqgl,blkd->bkqgd", weights[..., : block.keys.shape[1]], floats.values)
+    for step, value in enumerate(floats.own_values):
         mixed += weights[..., block.keys.shape[1] + step, None] * value
     rows = block.queries.flatten()[block.real_queries]
     output[rows] = _leave(block, mixed).to(output.dtype)
@@ -38,10 +29,7 @@ def attend(
 
 def attend_back(
     block: Block,
-    sizes: Sizes,
-    workspace: Workspace,
-    query: Tensor,
-    others: Sequence[Tensor],
+    given: Inputs,
     output: Tensor,
     log_sum: Tensor,
     d_output: Tensor,
@@ -49,32 +37,32 @@ def attend_back(
     d_others: Sequence[Tensor],
 ) -> None:
     """Fill the block's rows of all gradients."""
-    given, count, steps = _Given.of(block, sizes, query, others), block.keys.shape[1], len(others) // 2 - 1
+    floats, count, sizes, query = _Floats.of(block, given), block.keys.shape[1], given.sizes, given.query
     real = (block.seen > 0)[:, None, :, None, None]
     slope = _enter(block, sizes, d_output, sizes.group) * real
     along = (slope * _enter(block, sizes, output, sizes.group)).sum(-1, keepdim=True)
-    weights = (given.scores() - _enter(block, sizes, log_sum, sizes.group)).exp()  # [b, kv, Q, g, L + j]
-    d_weights = [torch.einsum("bkqgd,blkd->bkqgl", slope, given.values)]
-    d_weights += [(slope * value).sum(-1, keepdim=True) for value in given.own_values]
+    weights = (floats.scores() - _enter(block, sizes, log_sum, sizes.group)).exp()  # [b, kv, Q, g, L + j]
+    d_weights = [torch.einsum("bkqgd,blkd->bkqgl", slope, floats.values)]
+    d_weights += [(slope * value).sum(-1, keepdim=True) for value in floats.own_values]
     d_scores = weights * (torch.cat(d_weights, dim=-1) - along)
     scale = sizes.head_dim**-0.5
-    to_query = torch.einsum("bkqgl,blkd->bkqgd", d_scores[..., :count], given.keys)
+    to_query = torch.einsum("bkqgl,blkd->bkqgd", d_scores[..., :count], floats.keys)
     rows, keys = block.queries.flatten()[block.real_queries], block.keys.flatten()[block.real_keys]
-    d_keys = torch.einsum("bkqgl,bkqgd->blkd", d_scores[..., :count], given.query)
+    d_keys = torch.einsum("bkqgl,bkqgd->blkd", d_scores[..., :count], floats.query)
     d_values = torch.einsum("bkqgl,bkqgd->blkd", weights[..., :count], slope)
     for target, grad in ((d_others[0], d_keys), (d_others[1], d_values)):
         target[keys] = grad.flatten(0, 1).flatten(1)[block.real_keys].to(target.dtype)
-    for step, key in enumerate(given.own_keys):
+    for step, key in enumerate(floats.own_keys):
         d_score, weight = d_scores[..., count + step, None], weights[..., count + step, None]
         to_query += d_score * key
-        d_own_key = (d_score * given.query).sum(3, keepdim=True)
+        d_own_key = (d_score * floats.query).sum(3, keepdim=True)
         d_own_value = (weight * slope).sum(3, keepdim=True)
         d_others[2 + step][rows] = _leave(block, d_own_key).to(query.dtype)
-        d_others[2 + steps + step][rows] = _leave(block, d_own_value).to(query.dtype)
+        d_others[2 + given.steps + step][rows] = _leave(block, d_own_value).to(query.dtype)
     d_query[rows] = _leave(block, to_query * scale).to(query.dtype)
 
 
-class _Given(NamedTuple):
+class _Floats(NamedTuple):
     """What goes in, in float32."""
 
     query: Tensor  # [b, kv, Q, g, D], scaled
@@ -85,8 +73,8 @@ class _Given(NamedTuple):
     hidden: Tensor  # [b, 1, Q, 1, L] bool, keys that are not seen
 
     @classmethod
-    def of(cls, block: Block, sizes: Sizes, query: Tensor, others: Sequence[Tensor]) -> _Given:
-        steps = len(others) // 2 - 1
+    def of(cls, block: Block, given: Inputs) -> _Floats:
+        sizes, query, others, steps = given.sizes, given.query, given.others, given.steps
         keys, values = (t[block.keys].float().unflatten(2, (sizes.kv_heads, -1)) for t in others[:2])
         own = [_enter(block, sizes, t, 1) for t in others[2:]]
         index = torch.arange(block.keys.shape[1], device=query.device)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.train.workspace import Workspace
+
 _BLOCK_SCORES = 1 << 18  # query rows * keys of a block, per head: what fits the cache
 
 
@@ -34,6 +36,22 @@ class Block:
     seen: Tensor  # [b, Q] int32, keys a query sees; 0 for padding
     real_queries: Tensor  # [n] places in the flat [b * Q] that are no padding
     real_keys: Tensor  # [n] places in the flat [b * L]
+
+
+class Inputs(NamedTuple):
+    """What the unroll's attention reads, of all blocks."""
+
+    sizes: Sizes
+    query: Tensor  # [S, heads * D]
+    others: Sequence[
+        Tensor
+    ]  # keys and values [T, kv_heads * D], then j own keys and j own values [S, kv_heads * D]
+    workspace: Workspace
+
+    @property
+    def steps(self) -> int:
+        """j, the steps after the first."""
+        return len(self.others) // 2 - 1
 
 
 def make_blocks(lengths: Sequence[int], supervised: Sequence[Tensor]) -> list[Block]:
