@@ -1,13 +1,22 @@
 """Personal data and secrets in prompts and answers: found, and dropped, redacted or replaced.
 
-options     what a recipe can say                entities    what can be found
-clues       one cheap look at a text             lexicon     names, places, everyday words
-forms, labels, contact, secrets                  recognisers of identifiers and secrets
-names, places, addresses, organizations          recognisers of names
-recognizers the rules in Presidio's analyser     ner, cloud  models and services beside them
-reserved, fiction, surrogates                    invented values that belong to nobody
-filter      scan, treat, look again              audit       counts that are safe to share
-answers     the same look at the target's own words
+To read: filter, then clues and recognizers, then one rule of each kind.
+
+options       what a recipe can say                  entities      what can be found, and what a finding is
+filter        scan, treat, look again                audit         counts that are safe to share
+answers       the same look at the target's own words
+clues         one cheap look at a text               recognizers   the rules in Presidio's analyser
+ner, cloud    models and services beside the rules
+forms         numbers that their form gives away     labels        numbers by the words before them (label_words)
+births        dates of birth                         contact       e-mail, telephones, links with keys
+secrets       keys; passwords, spoken_passwords
+keyed         values by the name of their field; fields: names and places; columns: cells by the head of their column
+names         people (runs, rare_names, unusual_names, chats; their words: cues)
+places        towns (place_cues)                     addresses     streets
+organizations firms, where they are asked for (firms: those that bear people's names)
+lexicon       names, places, everyday words          word_lists    reads `words/`
+beginnings    where long patterns can begin at all
+surrogates    invented values: fiction makes names, reserved knows them and what standards set aside
 """
 
 from fledge.data.privacy.audit import Audit, AuditWriter, read_audit
