@@ -284,6 +284,21 @@ def test_the_estimate_knows_what_is_stored_and_drawn(finished_run: Path, recipe:
     assert expected(features={"device_map": "auto"})["features"].seconds is None
 
 
+@pytest.mark.parametrize("second_turn", [0.0, 1.0])
+def test_the_estimate_counts_second_turns_among_the_answers_drawn(
+    tmp_path: Path, recipe: Recipe, second_turn: float
+) -> None:
+    respond = recipe.respond.model_copy(update={"second_turn": second_turn, "heldout": 0.0})
+
+    def expected(response_tokens: int | None) -> list[float]:
+        train = recipe.train.model_copy(update={"response_tokens": response_tokens})
+        changed = recipe.model_copy(update={"respond": respond, "train": train})
+        return [row.tokens for row in estimate(Run(changed, str(tmp_path)), ["respond", "train"])]
+
+    answers, trained = expected(None)
+    assert expected(round(answers / 2))[1] == pytest.approx(trained / 2, rel=0.01)
+
+
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_the_estimate_of_writing_needs_no_run(tmp_path: Path, recipe: Recipe, batch: int) -> None:
     options = recipe.respond.model_copy(update={"max_batch": batch})

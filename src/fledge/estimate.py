@@ -16,6 +16,7 @@ import torch
 from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
 from fledge.console import clock, print_table, say
+from fledge.data import RespondOptions
 from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.draft.head import weight_shapes
 from fledge.engine import Engine, SamplingParams
@@ -72,7 +73,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     count, heldout = recipe.prompts.count, recipe.respond.heldout
     attempts = count / _KEPT
     written, asked = attempts * _ATTEMPT_TOKENS, count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
-    answers = count * _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
+    answers = count * _answered(recipe.respond)
     tokens = conversation_tokens(run, known="respond" not in pending)
     drawn = _drawn_share(run, tokens * (1 - heldout))
     trained = tokens * (1 - heldout) * drawn * recipe.train.epochs
@@ -123,16 +124,20 @@ def _drawn_share(run: Run, tokens: float) -> float:
     most, respond = run.recipe.train.response_tokens, run.recipe.respond
     if most is None:
         return 1.0
-    answer = _ANSWER_SHARE * respond.max_new_tokens
-    return min(1.0, most / max(tokens * answer / (answer + _PROMPT_TOKENS + _TEMPLATE_TOKENS), 1.0))
+    answered = _answered(respond)
+    return min(1.0, most / max(tokens * answered / (answered + _PROMPT_TOKENS + _TEMPLATE_TOKENS), 1.0))
+
+
+def _answered(respond: RespondOptions) -> float:
+    """Response tokens of a typical conversation."""
+    return _ANSWER_SHARE * respond.max_new_tokens * (1 + respond.second_turn)
 
 
 def conversation_tokens(run: Run, *, known: bool) -> float:
     """Tokens of all conversations: those on disk if they are `known` to be all, else from typical lengths."""
     recipe = run.recipe
     found = Manifest.load(run.url("conversations")).tokens if known else 0
-    answered = _ANSWER_SHARE * recipe.respond.max_new_tokens * (1 + recipe.respond.second_turn)
-    return found or recipe.prompts.count * (answered + _PROMPT_TOKENS + _TEMPLATE_TOKENS)
+    return found or recipe.prompts.count * (_answered(recipe.respond) + _PROMPT_TOKENS + _TEMPLATE_TOKENS)
 
 
 class Calibration:
