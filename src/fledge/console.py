@@ -59,21 +59,21 @@ class StageProgress:
     def update(self, done: float, total: float, note: str) -> None:
         """Show that `done` of `total` units are ready; `note` stands beside the bar (a rate, a loss)."""
         now = time.monotonic()
-        if self._first is None:
-            self._first = (now, done)
-        eta = self._eta(now, done, total)
+        first = self._first = self._first or (now, done)
+        eta = _eta(first, (now, done), total)
         self._bar.update(self._task, completed=done, total=total, note=note, eta=eta)
         if not self._output.is_terminal and now - self._logged >= LOG_INTERVAL_S:
             self._logged = now
             share = f"{done / total:4.0%}" if total else f"{done:,.0f}"
             self._output.print(f"  {self._name:<9} {share}  {clock(self.seconds)} so far, ETA {eta}  {note}")
 
-    def _eta(self, now: float, done: float, total: float | None) -> str:
-        assert self._first is not None
-        started, before = self._first
-        if not total or done <= before or now - started < 1.0:
-            return "--:--"
-        return clock(max(0.0, total - done) * (now - started) / (done - before))
+
+def _eta(first: tuple[float, float], last: tuple[float, float], total: float) -> str:
+    """From two pairs of time and what was done by then."""
+    (started, before), (now, done) = first, last
+    if not total or done <= before or now - started < 1.0:
+        return "--:--"
+    return clock(max(0.0, total - done) * (now - started) / (done - before))
 
 
 def say(*lines: str, dim: bool = False) -> None:
