@@ -84,7 +84,10 @@ class Examiner:
         found = Examined([], [], Audit() if self._treatment is not None else None)
         for row in batch.rows:
             judged = self._judge(row, batch.source, batch.licence, found.audit)
-            (found.prompts if isinstance(judged, Prompt) else found.rejects).append(judged)  # type: ignore[arg-type]
+            if isinstance(judged, Prompt):
+                found.prompts.append(judged)
+            else:
+                found.rejects.append(judged)
         return found
 
     def _judge(self, row: Row, source: str, licence: str, audit: Audit | None) -> Prompt | Reject:
