@@ -215,6 +215,23 @@ def test_nobody_waits_for_requests_under_way_when_the_stage_ends(
         thread.join()
 
 
+def test_the_same_server_answers_on_after_the_stage_was_stopped(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    def stopped(done: float, total: float, note: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    server.fault = lambda number, body, reply: reply
+    with server.serving() as url:
+        made = AnswerServer(target, ServerOptions(url=url, concurrency=3))
+        with pytest.raises(KeyboardInterrupt):
+            respond(target, made, prompts, OPTIONS, str(tmp_path), stopped)
+        summary = respond(target, made, prompts, OPTIONS, str(tmp_path))
+    assert summary.rejected == {}
+    assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
+
+
 def test_actors_share_a_servers_limits() -> None:
     whole = ServerOptions(url="http://x", concurrency=10, requests_per_second=6.0, token_budget=100)
     share = whole.share_of(4)

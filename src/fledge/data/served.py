@@ -64,7 +64,8 @@ class AnswerServer:
         self._next_slot = 0.0
         self._spent = 0
         self._failures = 0
-        self._has_answered = self._given_up = False
+        self._has_answered = False
+        self._given_up = threading.Event()  # of the requests under way
         self.model = options.model or self._only_model()
 
     @property
@@ -106,17 +107,18 @@ class AnswerServer:
         return completion
 
     def give_up(self) -> None:
-        """Requests under way aren't tried again; nobody waits for them any more."""
-        self._given_up = True
+        """Requests under way aren't tried again, nobody waits for them any more; later ones are."""
+        self._given_up.set()
+        self._given_up = threading.Event()
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        last, asked_pause = "", 0.0
+        given_up, last, asked_pause = self._given_up, "", 0.0
         for attempt in range(self._options.retries + 1):
             if attempt:
                 pause = max(asked_pause, self._options.backoff_s * 2 ** (attempt - 1))
                 self._pause(min(_LONGEST_PAUSE_S, pause))
             self._wait_for_slot()
-            if self._given_up:
+            if given_up.is_set():
                 raise AnswerFailed("given_up")
             try:
                 status, data, asked_pause = self._exchange(path, body)
