@@ -172,6 +172,24 @@ def test_what_a_quantised_target_needs_installed_is_named(tmp_path: Path, tiny_t
         HookExtractor.load(str(folder))
 
 
+@torch.no_grad()
+def test_weights_that_are_unpacked_at_the_first_forward_are_unpacked():
+    conversations = make_conversations(2)
+    expected = HookExtractor(tiny("qwen3")).extract(conversations)
+    packed = tiny("qwen3")
+    packed.config.quantization_config = {"quant_method": "compressed-tensors"}
+    weight = packed.model.layers[0].mlp.up_proj.weight
+    weight.div_(2)
+
+    def unpack(*_: Any) -> None:
+        weight.mul_(2)
+        hook.remove()
+
+    hook = packed.register_forward_pre_hook(unpack)
+    found = HookExtractor(packed).extract(conversations)
+    assert all(torch.equal(a.features, b.features) for a, b in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("fault", ["a missing weight", "scales of an unknown quantisation"])
 def test_weights_that_transformers_would_make_up_or_misread_are_refused(
     fault: str, tiny_target_folder: Path, tmp_path: Path

@@ -63,6 +63,10 @@ class HookExtractor:
         self.hidden_size = int(text.hidden_size)
         self.feature_layers = feature_layers or default_feature_layers(len(self._layers))
         model.eval()
+        if getattr(model.config, "quantization_config", None) is not None:
+            # compressed-tensors unpacks the weights when the whole model first runs; later the tower runs alone.
+            with torch.no_grad():
+                model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device))
 
     @classmethod
     def load(
