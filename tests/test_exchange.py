@@ -65,6 +65,7 @@ def test_export_import_and_doctor_from_the_command_line(
     assert fledge(monkeypatch, "doctor", tiny_target_folder, tmp_path / "none") == 2
     assert fledge(monkeypatch, "import", head, tmp_path / "x", "--layers", "one") == 2
     assert "give three numbers such as 1,14,26" in capsys.readouterr().err
+    assert fledge(monkeypatch, "import", head, tmp_path / "x", "--layers=-1,2,3") == 2
     assert not (tmp_path / "x").exists()
 
 

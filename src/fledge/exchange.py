@@ -88,7 +88,7 @@ def import_head(
     """
     head = Head.load(source)
     if layers:
-        if len(layers) != 3 or sorted(set(layers)) != layers:
+        if len(layers) != 3 or sorted(set(layers)) != layers or layers[0] < 0:
             raise HeadError(f"--layers {layers} can't be: give three layers in order, such as 1,14,26")
         head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
     if target is not None:
