@@ -273,6 +273,19 @@ def test_a_depth_of_which_little_is_known_does_as_the_one_above() -> None:
     assert beliefs.calibration[8] == pytest.approx(beliefs.calibration[3])
 
 
+def test_what_is_no_number_is_not_remembered() -> None:
+    """One request that overflows in float16 would end speculation for all, until the engine is restarted."""
+    beliefs, level = Beliefs(8, 2), torch.tensor([[-0.5, -1.5]])
+    for _ in range(100):
+        beliefs.observe([1, 1], [1.0, 0.8])
+        beliefs.observe_levels([level, level - 0.5], 8)
+    before = [*beliefs.calibration, *beliefs.next_levels, *beliefs.best_nodes(2, 2)]
+    beliefs.observe([0, 1], [math.nan, math.nan])
+    beliefs.observe_levels([level * math.nan, level], 8)
+    after = [*beliefs.calibration, *beliefs.next_levels, *beliefs.best_nodes(2, 2)]
+    assert after == pytest.approx(before, rel=0.1)
+
+
 @pytest.mark.parametrize("start", [TreeShape(4, 4, 16), PLAIN])
 def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: TreeShape) -> None:
     planner = Planner(COST, topk=4, confident=False, start={4: start})

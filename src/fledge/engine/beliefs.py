@@ -44,7 +44,7 @@ class Beliefs:
         for sums in (self._reached, self._predicted):
             sums[:] = [before * _DECAY for before in sums]
         for depth, mass in enumerate(masses, start=1):
-            if mass <= 0:
+            if not mass > 0:  # nor if it isn't a number
                 break
             self._reached[depth] += sum(d >= depth for d in depths)
             self._predicted[depth] += mass
@@ -58,7 +58,8 @@ class Beliefs:
         before = 0.0
         for level, scores in enumerate(levels, start=1):
             count = min(self.mass.shape[1], scores.shape[1])
-            best = np.exp(np.sort(scores.numpy(), 1)[:, : -count - 1 : -1]).mean(0) * self.calibration[level]
+            known = scores.nan_to_num(-np.inf).numpy()  # one request's overflow would be remembered for ever
+            best = np.exp(np.sort(known, 1)[:, : -count - 1 : -1]).mean(0) * self.calibration[level]
             step = 1 / min(self._seen[level - 1] + 1, 1 / (1 - _DECAY))
             row = self.mass[level - 1]
             row[:count] += step * (best - row[:count])
