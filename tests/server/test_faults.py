@@ -8,7 +8,6 @@ import random
 import socket
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 
 from fledge.engine import Engine
 from fledge.server.options import ServerOptions
-from tests.server.conftest import MODEL, QUESTIONS, Running, running
+from tests.server.conftest import MODEL, QUESTIONS, Running, running, wait_for
 
 MakeEngine = Callable[..., Engine]
 MakeOptions = Callable[..., ServerOptions]
@@ -28,13 +27,6 @@ MakeOptions = Callable[..., ServerOptions]
 def chat(question: str, tokens: int, **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     return {"messages": messages, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, **more}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
 
 
 def idle(server: Running) -> bool:
