@@ -148,6 +148,12 @@ def test_a_head_that_accepts_nothing_is_named_unless_it_says_that_it_is_untraine
         assert [(f.fault, f.certain) for f in findings] == [("accepts-nothing", False)]
 
 
+def test_answers_of_a_single_token_say_nothing_of_a_head(patient: Patient) -> None:
+    found = diagnose(patient.target, str(patient.head), max_tokens=1)
+    assert found.findings == []
+    assert [measured.name for measured in found.measured] == ["first proposals"]
+
+
 def test_the_wrong_template_is_named(patient: Patient, tmp_path: Path) -> None:
     other = Path(shutil.copytree(patient.target.folder, tmp_path / "target"))
     (other / "chat_template.jinja").write_text(CHATML.replace("<|im_start|>assistant", "<|im_start|>bot"))

@@ -119,6 +119,9 @@ def _forwards(
 ) -> list[Finding]:
     if not all(bool(t.isfinite().all()) for t in head.weights.trainable().values()):
         return []  # a finding already
+    if all(len(answer.token_ids) < 2 for answer in answers):
+        measured.append(Measured("first proposals", "none: no answer of the target is longer than a token"))
+        return []
     probe = Probe(target, answers)
     score = probe.score(head)
     measured.append(Measured("first proposals that are the target's token", f"{score.hits:.1%}"))
