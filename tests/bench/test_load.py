@@ -137,6 +137,9 @@ def test_traffic_is_replayed_in_the_order_it_came(tmp_path: Path) -> None:
     log.write_text('\n{"turns": ["b\u2028"]}\n')
     with pytest.raises(DataError, match="line 2: `timestamp`"):
         read_traffic(str(log))
+    log.write_text('{"timestamp": NaN, "turns": ["b"]}\n')
+    with pytest.raises(DataError, match="line 1: `timestamp`"):
+        read_traffic(str(log))
     with pytest.raises(DataError, match="--speed is 0"):
         read_traffic(str(log), speed=0)
 
@@ -158,6 +161,7 @@ def test_counters_of_vllm_and_sglang_are_read() -> None:
     assert found.figures()["spec_decode_acceptance_rate"] == pytest.approx(37.5)
     assert between(Reading(), parse_metrics("sglang:spec_accept_length 2.75\n")).tau == 2.75  # type: ignore[union-attr]
     assert between(Reading(), parse_metrics("# HELP nothing\nup 1\n")) is None
+    assert between(Reading(), parse_metrics("sglang:spec_accept_length NaN\n")) is None
 
 
 def test_a_server_of_ours_tells_where_its_rounds_time_goes() -> None:

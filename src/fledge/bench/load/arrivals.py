@@ -49,7 +49,7 @@ def read_traffic(url: str, speed: float = 1.0) -> list[Arrival]:
         if not line.strip():
             continue
         stamp = json.loads(line).get("timestamp")
-        if isinstance(stamp, bool) or not isinstance(stamp, (int, float)):
+        if isinstance(stamp, bool) or not isinstance(stamp, (int, float)) or not math.isfinite(stamp):
             raise DataError(
                 f"{url}, line {number}: `timestamp` must be a number of seconds; "
                 'write each line like {"timestamp": 0.25, "turns": ["Hello!"]}'

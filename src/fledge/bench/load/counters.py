@@ -8,6 +8,7 @@ the time of its rounds went (`fledge:phase_seconds_total`).
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,8 @@ def parse_metrics(text: str) -> Reading:
         if match is None:
             continue
         full, labels, value = match[1], match[2] or "", float(match[3])
+        if not math.isfinite(value):  # nothing was counted yet
+            continue
         name = full.rpartition(":")[2]
         if name in _BY_POSITION and (position := _POSITION.search(labels)):
             positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
