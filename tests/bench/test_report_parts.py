@@ -47,6 +47,9 @@ def test_servers_over_http_have_the_articles_two_charts_and_a_verdict_per_level(
     rejected = load.comparisons[0].model_copy(update={"rejected": "speed-up 3.00 exceeds tau 2.40"})
     broken = load.model_copy(update={"comparisons": [rejected, *load.comparisons[1:]]})
     assert "rejected, speed-up 3.00 exceeds tau 2.40" in render_report(ReportFacts("t", load=broken))
+    remarked = load.comparisons[0].model_copy(update={"remark": "speed-up 3.00 exceeds tau 2.40"})
+    told = load.model_copy(update={"comparisons": [remarked, *load.comparisons[1:]]})
+    assert "1 in flight, eagle3: speed-up 3.00 exceeds" in render_report(ReportFacts("t", load=told))
 
 
 def test_requests_that_failed_are_told_of_their_server_even_if_it_is_the_only_one() -> None:

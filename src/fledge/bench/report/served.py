@@ -75,7 +75,7 @@ def served_view(load: LoadResult | None) -> ServedView | None:
             *(_COLUMNS[field] for field in _extra_fields(load)),
         ],
         rows=_table(load),
-        verdicts=[*_failures(load), *_rejections(load)],
+        verdicts=[*_failures(load), *_remarks(load)],
         notes=[*load.notes, *_rounds(load)],
     )
 
@@ -141,11 +141,11 @@ def _failures(load: LoadResult) -> list[str]:
     return lines
 
 
-def _rejections(load: LoadResult) -> list[str]:
+def _remarks(load: LoadResult) -> list[str]:
     return [
-        f"{_load((c.concurrency, c.request_rate))}, {c.server}: rejected, {c.rejected}"
+        f"{_load((c.concurrency, c.request_rate))}, {c.server}: {told}"
         for c in load.comparisons
-        if c.rejected
+        if (told := f"rejected, {c.rejected}" if c.rejected else c.remark)
     ]
 
 
