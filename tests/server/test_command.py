@@ -39,7 +39,7 @@ def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
     told = ""
     for line in process.stderr:
         told += line
-        if "startup complete" in line:
+        if "serving" in line:
             break
     address = re.search(r"http://[0-9.]+:[0-9]+", told)
     assert address, told

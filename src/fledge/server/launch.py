@@ -79,6 +79,7 @@ def serve(
         host = listener.getsockname()[0]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
             logger.warning("anybody who reaches %s may use this server: it has no API keys", host)
+        listener.listen()  # who reads the next line may connect at once
         logger.info("serving %s on %s", app.state.server.model_names[0], url(listener))
         config = uvicorn.Config(
             app,
