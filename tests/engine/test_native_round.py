@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft import Head
-from fledge.engine import Engine, SamplingParams, TreeShape, build, result
+from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape, build, result
 from fledge.engine.carried import RunningBatch
 from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.forwards import Models
@@ -26,6 +27,7 @@ from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import ConfidentPlan, Prices, RoundPlan
 from fledge.engine.shapes import copies
 from fledge.native import unavailable_reason
+from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head
 from tests.tiny import TinyShape, save_tiny_target
@@ -103,6 +105,22 @@ def test_a_fixed_tree_may_be_nothing_but_lookup(target: Target, head: Head) -> N
     answers = engine.generate(prompts, max_tokens=40, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert engine.stats().drafts > 0
+
+
+@pytest.mark.parametrize("tree", [PLAIN, TreeShape(3, 2, 7)], ids=str)
+def test_what_is_no_number_stays_with_its_request(tmp_path: Path, tree: TreeShape) -> None:
+    """Neither its neighbours nor those who get its pages see anything of it."""
+    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=POSITIONS, tied=False)
+    target = Target.load(str(save_tiny_target(tmp_path / "llama", shape=shape)))
+    prompts = [[9, 8, 7], [30] * 20, [40] * 33]
+    plainly = Engine(target).generate(prompts, max_tokens=40, ignore_eos=True)
+    expected = [answer.token_ids for answer in plainly]
+    broken = next(token for token in range(50, 512) if not any(token in tokens for tokens in expected))
+    cast(NativeDecoder, target.decoder)._embedding[broken] = torch.nan
+    engine = Engine(target, noisy_head(target), tree=tree, max_batch=4, max_context=160, kv_tokens=320)
+    for company in ([[broken] * 90], [], []):
+        answers = engine.generate([*company, *prompts], max_tokens=40, ignore_eos=True)
+        assert [answer.token_ids for answer in answers[len(company) :]] == expected
 
 
 def same(one: object, other: object) -> bool:

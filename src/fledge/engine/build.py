@@ -180,6 +180,7 @@ def build_parts(
             busy_prefill_rows=min(busy_prefill_rows, prefill_rows),
             prefix=PrefixCache(pool, heads=head is not None) if prefix_cache else None,
             rereads=planner.rereads,
+            clear=None if models.native_plain is None else models.native_plain.clear,
         ),
         planner=planner,
         lane=lane,

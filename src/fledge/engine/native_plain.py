@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import Structure, byref, c_double, c_int, c_int64, c_void_p
 
 import torch
@@ -60,7 +60,8 @@ class NativePlain:
         head_kv: Tensor | None = None,
     ) -> None:
         c = decoder.config
-        self._held = decoder, kv, head, head_kv
+        self._held = decoder, head
+        self._pools = [kv] if head_kv is None else [kv, head_kv]
         self._models = ModelsStruct(
             decoder.pointer,
             None if head is None else head.pointer,
@@ -80,6 +81,16 @@ class NativePlain:
         emitted = torch.empty(len(now.length), 2, dtype=torch.int64)
         models, carried, drawn = byref(self._models), byref(self._view(now)), byref(drawing_of(drawing))
         return emitted, self._plain(models, carried, drawn, byref(recent_of(now, keep)), emitted.data_ptr())
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Forget the values in these pages of both pools.
+
+        Attention takes whole pages and gives what isn't a request's own the weight 0, which is nothing if it is a
+        number. One request's NaN would become that of all who ever get its pages.
+        """
+        for pool in self._pools:
+            for page in pages:
+                pool[:, page, :, 1].zero_()
 
     def _view(self, now: Carried) -> CarriedStruct:
         key = now.length.data_ptr(), len(now.length)

@@ -10,7 +10,7 @@ lane has come so far (see `lane.py`): what is decided here reaches the batch in 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 
@@ -48,12 +48,14 @@ class Scheduler:
         busy_prefill_rows: int,
         prefix: PrefixCache | None,
         rereads: Rereads,
+        clear: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
+        """`clear`: what is done to pages, on the lane, before they get a new owner."""
         self.pool = pool
         self.batch = batch
         self.lane = lane
         self.prefix = prefix
-        self._rereads = rereads
+        self._rereads, self._clear = rereads, clear
         self.max_batch = max_batch
         self.window = window  # KV indices a round may write beyond the committed length
         self.ahead = ahead  # tokens by which that may be ahead of what the host knows
@@ -207,7 +209,7 @@ class Scheduler:
         if not request.output_ids:
             request.cached_tokens = request.prefix_tokens
         self.hit_tokens += request.prefix_tokens
-        return pool.reserve(request.pages, tokens)
+        return self._add_pages(request, tokens)
 
     def _to_fill(self, request: Request) -> list[bytes]:
         """What the pages stand for that a request's prefill has yet to fill and share."""
@@ -238,9 +240,18 @@ class Scheduler:
 
     def _reserve(self, request: Request) -> bool:
         held = len(request.pages)
-        if not self.pool.reserve(request.pages, self._needs(request)):
+        if not self._add_pages(request, self._needs(request)):
             return False
         self.lane.defer(partial(self.batch.set_pages, request.row, held, tuple(request.pages)))
+        return True
+
+    def _add_pages(self, request: Request, tokens: int) -> bool:
+        """Pages for so many KV indices; False, and no change, if too few are free."""
+        held = len(request.pages)
+        if not self.pool.reserve(request.pages, tokens):
+            return False
+        if self._clear is not None:
+            self.lane.defer(partial(self._clear, tuple(request.pages[held:])))
         return True
 
     def _leave_batch(self, request: Request) -> None:
