@@ -48,6 +48,9 @@ class TargetOptions(BaseModel):
         None,
         description="three layers whose outputs a head learns from, from 0; null: those that engines take by default",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="what its chat template asks for, such as {enable_thinking: false}"
+    )
 
 
 class Recipe(BaseModel):

@@ -96,6 +96,7 @@ class Run:
             device=options.device,
             backend=options.backend,
             feature_layers=options.feature_layers,
+            chat_template_kwargs=options.chat_template_kwargs,
         )
 
     def target_parts(self) -> dict[str, Any]:

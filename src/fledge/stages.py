@@ -89,8 +89,7 @@ def _answerer(run: Run) -> Engine | AnswerServer:
 
 
 def _target_spec(run: Run) -> TargetSpec:
-    options = run.recipe.target
-    return TargetSpec(options.model, options.dtype, options.device, options.backend, options.feature_layers)
+    return TargetSpec(**dict(run.recipe.target))
 
 
 def _features(run: Run, progress: Progress) -> Outcome:

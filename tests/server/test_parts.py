@@ -17,10 +17,11 @@ from fledge.errors import HeadError, ServerError
 from fledge.server.fair_queue import FairQueue
 from fledge.server.launch import bind, check_memory, load_engine, url
 from fledge.server.options import ServerOptions, from_vertex, read_keys
+from fledge.server.protocol import ChatRequest
 from fledge.server.tokens import Tokens
 from fledge.target.target import Target
 from tests.server.conftest import Running, running
-from tests.tiny import TinyShape, save_tiny_target
+from tests.tiny import CHATML, TinyShape, save_tiny_target
 
 
 def test_a_client_with_much_to_ask_does_not_keep_others_waiting() -> None:
@@ -172,6 +173,19 @@ def test_single_tokens_are_bytes_that_add_up(tmp_path: Path) -> None:
     assert b"".join(tokens.token(token)[1] for token in ids).decode() == text
     assert tokens.token(2) == ("<|im_end|>", b"<|im_end|>")
     assert tokens.token(tokens.vocabulary + 5) == ("", b"")
+
+
+def test_a_request_tells_the_chat_template_what_it_asks_for(tmp_path: Path) -> None:
+    shape = TinyShape(layers=1, heads=1, kv_heads=1)
+    folder = save_tiny_target(tmp_path / "t", shape=shape, chat_template=CHATML + "{{ mood }}")
+    target = Target.load(str(folder), chat_template_kwargs={"mood": "calm"})
+    tokens = Tokens(target, 512)
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"mood": "glad"}}
+    )
+    asked = target.tokenizer.decode(asyncio.run(tokens.chat(body.messages, body.chat_template_kwargs)))
+    assert asked.endswith("assistant\nglad")
+    assert target.tokenizer.decode(asyncio.run(tokens.chat(body.messages))).endswith("assistant\ncalm")
 
 
 def test_the_dashboard_asks_only_for_metrics_that_exist(live: Running) -> None:

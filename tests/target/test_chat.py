@@ -26,6 +26,28 @@ def test_prompt_ids_open_the_assistants_turn() -> None:
     assert ids == list(expected)
 
 
+THINKING = (
+    CHATML + "{% if add_generation_prompt and enable_thinking is false %}{{ '<think></think>' }}{% endif %}"
+)
+
+
+def test_what_a_template_asks_for_is_handed_to_it() -> None:
+    tokenizer = make_tokenizer(THINKING)
+    plain, quiet = ChatTemplate(tokenizer), ChatTemplate(tokenizer, options={"enable_thinking": False})
+    assert plain.prompt_ids(QUESTION, {"enable_thinking": False}) == quiet.prompt_ids(QUESTION)
+    assert tokenizer.decode(quiet.prompt_ids(QUESTION)).endswith("assistant\n<think></think>")
+    assert quiet.prompt_ids(QUESTION, {"enable_thinking": True}) == plain.prompt_ids(QUESTION)
+    assert plain.hash != quiet.hash
+
+
+@pytest.mark.parametrize("name", ["thinking", "enable", "messages", "tokenize"])
+def test_what_a_template_does_not_ask_for_is_refused(name: str) -> None:
+    with pytest.raises(TargetError, match=f"doesn't ask for '{name}'"):
+        ChatTemplate(make_tokenizer(THINKING), options={name: False})
+    with pytest.raises(TargetError, match=f"doesn't ask for '{name}'"):
+        ChatTemplate(make_tokenizer(THINKING)).prompt_ids(QUESTION, {name: False})
+
+
 def test_special_tokens_are_not_added_twice() -> None:
     tokenizer = make_tokenizer(LLAMA3, "<|eot_id|>")
     ids = ChatTemplate(tokenizer).prompt_ids(QUESTION)

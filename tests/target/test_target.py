@@ -11,11 +11,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from fledge.data.ray_respond import TargetSpec
 from fledge.engine import Engine
 from fledge.errors import FledgeError, TargetError
+from fledge.recipe import Recipe
+from fledge.run_folder import Run
 from fledge.target import Target
 from tests.target.paging import logits_of, make_batch, scattered_pages
-from tests.tiny import TinyShape, save_tiny_target
+from tests.tiny import CHATML, TinyShape, save_tiny_target
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -116,3 +119,12 @@ def test_a_missing_or_foreign_tokenizer_is_one_clear_error(tiny_target_folder: P
     (small / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
     with pytest.raises(TargetError, match="512 tokens"):
         Target.load(str(small), cache_dir=tmp_path)
+
+
+def test_a_recipe_s_target_is_the_same_in_the_run_and_in_an_actor(tmp_path: Path) -> None:
+    folder = save_tiny_target(tmp_path / "t", chat_template=CHATML + "{{ mood }}")
+    chosen = {"model": str(folder), "chat_template_kwargs": {"mood": "calm"}, "feature_layers": (0, 2, 6)}
+    run = Run(Recipe.model_validate({"target": chosen}), str(tmp_path / "run"))
+    for target in (run.target, TargetSpec(**dict(run.recipe.target)).load()):
+        assert target.chat.options == {"mood": "calm"}
+        assert target.config.feature_layers == (0, 2, 6)

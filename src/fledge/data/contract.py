@@ -154,6 +154,7 @@ def serving_ids(target: Target, messages: Sequence[dict[str, Any]]) -> list[int]
         tokenize=True,
         add_generation_prompt=True,
         return_dict=False,
+        **target.chat.options,
     )
     return list(ids)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,7 @@ from fledge.data.served import AnswerServer, run_served
 from fledge.engine import Engine
 from fledge.storage import Manifest
 from fledge.target import Target
+from fledge.target.target import Backend
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,20 @@ class TargetSpec:
     model: str
     dtype: str
     device: str
-    backend: str
+    backend: Backend
     feature_layers: tuple[int, int, int] | None = None  # None: the default ones
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Target:
+        """The target, in the actor's process."""
+        return Target.load(
+            self.model,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.backend,
+            feature_layers=self.feature_layers,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
 
 
 def respond_on_ray(
@@ -79,7 +93,7 @@ class _RespondActor:
         options: RespondOptions,
         privacy: PrivacyOptions | None,
     ) -> None:
-        self._target = Target.load(spec.model, dtype=spec.dtype, device=spec.device, backend=spec.backend)  # type: ignore[arg-type]
+        self._target = spec.load()
         self._server = AnswerServer(self._target, options.server) if options.server is not None else None
         if self._server is None:
             limit = min(options.longest_request, self._target.config.max_position_embeddings)

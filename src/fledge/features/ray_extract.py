@@ -75,14 +75,7 @@ class _FeatureActor:
     def __init__(
         self, spec: TargetSpec, conversations_url: str, options: FeatureOptions, output_url: str
     ) -> None:
-        target = Target.load(
-            spec.model,
-            dtype=spec.dtype,
-            device=spec.device,
-            backend=spec.backend,  # type: ignore[arg-type]
-            feature_layers=spec.feature_layers,
-        )
-        self._extractor = FeatureExtractor(target, options.batch_tokens)
+        self._extractor = FeatureExtractor(spec.load(), options.batch_tokens)
         self._conversations_url, self._options, self._output_url = conversations_url, options, output_url
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

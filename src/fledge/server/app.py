@@ -138,7 +138,7 @@ def _add_tools(app: FastAPI, server: Server) -> None:
     async def tokenize(body: TokenizeRequest) -> Json:
         server.generator.check_model(body.model)
         if body.messages is not None:
-            ids = await server.tokens.chat(body.messages)
+            ids = await server.tokens.chat(body.messages, body.chat_template_kwargs)
         else:
             ids = await server.tokens.text(body.prompt or "", special=body.add_special_tokens is not False)
         names = server.tokens.names(ids) if body.return_token_strs else None

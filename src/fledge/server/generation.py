@@ -140,7 +140,7 @@ class Generator:
 
     async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[list[int]]:
         if isinstance(body, ChatRequest):
-            return [await self.tokens.chat(body.messages)]
+            return [await self.tokens.chat(body.messages, body.chat_template_kwargs)]
         special = body.add_special_tokens is not False
         if len(body.prompts) > self.most_answers:
             raise errors.invalid(f"more than {self.most_answers} prompts; send fewer", "prompt")

@@ -48,7 +48,6 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (None, True),
     "annotations": (None, []),  # of an assistant's message, as OpenAI's own answers have it
     "audio": (None,),
-    "chat_template_kwargs": (None, {}),
     "continue_final_message": (None, False),
     "detokenize": (None, True),
     "echo": (None, False),
@@ -197,10 +196,17 @@ class ChatMessage(StrictBody):
         return {"role": "system" if self.role == "developer" else self.role, "content": text, **named}
 
 
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    Field(max_length=16, description="what the chat template asks for, such as enable_thinking"),
+]
+
+
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Several]
+    chat_template_kwargs: TemplateKwargs | None = None
     max_completion_tokens: int | None = Field(
         None, ge=1, lt=1 << 31, description="the newer name of max_tokens"
     )
@@ -269,6 +275,7 @@ class TokenizeRequest(StrictBody):
     model: str | None = Field(None, max_length=512)
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Several] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = Field(None, description="of `prompt`; default true")
     return_token_strs: bool | None = None
 
@@ -278,6 +285,8 @@ class TokenizeRequest(StrictBody):
             raise ValueError("give either prompt or messages")
         if self.messages is not None and self.add_special_tokens is not None:
             raise ValueError("add_special_tokens is for prompt; a chat template writes its own")
+        if self.prompt is not None and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs is for messages; prompt is taken as it is")
         return self
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -34,15 +34,21 @@ class Tokens:
         self.vocabulary = target.config.vocab_size
         self.token = lru_cache(maxsize=65536)(self._token)
 
-    async def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Ids of a conversation, the opening of the reply included."""
+    async def chat(
+        self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Ids of a conversation, the opening of the reply included; `options` of the template."""
         plain = [message.plain for message in messages]
         for message in plain:
             _refuse_halves(message["content"], "messages")
+        try:
+            self._target.chat.check_options(options or {})
+        except TargetError as error:
+            raise errors.invalid(str(error), "chat_template_kwargs") from error
 
         def encode() -> list[int]:
             try:
-                return self._target.chat.prompt_ids(plain)
+                return self._target.chat.prompt_ids(plain, options)
             except TargetError as error:
                 raise errors.invalid(str(error), "messages") from error
 

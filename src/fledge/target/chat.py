@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,19 +15,32 @@ Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 # Stands for a message's text while its surroundings are looked at. No template trims or rewrites it.
 _MARK = "fledgeMARKfledge"
+# What apply_chat_template takes for itself, or every template is given.
+_GIVEN = frozenset(("messages", "conversation", "add_generation_prompt", "tokenize", "tools", "documents"))
 
 
 class ChatTemplate:
     """The one place where messages become ids, for training and serving alike."""
 
-    def __init__(self, tokenizer: Any, end_token_ids: Sequence[int] = ()) -> None:
-        """`end_token_ids`: further ids the checkpoint's configuration names as ends of generation."""
+    def __init__(
+        self, tokenizer: Any, end_token_ids: Sequence[int] = (), options: Mapping[str, Any] | None = None
+    ) -> None:
+        """`end_token_ids`: further ids the checkpoint's configuration names as ends of generation.
+
+        `options`: what the template itself asks for, such as Qwen3's `enable_thinking`; others are a TargetError.
+        """
         self._tokenizer = tokenizer
         self._end_token_ids = tuple(end_token_ids)
+        self.options = dict(options or {})
+        self.check_options(self.options)
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The ids a reply to `messages` is generated from, the opening of the assistant's turn included."""
-        text = self._render(messages, add_generation_prompt=True)
+    def prompt_ids(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> list[int]:
+        """The ids a reply to `messages` is generated from, the opening of the assistant's turn included.
+
+        `options`: of the template, for these messages, beside or instead of those it was made with.
+        """
+        self.check_options(options or {})
+        text = self._render(messages, add_generation_prompt=True, options=options)
         return self._encode(text)
 
     def user_turn_start(self) -> list[int]:
@@ -67,16 +81,33 @@ class ChatTemplate:
             "special_tokens": {k: str(v) for k, v in sorted(self._tokenizer.special_tokens_map.items())},
             "ends": sorted(self._end_token_ids),
         }
+        if self.options:
+            parts["options"] = self.options
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise a TargetError for options that the template never looks at: they would be ignored."""
+        template = str(self._tokenizer.chat_template or "")
+        for name in options:
+            if name in _GIVEN or not re.search(rf"\b{re.escape(name)}\b", template):
+                raise TargetError(f"the target's chat template doesn't ask for {name!r}: leave it out")
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         if not self._tokenizer.chat_template:
             raise TargetError(
                 "the target's tokenizer has no chat template: use an instruction-tuned target, "
                 "or give prompts as token ids"
             )
         try:
-            text = self._apply(self.given(messages), add_generation_prompt=add_generation_prompt)
+            text = self._apply(
+                self.given(messages), add_generation_prompt=add_generation_prompt, options=options
+            )
         except Exception as error:  # templates raise whatever their author chose, as jinja2 or plain errors
             raise TargetError(
                 f"the target's chat template refuses these messages ({error}): give the roles it knows, in its order"
@@ -100,11 +131,18 @@ class ChatTemplate:
 
         return not is_kept(plain) and is_kept(_in_parts(plain))
 
-    def _apply(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def _apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         text: str = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
+            **{**self.options, **(options or {})},
         )
         return text
 

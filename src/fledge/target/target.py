@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -38,13 +38,16 @@ class Target:
         dtype: torch.dtype,
         device: torch.device,
         backend: Backend,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder: Path = resolved.folder
         self.revision: str = resolved.revision
         self.name: str = resolved.name
         self.config: DecoderConfig = resolved.config
         self.tokenizer = tokenizer
-        self.chat = ChatTemplate(tokenizer, _end_token_ids(resolved.folder, self.config.vocab_size))
+        self.chat = ChatTemplate(
+            tokenizer, _end_token_ids(resolved.folder, self.config.vocab_size), chat_template_kwargs
+        )
         self.dtype = dtype
         self.device = device
         self._backend: Backend = backend
@@ -59,6 +62,7 @@ class Target:
         cache_dir: str | Path | None = None,
         backend: Backend = "auto",
         feature_layers: Sequence[int] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Target:
         """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
 
@@ -70,6 +74,7 @@ class Target:
             backend: "native" (the CPU kernels), "torch", or "auto": native where it runs.
             feature_layers: the three layers whose outputs a head learns from, counted from 0; default: those that
                 every engine takes where a head names none.
+            chat_template_kwargs: what the chat template itself asks for, such as Qwen3's {"enable_thinking": False}.
         """
         if dtype not in _DTYPES:
             raise TargetError(f"dtype {dtype!r} isn't known: use one of {', '.join(_DTYPES)}")
@@ -77,7 +82,8 @@ class Target:
             raise TargetError(f"backend {backend!r} isn't known: use one of {', '.join(get_args(Backend))}")
         resolved = resolve_target(str(spec), cache_dir)
         tokenizer = _load_tokenizer(resolved)
-        target = cls(resolved, tokenizer, _DTYPES[dtype], _usable_device(device), backend)
+        usable = _usable_device(device)
+        target = cls(resolved, tokenizer, _DTYPES[dtype], usable, backend, chat_template_kwargs)
         return target if feature_layers is None else target.with_feature_layers(feature_layers)
 
     def with_feature_layers(self, layers: Sequence[int]) -> Target:
