@@ -87,8 +87,9 @@ def test_a_signal_to_us_ends_the_server_first_even_if_it_comes_twice(
 ) -> None:
     note = tmp_path / "pid"
     ours = textwrap.dedent(f"""
-        import sys, time
+        import signal, sys, time
         from fledge.child import started
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children ignore it
         deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         deaf += "print(1, flush=True); time.sleep(600)"
         with started([sys.executable, "-c", deaf], name="deaf", term_s={seconds}) as server:
