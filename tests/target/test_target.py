@@ -17,6 +17,7 @@ from fledge.errors import FledgeError, TargetError
 from fledge.recipe import Recipe
 from fledge.run_folder import Run
 from fledge.target import Target
+from fledge.target.revision import _shape
 from tests.target.paging import logits_of, make_batch, scattered_pages
 from tests.tiny import CHATML, TinyShape, save_tiny_target
 
@@ -128,3 +129,14 @@ def test_a_recipe_s_target_is_the_same_in_the_run_and_in_an_actor(tmp_path: Path
     for target in (run.target, TargetSpec(**dict(run.recipe.target)).load()):
         assert target.chat.options == {"mood": "calm"}
         assert target.config.feature_layers == (0, 2, 6)
+
+
+def test_a_field_that_a_plain_target_leaves_empty_changes_no_revision(tiny_target_folder: Path) -> None:
+    """The shipped head, and every head out there, names the revision that was made of these."""
+    target = Target.load(str(tiny_target_folder))
+    assert sorted(_shape(target.config)) == [
+        "architecture", "head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "num_heads",
+        "num_kv_heads", "num_layers", "qk_norm", "qkv_bias", "rms_norm_eps", "rope_scaling", "rope_theta",
+        "tie_word_embeddings", "vocab_size",
+    ]  # fmt: skip
+    assert _shape(target.with_feature_layers((0, 2, 6)).config) == _shape(target.config)

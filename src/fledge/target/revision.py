@@ -22,7 +22,7 @@ from safetensors import safe_open
 from fledge.target.config import DecoderConfig
 from fledge.target.weights import weight_files
 
-_FORMAT = 2  # raise it when what is hashed, or how, changes
+_FORMAT = 3  # raise it when what is hashed, or how, changes
 _TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -98,7 +98,11 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
 def _shape(config: DecoderConfig) -> dict[str, Any]:
     """All fields; those added later only where they say something, so that older revisions stay what they were."""
     shape = asdict(config)
-    for name in ("undecodable", "own_positions"):  # what fledge can't do, and what it doesn't use
+    for name in (
+        "undecodable",
+        "own_positions",
+        "chosen_layers",
+    ):  # what fledge can't do, doesn't use, or was told
         shape.pop(name)
     return {name: shape[name] for name in shape if name not in ("experts", "rope_free_layers") or shape[name]}
 
