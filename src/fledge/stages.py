@@ -29,7 +29,7 @@ from fledge.data import (
     respond,
     respond_fingerprint,
 )
-from fledge.data.ray_respond import TargetSpec, respond_on_ray
+from fledge.data.ray_respond import respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
 from fledge.errors import DataError, RecipeError
@@ -73,7 +73,7 @@ def _respond(run: Run, progress: Progress) -> Outcome:
     options = run.recipe.respond
     places = run.url("prompts"), options, run.url("conversations")
     if run.ray is not None:
-        made = respond_on_ray(run.target, _target_spec(run), *places, run.ray, progress, privacy=run.privacy)
+        made = respond_on_ray(run.target, run.recipe.target, *places, run.ray, progress, privacy=run.privacy)
     else:
         made = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
     found = made.statistics
@@ -88,10 +88,6 @@ def _answerer(run: Run) -> Engine | AnswerServer:
     return _engine(run, options.max_batch, options.longest_request)
 
 
-def _target_spec(run: Run) -> TargetSpec:
-    return TargetSpec(**dict(run.recipe.target))
-
-
 def _features(run: Run, progress: Progress) -> Outcome:
     places = run.url("conversations"), run.recipe.features, run.url("features")
     spread = run.recipe.features.device_map
@@ -103,7 +99,7 @@ def _features(run: Run, progress: Progress) -> Outcome:
     if spread:
         made = extract_spread(run.target, *places, progress)
     elif run.ray is not None:
-        made = extract_features_on_ray(run.target, _target_spec(run), *places, run.ray, progress)
+        made = extract_features_on_ray(run.target, run.recipe.target, *places, run.ray, progress)
     else:
         made = extract_features(run.target, *places, progress)
     size = human_bytes(made.bytes)

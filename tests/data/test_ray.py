@@ -9,10 +9,10 @@ import pytest
 
 from fledge.data import PromptOptions, RespondOptions, make_prompts, ray_respond, respond
 from fledge.data.ray_map import RayOptions
-from fledge.data.ray_respond import TargetSpec, respond_on_ray
+from fledge.data.ray_respond import respond_on_ray
 from fledge.engine import Engine
 from fledge.errors import DataError
-from fledge.target import Target
+from fledge.target import Target, TargetOptions
 from tests.data.conftest import files_of
 from tests.data.test_mixing import CHAT, sentences, write_lines
 
@@ -32,7 +32,7 @@ def test_two_actors_give_the_same_records_as_a_local_run(
     Path(path).write_text(Path(path).read_text() + "{broken\n" + json.dumps({"turns": ["Hi"]}))
     options = PromptOptions(count=20, shard_size=6, sources=({"path": path, "licence": "own"},))
     answers = RespondOptions(max_new_tokens=12, shard_size=5, max_batch=4)
-    spec = TargetSpec(str(talking_folder), "float32", "cpu", "torch")
+    spec = TargetOptions(model=str(talking_folder), dtype="float32", backend="torch")
     cluster = RayOptions("local", actors=2)
     try:
         make_prompts(target, None, options, str(tmp_path / "local/prompts"))
@@ -52,7 +52,7 @@ def test_two_actors_give_the_same_records_as_a_local_run(
 def test_answers_too_long_for_the_target_are_refused_before_any_actor_starts(
     target: Target, talking_folder: Path, tmp_path: Path
 ) -> None:
-    spec = TargetSpec(str(talking_folder), "float32", "cpu", "torch")
+    spec = TargetOptions(model=str(talking_folder), dtype="float32", backend="torch")
     options = RespondOptions(max_prompt_tokens=target.config.max_position_embeddings)
     places = str(tmp_path / "prompts"), options, str(tmp_path / "conversations")
     with pytest.raises(DataError, match=r"answers may need \d+ tokens of context, the engine has 2048"):
@@ -75,7 +75,7 @@ def test_a_node_lost_midway_changes_no_answer(
     here, there = tmp_path / "conversations", tmp_path / "ray" / "conversations"
     respond(target, engine, prompts, answers, str(here))
     monkeypatch.setattr(ray_respond, "_RespondActor", GatedRespondActor)
-    spec = TargetSpec(str(talking_folder), "float32", "cpu", "torch")
+    spec = TargetOptions(model=str(talking_folder), dtype="float32", backend="torch")
     with two_nodes() as nodes:
         loss = Loss(nodes, there)
         respond_on_ray(target, spec, prompts, answers, str(there), nodes.options, loss)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fledge.data.ray_respond import TargetSpec
 from fledge.features import FeatureOptions, extract_features, extract_features_on_ray, ray_extract
 from fledge.features import extract as extract_module
 from fledge.storage import Manifest
-from fledge.target import Target
+from fledge.target import Target, TargetOptions
 from tests.data.conftest import files_of
 from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
@@ -52,7 +51,7 @@ def test_two_actors_make_the_store_of_a_local_run_and_go_on_where_it_stopped(
         if note and len(Manifest.load(str(tmp_path / "ray")).shards) == 2:
             raise KeyboardInterrupt
 
-    spec = TargetSpec(str(tiny_target_folder), "float32", "cpu", "torch")
+    spec = TargetOptions(model=str(tiny_target_folder), dtype="float32", backend="torch")
     places = conversations, OPTIONS, str(tmp_path / "ray"), nodes.options
     with pytest.raises(KeyboardInterrupt):
         extract_features_on_ray(target, spec, *places, kill)
@@ -70,7 +69,7 @@ def test_a_node_lost_midway_changes_no_byte(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(ray_extract, "_FeatureActor", GatedFeatureActor)
-    spec = TargetSpec(str(tiny_target_folder), "float32", "cpu", "torch")
+    spec = TargetOptions(model=str(tiny_target_folder), dtype="float32", backend="torch")
     loss = Loss(nodes, tmp_path / "ray")
     extract_features_on_ray(target, spec, conversations, OPTIONS, str(tmp_path / "ray"), nodes.options, loss)
     loss.check()

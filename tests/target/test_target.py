@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from fledge.data.ray_respond import TargetSpec
 from fledge.engine import Engine
 from fledge.errors import FledgeError, TargetError
 from fledge.recipe import Recipe
@@ -126,7 +126,7 @@ def test_a_recipe_s_target_is_the_same_in_the_run_and_in_an_actor(tmp_path: Path
     folder = save_tiny_target(tmp_path / "t", chat_template=CHATML + "{{ mood }}")
     chosen = {"model": str(folder), "chat_template_kwargs": {"mood": "calm"}, "feature_layers": (0, 2, 6)}
     run = Run(Recipe.model_validate({"target": chosen}), str(tmp_path / "run"))
-    for target in (run.target, TargetSpec(**dict(run.recipe.target)).load()):
+    for target in (run.target, pickle.loads(pickle.dumps(run.recipe.target)).load()):
         assert target.chat.options == {"mood": "calm"}
         assert target.config.feature_layers == (0, 2, 6)
 

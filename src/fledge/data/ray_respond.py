@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -27,36 +25,12 @@ from fledge.data.responses import (
 from fledge.data.served import AnswerServer, run_served
 from fledge.engine import Engine
 from fledge.storage import Manifest
-from fledge.target import Target
-from fledge.target.target import Backend
-
-
-@dataclass(frozen=True)
-class TargetSpec:
-    """What an actor loads its target from."""
-
-    model: str
-    dtype: str
-    device: str
-    backend: Backend
-    feature_layers: tuple[int, int, int] | None = None  # None: the default ones
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def load(self) -> Target:
-        """The target, in the actor's process."""
-        return Target.load(
-            self.model,
-            dtype=self.dtype,
-            device=self.device,
-            backend=self.backend,
-            feature_layers=self.feature_layers,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+from fledge.target import Target, TargetOptions
 
 
 def respond_on_ray(
     target: Target,
-    spec: TargetSpec,
+    spec: TargetOptions,
     prompts_url: str,
     options: RespondOptions,
     output_url: str,
@@ -88,7 +62,7 @@ def respond_on_ray(
 class _RespondActor:
     def __init__(
         self,
-        spec: TargetSpec,
+        spec: TargetOptions,
         prompts_url: str,
         options: RespondOptions,
         privacy: PrivacyOptions | None,

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from fledge.data.options import Progress, silent
 from fledge.data.ray_map import RayOptions, map_in_order
-from fledge.data.ray_respond import TargetSpec
 from fledge.features.extract import (
     FeatureExtractor,
     FeatureSummary,
@@ -30,7 +29,7 @@ from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
 from fledge.features.store import put_shard
 from fledge.storage import Manifest
-from fledge.target import Target
+from fledge.target import Target, TargetOptions
 
 
 class _Part(NamedTuple):
@@ -43,7 +42,7 @@ class _Part(NamedTuple):
 
 def extract_features_on_ray(
     target: Target,
-    spec: TargetSpec,
+    spec: TargetOptions,
     conversations_url: str,
     options: FeatureOptions,
     output_url: str,
@@ -73,7 +72,7 @@ def _parts(conversations_url: str, options: FeatureOptions, hidden_size: int) ->
 
 class _FeatureActor:
     def __init__(
-        self, spec: TargetSpec, conversations_url: str, options: FeatureOptions, output_url: str
+        self, spec: TargetOptions, conversations_url: str, options: FeatureOptions, output_url: str
     ) -> None:
         self._extractor = FeatureExtractor(spec.load(), options.batch_tokens)
         self._conversations_url, self._options, self._output_url = conversations_url, options, output_url

@@ -4,6 +4,7 @@ from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.chat import ChatTemplate
 from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
 from fledge.target.decoder import TorchDecoder
+from fledge.target.options import TargetOptions
 from fledge.target.resolve import DEFAULT_TARGET, ResolvedTarget, resolve_target
 from fledge.target.rope import apply_rope, rope_table, rope_tables
 from fledge.target.target import Target
@@ -23,6 +24,7 @@ __all__ = [
     "LogitsMode",
     "ResolvedTarget",
     "Target",
+    "TargetOptions",
     "TorchDecoder",
     "apply_rope",
     "load_weights",

