@@ -147,8 +147,6 @@ def bench_server(
 
 def _refuse_other_loads(context: typer.Context, load: str) -> None:
     """An option of another kind of load would be ignored: say so instead."""
-    from fledge.errors import DataError
-
     unused = {
         "replay": ("workload", "prompts", "concurrency", "rate", "requests", "seed"),
         "rate": ("concurrency", "speed"),

@@ -95,6 +95,11 @@ def started(
             _end(process, term_s)
 
 
+def http_url(host: str, port: int) -> str:
+    """The address of what listens there; IPv6 wants brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def free_port() -> int:
     """A port of this machine that nobody listens on."""
     with socket.socket() as probe:

@@ -6,6 +6,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of it, or its type where it says nothing: what follows is often pages of advice."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class FledgeError(Exception):
     """Base of all errors fledge raises on purpose; the command line prints it without a traceback."""
 

@@ -21,6 +21,7 @@ from fledge.errors import HeadError
 from fledge.released import head_url
 from fledge.storage import join, write_atomic
 from fledge.target import Target
+from fledge.target.config import are_three_layers
 
 logger = logging.getLogger("fledge")
 
@@ -88,7 +89,7 @@ def import_head(
     """
     head = Head.load(source)
     if layers:
-        if len(layers) != 3 or sorted(set(layers)) != layers or layers[0] < 0:
+        if not are_three_layers(layers):
             raise HeadError(f"--layers {layers} can't be: give three layers in order, such as 1,14,26")
         head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
     if target is not None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from fledge.child import started
+from fledge.child import http_url, started
 from fledge.console import console
 from fledge.doctor import PROMPTS, ServedEngine
 from fledge.errors import EngineError
@@ -52,8 +52,7 @@ class LaunchOptions:
     @property
     def url(self) -> str:
         """Where the engine answers, from here."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return http_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fledge.draft.foreign import flat_config, head_metadata, named_layers
 from fledge.draft.forms import FC_NORMS, REQUIRED
 from fledge.errors import FledgeError
 from fledge.target import Target
-from fledge.target.config import read_rope
+from fledge.target.config import are_three_layers, read_rope
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -73,9 +73,7 @@ def _layers(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
     layers, wanted, n = named_layers(flat), target.config.feature_layers, target.config.num_layers
     if _off_by_one(layers, wanted):
         why = "off by one: inputs were counted where outputs are meant, or the other way round"
-    elif layers and (
-        list(layers) != sorted(set(layers)) or len(layers) != 3 or min(layers) < 0 or max(layers) >= n
-    ):
+    elif layers and not are_three_layers(layers, n):
         why = f"fledge reads the outputs of three layers in order, and the target has {n}"
     else:
         return

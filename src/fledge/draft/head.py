@@ -20,6 +20,7 @@ from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
 from fledge.errors import HeadError
 from fledge.target.batch import ForwardBatch
+from fledge.target.config import are_three_layers
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
@@ -155,7 +156,7 @@ class Head:
     def target_it_reads(self, target: Target) -> Target:
         """The target with features of the layers this head names, if it names some and the target has them."""
         layers = self.metadata.feature_layers
-        if len(layers) != 3 or layers[-1] >= target.config.num_layers:
+        if not are_three_layers(layers, target.config.num_layers):
             return target  # where they are another target's, check_target says so
         return target.with_feature_layers(layers)
 

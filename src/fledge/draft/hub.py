@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from huggingface_hub import HfApi
 
-from fledge.errors import HeadError
+from fledge.errors import HeadError, first_line
 
 
 def push_folder(folder: str, repository: str) -> str:
@@ -19,8 +19,7 @@ def push_folder(folder: str, repository: str) -> str:
             commit_message="Add an EAGLE-3 draft head (written by fledge)",
         )
     except Exception as error:  # whichever HTTP client the hub's library uses has its own types
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadError(
-            f"can't push to {repository} ({first}): run `hf auth login` with a token that may write there"
+            f"can't push to {repository} ({first_line(error)}): run `hf auth login` with a token that may write there"
         ) from error
     return str(commit.commit_url)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fledge.data import Conversation, Progress
 from fledge.data.options import silent
-from fledge.errors import DataError, TargetError
+from fledge.errors import DataError, TargetError, first_line
 from fledge.features.extract import (
     FeatureSummary,
     check_finite,
@@ -90,10 +90,10 @@ class HookExtractor:
             )
         except (
             Exception
-        ) as error:  # it raises what the model, a missing package or the device happens to cause
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        ) as error:  # of any type: what the model, a missing package or the device happens to cause
             raise TargetError(
-                f"transformers can't load {spec}: {reason}; install what it asks for, or check the name or the folder"
+                f"transformers can't load {spec}: {first_line(error)}; install what it asks for, or check the name or "
+                "the folder"
             ) from error
         # It goes on with random weights for missing ones, and takes quantised ones of an unknown kind as they stand.
         odd = [*loading["missing_keys"], *(name for name in loading["unexpected_keys"] if "scale" in name)]

@@ -16,6 +16,7 @@ from types import FrameType
 import psutil
 import uvicorn
 
+from fledge.child import http_url
 from fledge.draft import DraftWeights, Head
 from fledge.engine import Engine, TreeShape
 from fledge.errors import ServerError
@@ -185,8 +186,7 @@ def bind(options: ServerOptions) -> socket.socket:
 
 def url(listener: socket.socket) -> str:
     """Where to find what listens there."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return http_url(*listener.getsockname()[:2])
 
 
 class DrainingServer(uvicorn.Server):

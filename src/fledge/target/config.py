@@ -54,6 +54,13 @@ def default_feature_layers(n: int) -> tuple[int, int, int]:
     return engine_feature_layers(n) or (0, (n - 1) // 2, n - 1)
 
 
+def are_three_layers(layers: Sequence[int], below: int | None = None) -> bool:
+    """Whether these are three layers in order, counted from 0, of a target with `below` layers; None: of any."""
+    return (
+        len(layers) == 3 and 0 <= layers[0] < layers[1] < layers[2] and (below is None or layers[2] < below)
+    )
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Sizes and switches of a Llama-family decoder."""
@@ -88,7 +95,7 @@ class DecoderConfig:
 
     def with_feature_layers(self, layers: Sequence[int]) -> DecoderConfig:
         """This shape with features of other layers, counted by output. Raises a TargetError for ones it hasn't."""
-        if len(layers) != 3 or not -1 < layers[0] < layers[1] < layers[2] < self.num_layers:
+        if not are_three_layers(layers, self.num_layers):
             raise TargetError(
                 f"feature layers {', '.join(map(str, layers))} can't be: name three of this target's layers, in order, "
                 f"from 0 to {self.num_layers - 1}"
@@ -140,7 +147,7 @@ class DecoderConfig:
         if architecture in SUPPORTED_ARCHITECTURES:
             raw = {**_DEFAULTS[architecture], **raw, **text}
         else:
-            raw = _as_transformers_reads(raw) or {**raw, **text}
+            raw = as_transformers_reads(raw) or {**raw, **text}
         _refuse_changed_logits(raw)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
         max_positions = _integer(raw, "max_position_embeddings")
@@ -177,7 +184,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     return (known or names or [f"model_type {raw.get('model_type')!r}"])[0]
 
 
-def _as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+def as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """All fields of the text model, also those that config.json leaves to its class, as Gemma 3's does.
 
     None: transformers doesn't know the model, or can't read its config, as it says when it loads it.

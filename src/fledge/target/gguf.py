@@ -52,13 +52,12 @@ def _convert(file: Path, folder: Path) -> None:
             f"can't convert {file}: {error}. Supported are GGUF files of {', '.join(SUPPORTED_ARCHITECTURES)}; "
             "use such a file, or the model's safetensors checkpoint"
         ) from error
-    kept = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+    # Transformers leaves out what it doesn't know, and makes up what it misses.
+    kept = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
     held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    if (
-        sum(kept.values()) != held
-    ):  # transformers leaves out what it doesn't know, and makes up what it misses
+    if kept != held:
         raise TargetError(
-            f"{file} holds {held:,} weights, and {type(model).__name__} has {sum(kept.values()):,}: transformers takes "
+            f"{file} holds {held:,} weights, and {type(model).__name__} has {kept:,}: transformers takes "
             f"{reader.fields['general.architecture'].contents()} for another model, without its biases or experts. Use "
             "the model's safetensors checkpoint"
         )

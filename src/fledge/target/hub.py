@@ -10,7 +10,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from fledge.errors import TargetError
+from fledge.errors import TargetError, first_line
 from fledge.target.weights import weight_files
 
 logger = logging.getLogger("fledge")
@@ -79,8 +79,4 @@ def _unreachable_reason(repo_id: str) -> str:
         ) from error
     if error is None or isinstance(error, GatedRepoError):
         return ""
-    return f"{constants.ENDPOINT} can't be reached ({_first_line(error)})"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{constants.ENDPOINT} can't be reached ({first_line(error)})"

@@ -98,12 +98,8 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
 def _shape(config: DecoderConfig) -> dict[str, Any]:
     """All fields; those added later only where they say something, so that older revisions stay what they were."""
     shape = asdict(config)
-    for name in (
-        "undecodable",
-        "own_positions",
-        "chosen_layers",
-    ):  # what fledge can't do, doesn't use, or was told
-        shape.pop(name)
+    for name in ("undecodable", "own_positions", "chosen_layers"):
+        shape.pop(name)  # what fledge can't do, doesn't use, or was told
     return {name: shape[name] for name in shape if name not in ("experts", "rope_free_layers") or shape[name]}
 
 

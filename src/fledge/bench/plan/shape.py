@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import CONFIG_MAPPING
-
 from fledge.errors import TargetError
 from fledge.storage import exists, join, read_json
+from fledge.target.config import as_transformers_reads
 
 
 @dataclass(frozen=True)
@@ -161,14 +160,8 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
 
 def _filled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """With what transformers takes for keys that are left out, if it knows the model."""
-    kind = str(raw.get("model_type"))
-    if kind not in CONFIG_MAPPING:
-        return raw
-    try:
-        known = CONFIG_MAPPING[kind].from_dict(dict(raw)).to_dict()
-    except Exception:  # of any type; what it refuses may say all that is wanted here
-        return raw
-    return {**known, **{key: value for key, value in raw.items() if value is not None}}
+    known = as_transformers_reads(raw) or {}
+    return {**known, **{key: value for key, value in raw.items() if value is not None}} if known else raw
 
 
 def _expert_layers(raw: Mapping[str, Any], layers: int) -> int:
