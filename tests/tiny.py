@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -26,6 +28,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 CHATML = (
@@ -57,6 +61,7 @@ _SENTENCES = (
     "First heat the water, then add salt and rice, stir it, wait ten minutes and serve it while it is hot.",
 )
 _CLASSES: dict[str, tuple[Any, Any]] = {
+    "Gemma3ForCausalLM": (Gemma3TextConfig, Gemma3ForCausalLM),
     "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
     "Llama4ForCausalLM": (Llama4TextConfig, Llama4ForCausalLM),
     "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
@@ -65,6 +70,12 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     "Qwen2ForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
     "Qwen3ForCausalLM": (Qwen3Config, Qwen3ForCausalLM),
     "Qwen3MoeForCausalLM": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "SmolLM3ForCausalLM": (SmolLM3Config, SmolLM3ForCausalLM),
+}
+# Gemma 3's two kinds of RoPE.
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
 }
 # What the mixtures of experts say besides a TinyShape: two experts of five or six, where not said otherwise.
 EXPERTS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ def batches(draw: st.DrawFn) -> tuple[ForwardBatch, int, int, int]:
     rows = [draw(st.integers(0, 9)) for _ in range(requests)]
     if not any(rows):
         rows[0] = 1
-    prefix = [draw(st.integers(0, 40)) for _ in range(requests)]
+    prefix = [draw(st.integers(0, 150)) for _ in range(requests)]
     offset = [draw(st.integers(0, 12)) for _ in range(requests)]
     masks = None
     if draw(st.booleans()):  # each row sees itself and any window entry before it
@@ -34,16 +34,21 @@ def batches(draw: st.DrawFn) -> tuple[ForwardBatch, int, int, int]:
         ]
     else:
         offset = [0] * requests
-    pages = (64 + page_size - 1) // page_size
+    pages = (180 + page_size - 1) // page_size
     table = scattered_pages(requests, pages, draw(st.integers(0, 99)))
     ids = [[0] * count for count in rows]
     return make_batch(ids, table, prefix=prefix, offset=offset, masks=masks), page_size, pages, requests
 
 
 @settings(max_examples=80, deadline=None)
-@given(batches(), st.sampled_from([(4, 4), (6, 2), (3, 1)]), st.booleans())
+@given(
+    batches(),
+    st.sampled_from([(4, 4), (6, 2), (3, 1)]),
+    st.booleans(),
+    st.one_of(st.just(0), st.integers(64, 180)),
+)
 def test_batched_equals_reference(
-    drawn: tuple[ForwardBatch, int, int, int], heads: tuple[int, int], one_by_one: bool
+    drawn: tuple[ForwardBatch, int, int, int], heads: tuple[int, int], one_by_one: bool, window: int
 ) -> None:
     batch, page_size, pages, requests = drawn
     generator = torch.Generator().manual_seed(0)
@@ -54,9 +59,10 @@ def test_batched_equals_reference(
         if one_by_one:
             patch.setattr(batched_module, "_FREE_AREA", 0)
             patch.setattr(batched_module, "_MAX_PADDING", 0)
-        attention = PagedAttention(batch, page_size)
+        attention = PagedAttention(batch, page_size, window)
     torch.testing.assert_close(
-        attention.attend(query, keys, values), reference_attention(query, keys, values, batch, page_size)
+        attention.attend(query, keys, values),
+        reference_attention(query, keys, values, batch, page_size, window),
     )
 
 

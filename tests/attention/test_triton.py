@@ -59,9 +59,10 @@ def compare(seed: int) -> None:
         torch.randn(slots, kv_heads, size, generator=generator).to(DEVICE, dtype) for _ in range(2)
     )
     batch = ForwardBatch(*(t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in batch))
-    attention = kernels.TritonAttention(batch, page_size)
+    window = rng.choice([0, 0, 64, 65, 90, 600])
+    attention = kernels.TritonAttention(batch, page_size, window)
     result = attention.attend(query, keys, values)
-    expected = reference_attention(query, keys, values, batch, page_size)
+    expected = reference_attention(query, keys, values, batch, page_size, window)
     torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 

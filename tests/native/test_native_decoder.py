@@ -20,6 +20,16 @@ from fledge.target.weights import DecoderWeights, LayerWeights
 pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
 
 PAGES = 48
+WINDOWED = {"window": 100, "windowed_layers": (0, 2)}
+GEMMA3 = {
+    "qk_norm": True,
+    "out_norms": True,
+    "activation": "gelu",
+    "embedding_scale": 9.8,
+    "window": 290,
+    "windowed_layers": (0, 1),
+    "window_rope_theta": 1e3,
+}
 
 
 def make_config(**changes: object) -> DecoderConfig:
@@ -52,6 +62,8 @@ def make_weights(config: DecoderConfig, seed: int = 0) -> DecoderWeights:
             post_norm=norm(h),
             gate_up=random(2 * inner, h),
             down=random(h, inner),
+            attention_out_norm=norm(h) if config.out_norms else None,
+            mlp_out_norm=norm(h) if config.out_norms else None,
         )
         for _ in range(config.num_layers)
     ]
@@ -108,9 +120,12 @@ def random_tree(path: list[int], vocab: int, seed: int) -> tuple[list[int], list
         {"num_heads": 4, "num_kv_heads": 4, "head_dim": 96},
         {"num_heads": 8, "num_kv_heads": 1, "head_dim": 32, "hidden_size": 64},
         {"num_heads": 4, "num_kv_heads": 2, "head_dim": 256},
+        {"rope_free_layers": (1,)},
+        WINDOWED,
+        GEMMA3,
     ],
 )
-@pytest.mark.parametrize("length", [1, 15, 33, 300])
+@pytest.mark.parametrize("length", [1, 15, 33, 300, 700])
 def test_logits_features_and_hidden_agree_with_torch_in_float32(
     changes: dict[str, object], length: int
 ) -> None:
@@ -141,9 +156,10 @@ def test_logits_features_and_hidden_agree_with_torch_in_float32(
     assert torch.equal(again.argmax, got.logits.argmax(-1))
 
 
-@pytest.mark.parametrize("prefix", [1, 30, 31, 32, 200, 250, 255, 256, 300, 700])
-def test_tree_nodes_get_bit_for_bit_what_plain_decode_gives(prefix: int) -> None:
-    config = make_config()
+@pytest.mark.parametrize("changes", [{}, WINDOWED, GEMMA3])
+@pytest.mark.parametrize("prefix", [1, 30, 31, 32, 95, 200, 250, 255, 256, 287, 300, 349, 508, 700])
+def test_tree_nodes_get_bit_for_bit_what_plain_decode_gives(prefix: int, changes: dict[str, object]) -> None:
+    config = make_config(**changes)
     native = NativeDecoder(config, make_weights(config))
     sequence = tokens_of(prefix + 9, config.vocab_size, seed=prefix)
     kv = native.allocate_kv(PAGES)
@@ -168,8 +184,9 @@ def test_tree_nodes_get_bit_for_bit_what_plain_decode_gives(prefix: int) -> None
     assert torch.equal(*after)
 
 
-def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
-    config = make_config()
+@pytest.mark.parametrize("changes", [{}, WINDOWED, GEMMA3])
+def test_a_row_does_not_depend_on_the_rows_beside_it(changes: dict[str, object]) -> None:
+    config = make_config(**changes)
     native = NativeDecoder(config, make_weights(config))
     lengths = [5, 40, 300, 64, 1, 17, 90]
     pages = torch.arange(len(lengths) * 12, dtype=torch.int32).view(len(lengths), 12)

@@ -29,6 +29,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 512,
 }
 
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 32}
+
 
 def read(**changes: Any) -> DecoderConfig:
     return DecoderConfig.from_hf({**BASE, **changes})
@@ -63,8 +65,9 @@ def test_rope_of_old_and_new_transformers_is_the_same(form: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_what_config_leaves_out_is_as_in_transformers(architecture: str) -> None:
-    family = "Llama4Text" if "Llama4" in architecture else architecture.removesuffix("ForCausalLM")
-    theirs = getattr(transformers, f"{family}Config")()
+    family = architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
+    text = "Text" if family in ("Llama4", "Gemma3") else ""
+    theirs = getattr(transformers, f"{family}{text}Config")()
     left_out = ("max_position_embeddings", "rms_norm_eps", "rope_parameters", "sliding_window")
     said = theirs.to_dict() | {"architectures": [architecture]}
     silent = {name: value for name, value in said.items() if name not in left_out}
@@ -154,7 +157,10 @@ def test_what_a_config_leaves_to_its_class_is_filled_in_by_transformers() -> Non
     text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
     raw = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
     config = DecoderConfig.from_hf(raw)
-    assert "Gemma3ForConditionalGeneration" in config.undecodable
+    assert not config.undecodable
+    assert config.tie_word_embeddings
+    assert (config.window, config.windowed_layers[:7]) == (4096, (0, 1, 2, 3, 4, 6, 7))
+    assert (config.window_rope_theta, config.query_scale) == (1e4, 1 / 16)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
     assert (config.num_layers, config.vocab_size, config.max_position_embeddings) == (34, 262208, 131072)
     assert config.rope_theta == 1e6
@@ -171,6 +177,10 @@ def test_what_a_config_leaves_to_its_class_is_filled_in_by_transformers() -> Non
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE scaling 'longrope'"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 63}, "sliding_window=63 (64 or more)"),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA3 | {"hidden_activation": "relu"}, "hidden_activation='relu' (gelu_pytorch_tanh)"),
     ],
 )
 def test_variants_that_the_decoder_lacks_are_read_and_not_decoded(change: dict[str, Any], named: str) -> None:
@@ -196,14 +206,27 @@ def test_what_no_head_can_learn_from_is_refused(change: dict[str, Any]) -> None:
         read(**change)
 
 
-def test_a_sliding_window_caps_the_context() -> None:
-    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 256}
-    assert read(**mistral).max_position_embeddings == 256
+def test_which_layers_see_a_window_alone() -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 3}
+    assert windows(read(**mistral, sliding_window=256)) == (256, (0, 1, 2))
+    assert windows(read(**mistral, sliding_window=None)) == (0, ())
+    assert windows(read(**mistral)) == (0, ())  # 4096 of 1,024 positions
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 256}
-    assert read(**qwen, use_sliding_window=False).max_position_embeddings == 1024
-    windowed = read(**qwen, use_sliding_window=True)
-    assert (windowed.max_position_embeddings, windowed.own_positions) == (256, 1024)
-    assert HeadConfig.for_target(windowed, 8).max_position_embeddings == 1024  # other engines serve them all
+    assert windows(read(**qwen)) == (0, ())
+    assert windows(read(**qwen, use_sliding_window=True)) == (256, (28, 29))
+    assert windows(read(**qwen, use_sliding_window=True, max_window_layers=30)) == (0, ())
+    assert read(**mistral, sliding_window=256).max_position_embeddings == 1024
+
+
+def windows(config: DecoderConfig) -> tuple[int, tuple[int, ...]]:
+    return config.window, config.windowed_layers
+
+
+def test_a_llama_4_is_decoded_within_its_chunk_and_its_head_goes_on() -> None:
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 96}
+    config = read(architectures=["Llama4ForCausalLM"], attention_chunk_size=256, **experts)
+    assert (config.max_position_embeddings, config.own_positions) == (256, 1024)
+    assert HeadConfig.for_target(config, 8).max_position_embeddings == 1024  # other engines serve them all
 
 
 def test_a_damaged_config_is_one_clear_error(tmp_path: Path) -> None:

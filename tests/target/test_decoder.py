@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from fledge.target import DecoderConfig, TorchDecoder, load_weights
 from tests.target.paging import logits_of, make_batch, scattered_pages
-from tests.tiny import VOCAB_SIZE, TinyShape, save_tiny_target
+from tests.tiny import GEMMA3_ROPE, VOCAB_SIZE, TinyShape, save_tiny_target
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -35,6 +36,21 @@ CASES = {
     "mixtral": ("MixtralForCausalLM", TinyShape(tied=False), None),
     "qwen3_moe": ("Qwen3MoeForCausalLM", TinyShape(tied=False), None),
     "llama4": ("Llama4ForCausalLM", TinyShape(tied=False), LLAMA3_ROPE),
+    "smollm3": ("SmolLM3ForCausalLM", TinyShape(head_dim=16), None),
+}
+# Of 150 tokens, windowed layers see 64.
+WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3ForCausalLM", {"rope_parameters": GEMMA3_ROPE, "query_pre_attn_scalar": 20}),
+    "gemma3, a window in every layer": ("Gemma3ForCausalLM", {"sliding_window_pattern": 100}),
+    "mistral": ("MistralForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", {}),
+    "phi3": ("Phi3ForCausalLM", {"shape": TinyShape(head_dim=16)}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "max_window_layers": 3, "shape": TinyShape(head_dim=16)},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"use_sliding_window": True, "max_window_layers": 5}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {"use_sliding_window": True}),
 }
 OTHER_EXPERTS = {
     "softmax over all experts": ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}),
@@ -67,6 +83,13 @@ def decoder(tiny_target_folder: Path) -> TorchDecoder:
 def test_logits_and_features_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, shape, rope = CASES[case]
     save_tiny_target(tmp_path, architecture, shape=shape, rope_parameters=rope, dtype=torch.float32)
+    assert_agrees_with_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+def test_windowed_layers_agree_with_transformers(case: str, tmp_path: Path) -> None:
+    architecture, others = WINDOWED[case]
+    save_tiny_target(tmp_path, architecture, dtype=torch.float32, sliding_window=64, **others)
     assert_agrees_with_transformers(tmp_path)
 
 

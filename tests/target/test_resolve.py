@@ -151,7 +151,7 @@ def test_the_window_in_a_gguf_file_is_kept(tmp_path: Path) -> None:
         str(write_gguf(phi, tmp_path / "phi.gguf", architecture="phi3", window=256)), tmp_path
     ).config
     assert config == resolve_target(str(phi), tmp_path).config
-    assert config.max_position_embeddings == 256
+    assert (config.window, config.max_position_embeddings) == (256, 2048)
 
 
 def test_gguf_files_that_cannot_be_converted_are_clear_errors(original_folder: Path, tmp_path: Path) -> None:

@@ -24,13 +24,16 @@ class Attention(Protocol):
         """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D]."""
 
 
-def paged_attention(rows: PagedRows, page_size: int) -> Attention:
-    """The Triton kernel on a GPU where Triton is installed (`pip install "fledge[gpu]"`), otherwise plain torch."""
+def paged_attention(rows: PagedRows, page_size: int, window: int = 0) -> Attention:
+    """The Triton kernel on a GPU where Triton is installed (`pip install "fledge[gpu]"`), otherwise plain torch.
+
+    `window`: how many tokens a row sees at most, its own with them, 64 or more; 0: all before it.
+    """
     if rows.page_table.is_cuda and find_spec("triton") is not None:
         from fledge.attention.triton import TritonAttention  # only a GPU machine needs it
 
-        return TritonAttention(rows, page_size)
-    return PagedAttention(rows, page_size)
+        return TritonAttention(rows, page_size, window)
+    return PagedAttention(rows, page_size, window)
 
 
 __all__ = [

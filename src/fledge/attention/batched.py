@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.attention.layout import PagedRows, kv_slots, row_indices, row_requests
+from fledge.attention.layout import PagedRows, first_seen, kv_slots, row_indices, row_requests
 
 # Padding may make the rectangle this many times the work of going request by request, plus a flat allowance
 # (query rows * keys) below which the call itself costs more than the padding.
@@ -33,12 +33,13 @@ class _Block:
 
 
 class PagedAttention:
-    """Attention over one batch's rows. Build it once, then call `attend` for every layer."""
+    """Attention over one batch's rows. Build it once, then call `attend` for every layer with this window."""
 
-    def __init__(self, rows: PagedRows, page_size: int) -> None:
+    def __init__(self, rows: PagedRows, page_size: int, window: int = 0) -> None:
         self._page_size = page_size
         request = row_requests(rows)
         index = row_indices(rows, request)
+        self._first = first_seen(rows, index, request, window) if window else None
         self.write_slots = kv_slots(rows.page_table, request, index, page_size)  # [R] int64
         starts = rows.row_start.tolist()
         counts = [end - start for start, end in pairwise(starts)]
@@ -79,15 +80,20 @@ class PagedAttention:
             torch.minimum(key, last.unsqueeze(1)),  # padded keys repeat the last one, masked below
             self._page_size,
         ).flatten()
-        causal = rows.window_mask is None and size == 1 and query_rows == keys
-        everything = rows.window_mask is None and query_rows == 1 and min(lengths[b] for b in group) == keys
+        span = slice(start, end)
+        limited = self._first is not None and bool((self._first[span] > 0).any())
+        plain = rows.window_mask is None and not limited
+        causal = plain and size == 1 and query_rows == keys
+        everything = plain and query_rows == 1 and min(lengths[b] for b in group) == keys
         mask = None
         if not causal and not everything:
             seen = torch.zeros(size * query_rows, keys, dtype=torch.bool, device=device)
-            seen[padded_row] = _seen(rows, first + local, index[start:end], key, slice(start, end))
+            seen[padded_row] = _seen(rows, first + local, index[span], key, span)
+            if self._first is not None and limited:
+                seen[padded_row] &= key >= self._first[span].unsqueeze(1)
             mask = seen.view(size, 1, query_rows, keys)
         return _Block(
-            rows=slice(start, end),
+            rows=span,
             padded_row=None if end - start == size * query_rows else padded_row,
             requests=size,
             query_rows=query_rows,

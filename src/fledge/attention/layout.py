@@ -61,6 +61,17 @@ def row_indices(rows: PagedRows, request: Tensor) -> Tensor:
     return (rows.prefix_length + rows.window_offset).long()[request] + number
 
 
+def first_seen(rows: PagedRows, index: Tensor, request: Tensor, window: int) -> Tensor:
+    """The first KV index of the prefix that each row, written at `index`, sees with such a window, [R] int64.
+
+    A tree's node is as far from the prefix as it has ancestors, wherever it is written.
+    """
+    if rows.window_mask is not None:
+        bits = rows.window_mask.unsqueeze(1) >> torch.arange(64, device=index.device)
+        index = rows.prefix_length.long()[request] + (bits & 1).sum(1) - 1
+    return (index + 1 - window).clamp(min=0)
+
+
 def write_slots(rows: PagedRows, page_size: int) -> Tensor:
     """The pool slot each row's key and value go to, [R] int64."""
     request = row_requests(rows)

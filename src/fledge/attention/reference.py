@@ -8,14 +8,17 @@ from torch import Tensor
 from fledge.attention.layout import PagedRows, kv_slots
 
 
-def seen_indices(rows: PagedRows, request: int, row: int) -> list[int]:
-    """KV indices row `row` of the batch, which belongs to `request`, sees: the prefix, then its window entries."""
+def seen_indices(rows: PagedRows, request: int, row: int, window: int = 0) -> list[int]:
+    """KV indices row `row` of the batch, which belongs to `request`, sees: the prefix, then its window entries.
+
+    Of these the last `window`, itself with them; 0: all.
+    """
     prefix = int(rows.prefix_length[request])
     if rows.window_mask is None:
         own = prefix + int(rows.window_offset[request]) + row - int(rows.row_start[request])
-        return list(range(own + 1))
+        return list(range(own + 1))[-window:]
     mask = int(rows.window_mask[row])  # negative when bit 63 is set; >> keeps the sign, so & 1 stays right
-    return [*range(prefix), *(prefix + j for j in range(64) if (mask >> j) & 1)]
+    return [*range(prefix), *(prefix + j for j in range(64) if (mask >> j) & 1)][-window:]
 
 
 def reference_attention(
@@ -24,13 +27,14 @@ def reference_attention(
     values: Tensor,  # [slots, kv_heads, D]
     rows: PagedRows,
     page_size: int,
+    window: int = 0,
 ) -> Tensor:  # [R, heads, D], query's dtype, computed in float32
     """Softmax attention, scaled by D ** -0.5; query head h reads KV head h // (heads // kv_heads)."""
     group = query.shape[1] // keys.shape[1]
     output = torch.empty_like(query)
     for request in range(rows.prefix_length.shape[0]):
         for row in range(int(rows.row_start[request]), int(rows.row_start[request + 1])):
-            index = torch.tensor(seen_indices(rows, request, row), device=query.device)
+            index = torch.tensor(seen_indices(rows, request, row, window), device=query.device)
             slots = kv_slots(rows.page_table, torch.full_like(index, request), index, page_size)
             key = keys[slots].float().repeat_interleave(group, dim=1)  # [seen, heads, D]
             value = values[slots].float().repeat_interleave(group, dim=1)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from fledge.attention.layout import PagedRows, kv_slots
+from fledge.attention.layout import PagedRows, first_seen, kv_slots
 
 _SPLIT = 512  # KV indices per program at least; a power of two
 _MOST_SUMS = 1 << 26  # numbers that all splits together leave to be merged, at most: 256 MiB
@@ -32,7 +32,7 @@ _INTERPRETED = (
 class TritonAttention:
     """Attention over one batch's rows, like `PagedAttention`. Build it once, then call `attend` for every layer."""
 
-    def __init__(self, rows: PagedRows, page_size: int) -> None:
+    def __init__(self, rows: PagedRows, page_size: int, window: int = 0) -> None:
         self._rows = rows
         self._page_size = page_size
         requests, pages = rows.page_table.shape
@@ -42,6 +42,7 @@ class TritonAttention:
         begin = (rows.prefix_length + rows.window_offset - rows.row_start[:-1]).long()
         self._index = number + begin[request]  # [R] int64, the KV index each row is written at
         self.write_slots = kv_slots(rows.page_table, request, self._index, page_size)  # [R] int64
+        self._first = first_seen(rows, self._index, request, window) if window else None
         self._count, self._requests, self._indices = count, requests, pages * page_size
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -69,6 +70,7 @@ class TritonAttention:
             rows.window_offset,
             rows.page_table,
             rows.page_table if rows.window_mask is None else rows.window_mask,
+            self._index if self._first is None else self._first,
             size**-0.5,
             self._requests,
             rows.page_table.shape[1],
@@ -87,6 +89,7 @@ class TritonAttention:
             // max(query.element_size(), 2),  # float32's would be more than an L4's shared memory
             SPLIT=split,
             TREE=rows.window_mask is not None,
+            WINDOWED=self._first is not None,
             WIDEN=_INTERPRETED,
         )
         if splits > 1:
@@ -128,6 +131,7 @@ def _attend(
     window_offset,
     page_table,
     window_mask,
+    first_seen,
     scale,
     requests,
     pages,
@@ -144,6 +148,7 @@ def _attend(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     TREE: tl.constexpr,
+    WINDOWED: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """One tile of rows, one KV head, one split."""
@@ -178,6 +183,9 @@ def _attend(
         q = q.to(tl.float32)
     if TREE:
         mask = tl.load(window_mask + row, mask=live, other=0)
+    if WINDOWED:  # nothing before the tile's first is read
+        earliest = tl.load(first_seen + row, mask=live, other=stop)
+        start = tl.maximum(start, (tl.min(earliest, 0) // KEYS * KEYS).to(tl.int32))
 
     high_score = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
@@ -198,6 +206,8 @@ def _attend(
             seen = (entry[None, :] < 0) | ((bit != 0) & (entry[None, :] < 64))
         else:
             seen = index[None, :] <= (base + row)[:, None]
+        if WINDOWED:
+            seen = seen & (index[None, :] >= earliest[:, None])
         seen = seen & inside[None, :] & live[:, None]
         scores = tl.where(seen, scores, float("-inf"))
         raised = tl.maximum(high_score, tl.max(scores, 1))

@@ -82,7 +82,7 @@ def weight_bytes(target: Target) -> int:
     routed = 0.0
     for layer in weights.layers:
         tensors += [layer.input_norm, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, layer.o]
-        tensors += [layer.post_norm, layer.gate_up, layer.down]
+        tensors += [layer.post_norm, layer.gate_up, layer.down, layer.attention_out_norm, layer.mlp_out_norm]
         if layer.experts and target.config.experts:
             tensors.append(layer.experts.router)
             chosen = target.config.experts.per_token / target.config.experts.count

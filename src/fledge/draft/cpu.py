@@ -64,15 +64,9 @@ class NativeHeadRunner:
         ]
         self.draft_weights: DraftWeights = "int8" if int8 else "bfloat16"
         layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
-        vectors = (
-            weights.input_norm,
-            weights.post_norm,
-            embedding,
-            weights.hidden_norm,
-            weights.norm,
-            weights.fc_norms,
-        )
-        self._vectors = [None if v is None else v.detach().to(torch.bfloat16).contiguous() for v in vectors]
+        self._embedding = embedding.detach().to(torch.bfloat16).contiguous()
+        vectors = (weights.input_norm, weights.post_norm, weights.hidden_norm, weights.norm, weights.fc_norms)
+        self._vectors = [None if v is None else v.detach().float().contiguous() for v in vectors]
         self._target_ids = weights.d2t.long() + torch.arange(config.draft_vocab_size)
         self._rope = rope_tables(
             config.head_dim,
@@ -80,9 +74,8 @@ class NativeHeadRunner:
             config.rope_scaling,
             config.max_position_embeddings + POSITIONS_BEYOND,
         )
-        input_norm, post_norm, embedding_address, hidden_norm, norm, fc_norm = (
-            ops.address(v) for v in self._vectors
-        )
+        input_norm, post_norm, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
+        cos, sin = (t.data_ptr() for t in self._rope)
         self._struct = ops.HeadStruct(
             ops.Shape(
                 config.hidden_size,
@@ -91,14 +84,16 @@ class NativeHeadRunner:
                 config.num_kv_heads,
                 config.head_dim,
                 config.rms_norm_eps,
-                *(t.data_ptr() for t in self._rope),
+                0,
             ),
             config.target_hidden_size,
             config.draft_vocab_size,
             int(config.norm_output),
             int(config.norm_before_residual),
-            ops.LayerPointers(input_norm, post_norm, None, None, None, *(m.pointer for m in layer)),
-            embedding_address,
+            ops.LayerPointers(
+                input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0
+            ),
+            self._embedding.data_ptr(),
             hidden_norm,
             norm,
             fc_norm,

@@ -8,6 +8,8 @@
 // node gets, bit for bit, what plain decode gives the same token later. Splits are merged by log-sum-exp
 // (flash decoding). Rows whose window is contiguous (plain decode, prefill, chains) need no gathering.
 #pragma once
+#include <algorithm>
+
 #include "gemm.h"
 #include "kv_pages.h"
 #include "softmax.h"
@@ -30,18 +32,22 @@ struct BatchView {
 struct RowView {
   int request, index;   // where it is written
   int length;           // logical sequence length, itself included
+  int start = 0;        // the first logical index it sees
   bool contiguous;      // slots in logical order
   uint64_t mask;
+  int first_split() const { return start / kSplit; }
+  int splits() const { return (length + kSplit - 1) / kSplit - first_split(); }  // that it sees some of
 };
 
 struct Unit {
   int request, first_row, rows, split;
   bool contiguous;
-  int length, shortest;  // of its rows' sequences
+  int length, shortest;   // of its rows' sequences
+  int earliest, latest;   // of their starts
   int part = 0, parts = 1;  // its number among the split's units, and how many those are
   int next_split = 0;       // the first unit of the next split or request; 0: there is none
-  int begin() const { return split * kSplit; }
-  int end() const { return length < begin() + kSplit ? length : begin() + kSplit; }
+  int begin() const { return std::max(split * kSplit, earliest / kPage * kPage); }
+  int end() const { return std::min(length, (split + 1) * kSplit); }
 };
 
 struct AttentionPlan {
@@ -49,7 +55,8 @@ struct AttentionPlan {
   std::vector<Unit> units;
   int max_splits = 1;
 
-  void build(const BatchView& b, int unit_rows) {
+  // window: how many tokens a row sees at most, its own with them; 0: all.
+  void build(const BatchView& b, int unit_rows, int window) {
     rows.resize(b.rows);
     units.clear();
     max_splits = 1;
@@ -58,12 +65,13 @@ struct AttentionPlan {
       int prefix = b.prefix_length[r];
       for (int i = b.row_start[r]; i < b.row_start[r + 1]; ++i) {
         int slot = b.window_offset[r] + i - b.row_start[r];
-        RowView v{r, prefix + slot, prefix + slot + 1, true, 0};
+        RowView v{r, prefix + slot, prefix + slot + 1, 0, true, 0};
         if (b.window_mask) {
           v.mask = b.window_mask[i];
           v.length = prefix + __builtin_popcountll(v.mask);
           v.contiguous = (v.mask & (v.mask + 1)) == 0;
         }
+        if (window && v.length > window) v.start = v.length - window;
         rows[i] = v;
       }
       // Splits in order, so that all rows of a request find a split's pages in the caches.
@@ -72,17 +80,18 @@ struct AttentionPlan {
         int first = static_cast<int>(units.size());
         for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += unit_rows) {
           int n = b.row_start[r + 1] - i < unit_rows ? b.row_start[r + 1] - i : unit_rows;
-          Unit u{r, i, n, split, true, 0, rows[i].length};
+          Unit u{r, i, n, split, true, 0, rows[i].length, rows[i].start, 0};
           for (int j = i; j < i + n; ++j) {
             u.contiguous = u.contiguous && rows[j].contiguous;
             if (rows[j].length > u.length) u.length = rows[j].length;
             if (rows[j].length < u.shortest) u.shortest = rows[j].length;
+            u.earliest = std::min(u.earliest, rows[j].start);
+            u.latest = std::max(u.latest, rows[j].start);
           }
-          if (split * kSplit >= u.length) continue;
+          splits = std::max(splits, (u.length + kSplit - 1) / kSplit);
+          if (split * kSplit >= u.length || (split + 1) * kSplit <= u.earliest) continue;
           u.part = static_cast<int>(units.size()) - first;
           units.push_back(u);
-          int needed = (u.length + kSplit - 1) / kSplit;
-          if (needed > splits) splits = needed;
         }
         int stop = static_cast<int>(units.size());
         if (first == stop) continue;
@@ -180,7 +189,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
 
   // What takes about as long as weighing 32 scores of four queries: an eighth of a page's scores, half of its values.
   constexpr int kScoreTime = 8, kValueTime = 2;
-  bool whole = shared == blocks && u.shortest >= end;  // all queries see all of the split
+  bool whole = shared == blocks && u.shortest >= end && u.latest <= begin;  // all queries see all of the split
   int weighed = whole ? (queries + 3) / 4 : u.rows * ((group + 3) / 4), steps = (queries + 31) / 32;
   Upcoming upcoming(c, b, plan, u, kv_head, (weighed + steps * (kScoreTime + kValueTime * (hd / 32))) * blocks);
 
@@ -232,6 +241,9 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
             if (logical >= i && logical < begin + count)
               s[logical - begin] = ws[prefix + __builtin_ctzll(mask) - window_base];
         }
+        constexpr float kUnseen = -1e30f;  // weighs exactly nothing
+        for (int g = 0; row.start > begin && g < some; ++g)
+          std::fill_n(of_row + static_cast<size_t>(g) * kScoreStride, std::min(row.start - begin, end - begin), kUnseen);
         soften(of_row, kScoreStride, some, count, blocks * kPage, c.scale, maxima + q, sums + q, upcoming);
       });
     for (int q = 0; q < here; q += 32)
@@ -263,10 +275,11 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
 
   size_t to = static_cast<size_t>(u.split) * c.split_queries() + c.first_query(kv_head, u.first_row);
   for (int q = 0; q < queries; ++q) {
-    int row = u.first_row + q / group, length = plan.rows[row].length;
+    int row = u.first_row + q / group;
+    const RowView& view = plan.rows[row];
     const float* o = out + static_cast<size_t>(q) * hd;
-    if (length <= begin) continue;
-    if (length <= kSplit) {
+    if (view.length <= begin || view.start >= end) continue;
+    if (view.splits() == 1) {
       bf16* target = c.out + (static_cast<size_t>(row) * c.heads + kv_head * group + q % group) * hd;
       __m512 inverse = _mm512_set1_ps(1.0f / sums[q]);
       for (int d = 0; d < hd; d += 16) store_bf16(target + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), inverse));
@@ -284,15 +297,22 @@ inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int 
                          AttentionScratch& scratch) {
   int hd = c.shape.head_dim, group = c.group(), first = block * kMergedAtOnce, queries = c.rows * group - first, most = 0;
   if (queries > kMergedAtOnce) queries = kMergedAtOnce;
-  alignas(64) int splits[kMergedAtOnce] = {};
+  alignas(64) int firsts[kMergedAtOnce] = {}, stops[kMergedAtOnce] = {};
+  bool any = false;
   for (int q = 0; q < queries; ++q) {
-    splits[q] = (plan.rows[(first + q) / group].length + kSplit - 1) / kSplit;
-    if (splits[q] > most) most = splits[q];
+    const RowView& row = plan.rows[(first + q) / group];
+    firsts[q] = row.first_split();
+    stops[q] = firsts[q] + row.splits();
+    most = std::max(most, stops[q]);
+    any = any || row.splits() > 1;
   }
-  if (most <= 1) return;
+  if (!any) return;
   size_t from = c.first_query(kv_head, 0) + first, stride = c.split_queries();
-  __m512i known = _mm512_load_si512(splits);
-  auto has = [&](int s) { return _mm512_cmpgt_epi32_mask(known, _mm512_set1_epi32(s)); };
+  __m512i from_split = _mm512_load_si512(firsts), to_split = _mm512_load_si512(stops);
+  auto has = [&](int s) -> __mmask16 {
+    __m512i split = _mm512_set1_epi32(s);
+    return _mm512_cmpgt_epi32_mask(to_split, split) & _mm512_cmple_epi32_mask(from_split, split);
+  };
   __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
   for (int s = 0; s < most; ++s)
     high = _mm512_mask_max_ps(high, has(s), high, _mm512_maskz_loadu_ps(has(s), c.maxima + s * stride + from));
@@ -305,12 +325,12 @@ inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int 
   alignas(64) float inverse[kMergedAtOnce];
   _mm512_store_ps(inverse, _mm512_div_ps(_mm512_set1_ps(1.0f), total));
   for (int q = 0; q < queries; ++q) {
-    if (splits[q] <= 1) continue;
+    if (stops[q] - firsts[q] <= 1) continue;
     int row = (first + q) / group, head = kv_head * group + (first + q) % group;
     bf16* out = c.out + (static_cast<size_t>(row) * c.heads + head) * hd;
     for (int d = 0; d < hd; d += 32) {
       __m512 left = _mm512_setzero_ps(), right = left;
-      for (int s = 0; s < splits[q]; ++s) {
+      for (int s = firsts[q]; s < stops[q]; ++s) {
         const float* o = c.partial + (s * stride + from + q) * hd + d;
         __m512 factor = _mm512_set1_ps(factors[s * kMergedAtOnce + q]);
         left = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o), left);

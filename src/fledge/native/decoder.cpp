@@ -20,6 +20,11 @@ Layer to_layer(const LayerPointers& p) {
   l.qkv_bias = p.qkv_bias;
   l.q_norm = p.q_norm;
   l.k_norm = p.k_norm;
+  l.attention_out_norm = p.attention_out_norm;
+  l.mlp_out_norm = p.mlp_out_norm;
+  l.cos = p.cos;
+  l.sin = p.sin;
+  l.windowed = p.windowed;
   l.qkv = *p.qkv;
   l.o = *p.o;
   l.gate_up = *p.gate_up;
@@ -125,8 +130,14 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   const Shape& s = d->shape;
   const DecoderOutputs& out = *outputs;
   Workspace& ws = workspace;
-  ws.plan.build(b, rows_per_unit(s.heads / s.kv_heads));
-  ws.ensure(s, b.rows, s.hidden, ws.plan.max_splits, t.size);
+  int splits = 1;
+  for (int windowed = 0; windowed < 2; ++windowed) {
+    auto is_such = [&](const LayerPointers& p) { return p.windowed == windowed; };
+    if (std::none_of(d->layer, d->layer + d->layers, is_such)) continue;
+    ws.plans[windowed].build(b, rows_per_unit(s.heads / s.kv_heads), windowed ? d->window : 0);
+    splits = std::max(splits, ws.plans[windowed].max_splits);
+  }
+  ws.ensure(s, b.rows, s.hidden, splits, t.size);
   KvShape kv_shape{d->layers, static_cast<int>(pages), s.kv_heads, s.head_dim};
   int wanted = static_cast<int>(out.count);
   // Screening multiplies single rows, with room for a tile's after each.
@@ -145,7 +156,11 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
     t.for_each(id, b.rows, [&](int r) {
       const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
       float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
-      for (int i = 0; i < s.hidden; i += 16) _mm512_storeu_ps(x + i, load_bf16(e + i));
+      bf16 scaled[16];  // rounded, as transformers does; times 1 changes nothing
+      for (int i = 0; i < s.hidden; i += 16) {
+        store_bf16(scaled, _mm512_mul_ps(load_bf16(e + i), _mm512_set1_ps(d->embedding_scale)));
+        _mm512_storeu_ps(x + i, load_bf16(scaled));
+      }
     });
     int rows = b.rows;
     for (int l = 0; l < d->layers; ++l) {
@@ -191,9 +206,9 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   const Shape& s = h->shape;
   const HeadOutputs& out = *outputs;
   Workspace& ws = workspace;
-  ws.plan.build(b, rows_per_unit(s.heads / s.kv_heads));
+  ws.plans[0].build(b, rows_per_unit(s.heads / s.kv_heads), 0);
   int inputs = 2 * s.hidden > 3 * h->target_hidden ? 2 * s.hidden : 3 * h->target_hidden;
-  ws.ensure(s, b.rows, inputs, ws.plan.max_splits, t.size);
+  ws.ensure(s, b.rows, inputs, ws.plans[0].max_splits, t.size);
   KvShape kv_shape{1, static_cast<int>(pages), s.kv_heads, s.head_dim};
   int wanted = static_cast<int>(out.count), k = static_cast<int>(out.k);
   gathered.ensure((static_cast<size_t>(wanted) + 31) / 32 * 32 * s.hidden);
@@ -247,7 +262,7 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
       for (int i = 0; i < s.hidden; i += 16) sum = _mm512_fmadd_ps(load_bf16(e + i), load_bf16(e + i), sum);
       __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / s.hidden + s.eps));
       for (int i = 0; i < s.hidden; i += 16)
-        store_bf16(x + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(e + i), scale), load_bf16(h->layer.input_norm + i)));
+        store_bf16(x + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(e + i), scale), _mm512_loadu_ps(h->layer.input_norm + i)));
       float* residual = ws.residual.data + static_cast<size_t>(r) * s.hidden;
       rms_norm(residual, h->hidden_norm, x + s.hidden, s.hidden, s.eps);
       if (h->norm_before_residual)

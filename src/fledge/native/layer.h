@@ -10,25 +10,29 @@ namespace fledge {
 struct Shape {
   int hidden, intermediate, heads, kv_heads, head_dim;
   float eps;
-  const float *cos, *sin;  // [positions, head_dim / 2]
+  int gelu;  // the MLP's activation: GELU instead of SiLU
 };
 
 struct Layer {
-  const bf16 *post_norm = nullptr, *qkv_bias = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  const float *post_norm = nullptr, *qkv_bias = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  const float *attention_out_norm = nullptr, *mlp_out_norm = nullptr;  // of what is added to the residual; null: none
+  const float *cos = nullptr, *sin = nullptr;                          // [positions, head_dim / 2]; null: no RoPE
+  int windowed = 0;
   Packed qkv, o, gate_up, down;
 };
 
 struct Workspace {  // one forward's intermediate rows; forwards are serialised
-  Buffer<float> residual, qkv, partial, maxima, sums;
+  Buffer<float> residual, product, qkv, partial, maxima, sums;
   Buffer<bf16> normed, query, attended, activated;
   std::vector<AttentionScratch> scratch;
   std::vector<Buffer<bf16>> own;  // per thread: few rows that it normed for itself
-  AttentionPlan plan;
+  AttentionPlan plans[2];  // of layers that see all, and of windowed ones
 
   void ensure(const Shape& s, int rows, int inputs, int max_splits, int threads) {
     size_t padded = (static_cast<size_t>(rows) + 31) / 32 * 32;
     size_t heads = static_cast<size_t>(s.heads) * s.head_dim;
     residual.ensure(padded * s.hidden);
+    product.ensure(padded * s.hidden);
     qkv.ensure(padded * (heads + 2 * static_cast<size_t>(s.kv_heads) * s.head_dim + kPanel));
     if (max_splits > 1) {
       size_t queries = static_cast<size_t>(rows) * s.heads * max_splits;
@@ -48,12 +52,8 @@ struct Workspace {  // one forward's intermediate rows; forwards are serialised
   }
 };
 
-inline void rms_norm_head(float* x, const bf16* weight, int width, float eps) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int i = 0; i < width; i += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i), sum);
-  __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / width + eps));
-  for (int i = 0; i < width; i += 16)
-    _mm512_storeu_ps(x + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), scale), load_bf16(weight + i)));
+inline void rms_norm_head(float* x, const float* weight, int width, float eps) {
+  rms_normed(x, weight, width, eps, [&](int i, __m512 v) { _mm512_storeu_ps(x + i, v); });
 }
 
 // x = rotate(x) in the "rotate half" convention, rounded to bf16.
@@ -71,15 +71,18 @@ inline void rotate(const float* x, const float* cos, const float* sin, int head_
 inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const BatchView& b, const KvShape& kv_shape, bf16* kv,
                       int layer, int row, int kv_head) {
   int hd = s.head_dim, group = s.heads / s.kv_heads, width = (s.heads + 2 * s.kv_heads) * hd;
-  const RowView& view = ws.plan.rows[row];
-  int position = b.positions[row];
-  const float *cos = s.cos + static_cast<size_t>(position) * (hd / 2), *sin = s.sin + static_cast<size_t>(position) * (hd / 2);
+  const RowView& view = ws.plans[w.windowed].rows[row];
+  size_t angles = static_cast<size_t>(b.positions[row]) * (hd / 2);
+  auto turn = [&](const float* x, bf16* out) {
+    if (w.cos) rotate(x, w.cos + angles, w.sin + angles, hd, out);
+    else for (int d = 0; d < hd; d += 16) store_bf16(out + d, _mm512_loadu_ps(x + d));
+  };
   float* qkv = ws.qkv.data + static_cast<size_t>(row) * width;
   auto add_bias = [&](int column) {
     if (w.qkv_bias)
       for (int d = 0; d < hd; d += 16)
         _mm512_storeu_ps(qkv + column + d,
-                         _mm512_add_ps(_mm512_loadu_ps(qkv + column + d), load_bf16(w.qkv_bias + column + d)));
+                         _mm512_add_ps(_mm512_loadu_ps(qkv + column + d), _mm512_loadu_ps(w.qkv_bias + column + d)));
   };
   alignas(64) bf16 key[256], value[256];
   bf16* queries = ws.query.data + (static_cast<size_t>(kv_head) * b.rows + row) * group * hd;
@@ -87,12 +90,12 @@ inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const Batch
     int column = (kv_head * group + g) * hd;
     add_bias(column);
     if (w.q_norm) rms_norm_head(qkv + column, w.q_norm, hd, s.eps);
-    rotate(qkv + column, cos, sin, hd, queries + g * hd);
+    turn(qkv + column, queries + g * hd);
   }
   int key_column = (s.heads + kv_head) * hd, value_column = (s.heads + s.kv_heads + kv_head) * hd;
   add_bias(key_column);
   if (w.k_norm) rms_norm_head(qkv + key_column, w.k_norm, hd, s.eps);
-  rotate(qkv + key_column, cos, sin, hd, key);
+  turn(qkv + key_column, key);
   add_bias(value_column);
   for (int d = 0; d < hd; d += 16) store_bf16(value + d, _mm512_loadu_ps(qkv + value_column + d));
   bf16* page = kv + kv_shape.page(layer, b.page_of(view.request, view.index), kv_head);
@@ -102,7 +105,7 @@ inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const Batch
 
 // The residual's rows, normed, for the product that follows. Inside Team::run. A few rows are normed by each thread for
 // itself: that takes less time than waiting for each other.
-inline const bf16* norm_rows(Team& t, int id, const Shape& s, Workspace& ws, const bf16* weight, int rows) {
+inline const bf16* norm_rows(Team& t, int id, const Shape& s, Workspace& ws, const float* weight, int rows) {
   constexpr int kFew = 12;
   auto norm = [&](int row, bf16* out) {
     rms_norm(ws.residual.data + static_cast<size_t>(row) * s.hidden, weight, out + static_cast<size_t>(row) * s.hidden,
@@ -131,13 +134,14 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
   AttentionCall call{kv_shape, kv, layer, s.heads, b.rows, ws.query.data, ws.attended.data, ws.partial.data,
                      ws.maxima.data, ws.sums.data, 1.0f / std::sqrt(static_cast<float>(hd))};
   int merged = (b.rows * call.group() + kMergedAtOnce - 1) / kMergedAtOnce;
-  int units = static_cast<int>(ws.plan.units.size());  // head by head: each unit is followed by the one it asks for
+  const AttentionPlan& plan = ws.plans[w.windowed];
+  int units = static_cast<int>(plan.units.size());  // head by head: each unit is followed by the one it asks for
   t.for_each(id, units * s.kv_heads, [&](int item) {
-    attend(call, ws.plan, b, ws.plan.units[item % units], item / units, ws.scratch[id]);
+    attend(call, plan, b, plan.units[item % units], item / units, ws.scratch[id]);
   });
-  if (ws.plan.max_splits > 1)
+  if (plan.max_splits > 1)
     t.for_each(id, merged * s.kv_heads, [&](int item) {
-      merge_splits(call, ws.plan, item / merged, item % merged, ws.scratch[id]);
+      merge_splits(call, plan, item / merged, item % merged, ws.scratch[id]);
     });
 }
 
@@ -160,24 +164,39 @@ inline int keep_rows(Team& t, int id, const Shape& s, Workspace& ws, const int* 
   return count;
 }
 
-// residual += o(attended). Inside Team::run.
-inline void output_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
-  gemm(t, id, ws.attended.data, s.heads * s.head_dim, rows, w.o, [&](int row, int p, const float* c) {
-    float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden + p * kPanel;
+// residual += input [rows, inputs] times a weight, through a norm if there is one. Inside Team::run.
+inline void add_product(Team& t, int id, const Shape& s, Workspace& ws, const bf16* input, int inputs, int rows,
+                        const Packed& weight, const float* norm) {
+  gemm(t, id, input, inputs, rows, weight, [&](int row, int p, const float* c) {
+    size_t at = static_cast<size_t>(row) * s.hidden + p * kPanel;
+    if (norm) {
+      std::memcpy(ws.product.data + at, c, kPanel * sizeof(float));
+      return;
+    }
+    float* out = ws.residual.data + at;
     for (int i = 0; i < kPanel; i += 16) _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
   });
+  if (norm)
+    t.for_each(id, rows, [&](int row) {
+      float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden;
+      rms_normed(ws.product.data + static_cast<size_t>(row) * s.hidden, norm, s.hidden, s.eps,
+                 [&](int i, __m512 v) { _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), v)); });
+    });
 }
 
-// residual += down(silu(gate) * up), of the normed residual. Inside Team::run.
+// residual += o(attended). Inside Team::run.
+inline void output_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
+  add_product(t, id, s, ws, ws.attended.data, s.heads * s.head_dim, rows, w.o, w.attention_out_norm);
+}
+
+// residual += down(activation(gate) * up), of the normed residual. Inside Team::run.
 inline void mlp_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
   gemm(t, id, norm_rows(t, id, s, ws, w.post_norm, rows), s.hidden, rows, w.gate_up, [&](int row, int p, const float* c) {
+    __m512 gate = _mm512_loadu_ps(c);
     store_bf16(ws.activated.data + static_cast<size_t>(row) * s.intermediate + p * 16,
-               _mm512_mul_ps(silu512(_mm512_loadu_ps(c)), _mm512_loadu_ps(c + 16)));
+               _mm512_mul_ps(s.gelu ? gelu512(gate) : silu512(gate), _mm512_loadu_ps(c + 16)));
   });
-  gemm(t, id, ws.activated.data, s.intermediate, rows, w.down, [&](int row, int p, const float* c) {
-    float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden + p * kPanel;
-    for (int i = 0; i < kPanel; i += 16) _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
-  });
+  add_product(t, id, s, ws, ws.activated.data, s.intermediate, rows, w.down, w.mlp_out_norm);
 }
 
 }  // namespace fledge

@@ -7,8 +7,10 @@ struct Screen;
 }
 
 struct LayerPointers {
-  const fledge::bf16 *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
+  const float *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm, *attention_out_norm, *mlp_out_norm;
   const fledge::Packed *qkv, *o, *gate_up, *down;
+  const float *cos, *sin;
+  int windowed;
 };
 
 struct Decoder {
@@ -16,7 +18,10 @@ struct Decoder {
   int layers, vocabulary;
   int feature_layers[3];
   const LayerPointers* layer;
-  const fledge::bf16 *embedding, *norm;
+  const fledge::bf16* embedding;
+  float embedding_scale;
+  int window;  // how many tokens a windowed layer sees, the row's own with them
+  const float* norm;
   const fledge::Packed* lm_head;
   const fledge::Screen* screen;  // of the lm_head, for where no logits are wanted
 };
@@ -36,7 +41,8 @@ struct DraftHead {
   fledge::Shape shape;
   int target_hidden, draft_vocabulary, norm_output, norm_before_residual;
   LayerPointers layer;
-  const fledge::bf16 *embedding, *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
+  const fledge::bf16* embedding;
+  const float *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
   const fledge::Packed *fc, *lm_head;
   const int64_t* target_ids;  // [draft_vocabulary]
 };

@@ -19,7 +19,7 @@ _HUGE_PAGE = 2 << 20
 
 
 class Shape(Structure):
-    """Sizes of a layer and its rotary tables (float32 [positions, head_dim / 2])."""
+    """Sizes of a layer, and its activation: GELU or SiLU."""
 
     _fields_ = [
         ("hidden", c_int),
@@ -28,17 +28,18 @@ class Shape(Structure):
         ("kv_heads", c_int),
         ("head_dim", c_int),
         ("eps", c_float),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
+        ("gelu", c_int),
     ]
 
 
 class LayerPointers(Structure):
-    """One layer's bf16 vectors and packed matrices."""
+    """One layer's float32 vectors, packed matrices and rotary tables (float32 [positions, head_dim / 2])."""
 
     _fields_ = [
-        (n, c_void_p)
-        for n in ("input_norm", "post_norm", "qkv_bias", "q_norm", "k_norm", "qkv", "o", "gate_up", "down")
+        *((n, c_void_p) for n in ("input_norm", "post_norm", "qkv_bias", "q_norm", "k_norm")),
+        *((n, c_void_p) for n in ("attention_out_norm", "mlp_out_norm")),
+        *((n, c_void_p) for n in ("qkv", "o", "gate_up", "down", "cos", "sin")),
+        ("windowed", c_int),
     ]
 
 
@@ -52,6 +53,8 @@ class DecoderStruct(Structure):
         ("feature_layers", c_int * 3),
         ("layer", POINTER(LayerPointers)),
         ("embedding", c_void_p),
+        ("embedding_scale", c_float),
+        ("window", c_int),
         ("norm", c_void_p),
         ("lm_head", c_void_p),
         ("screen", c_void_p),

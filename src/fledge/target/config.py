@@ -11,7 +11,10 @@ from typing import Any
 from fledge.errors import TargetError
 from fledge.target.experts import ExpertsConfig
 
+# Architectures whose configs leave much to their class, differently for each size: read as transformers does.
+_READ_BY_TRANSFORMERS = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "SmolLM3ForCausalLM")
 _LLAMA4 = {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
 # What transformers takes where config.json leaves it out; of all others the same for all.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
@@ -20,11 +23,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096},
     "MixtralForCausalLM": {"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
     "Phi3ForCausalLM": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "Qwen2ForCausalLM": {"max_position_embeddings": 32768},
-    "Qwen3ForCausalLM": {"max_position_embeddings": 32768},
-    "Qwen3MoeForCausalLM": {"max_position_embeddings": 32768},
+    "Qwen2ForCausalLM": _QWEN,
+    "Qwen3ForCausalLM": _QWEN,
+    "Qwen3MoeForCausalLM": _QWEN,
 }
-SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
+SUPPORTED_ARCHITECTURES = (*_DEFAULTS, *_READ_BY_TRANSFORMERS)
+# A tree's nodes see all their ancestors in it, 63 at most.
+SMALLEST_WINDOW = 64
+_GEMMA_ACTIVATION = ("hidden_activation", ("gelu_pytorch_tanh",))
+_ACTIVATIONS = dict.fromkeys(_READ_BY_TRANSFORMERS[:2], _GEMMA_ACTIVATION)
 SUPPORTED_SCALING = ("default", "linear", "llama3", "yarn")
 # The head's teacher is hidden state times lm_head.
 _CHANGED_LOGITS = (
@@ -82,7 +89,16 @@ class DecoderConfig:
     qkv_bias: bool
     qk_norm: bool
     experts: ExpertsConfig | None = None  # None: every MLP is dense
-    rope_free_layers: tuple[int, ...] = ()  # Llama 4: layers without rotary embedding
+    rope_free_layers: tuple[int, ...] = ()  # Llama 4 and SmolLM3: layers without rotary embedding
+    window: int = 0  # how many tokens a row of a windowed layer sees, its own with them
+    windowed_layers: tuple[int, ...] = ()
+    window_rope_theta: float | None = (
+        None  # Gemma 3: windowed layers' RoPE base, without scaling; None: as all have
+    )
+    query_scale: float | None = None  # Gemma 3: of scores; None: head_dim ** -0.5
+    embedding_scale: float = 1.0  # Gemma 3
+    activation: str = "silu"  # or "gelu": its tanh form
+    out_norms: bool = False  # Gemma 3: what attention and MLP add to the residual is normed first
     undecodable: str = (
         ""  # why fledge's decoder can't run it, if it can't; a head can be trained all the same
     )
@@ -143,16 +159,19 @@ class DecoderConfig:
         """Translate an HF configuration, as written by transformers 4 or 5; of a multimodal one, the text part."""
         architecture = _architecture(raw)
         text = raw.get("text_config") or {}
-        tied = bool({**text, **raw}.get("tie_word_embeddings", False))  # the whole model's flag counts
-        if architecture in SUPPORTED_ARCHITECTURES:
+        tied = {**text, **raw}.get("tie_word_embeddings")  # the whole model's flag counts
+        if architecture in _DEFAULTS:
             raw = {**_DEFAULTS[architecture], **raw, **text}
         else:
             raw = as_transformers_reads(raw) or {**raw, **text}
+        if tied is None and architecture in _READ_BY_TRANSFORMERS:
+            tied = raw.get("tie_word_embeddings")
         _refuse_changed_logits(raw)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
         max_positions = _integer(raw, "max_position_embeddings")
         theta, scaling = read_rope(raw, max_positions)
-        undecodable = _undecodable(raw, architecture, scaling)
+        window, windowed_layers = _windowed_layers(raw, architecture, max_positions)
+        undecodable = _undecodable(raw, architecture, scaling, window)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
             scaling = None  # for the head, whose RoPE is its own
         return cls(
@@ -167,14 +186,17 @@ class DecoderConfig:
             rms_norm_eps=_epsilon(raw),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=min(max_positions, _full_attention(raw, architecture) or max_positions),
+            max_position_embeddings=min(max_positions, _longest_context(raw, architecture) or max_positions),
             own_positions=max_positions,
-            tie_word_embeddings=tied,
+            tie_word_embeddings=bool(tied),
             qkv_bias=architecture == "Qwen2ForCausalLM",
-            qk_norm=architecture.startswith("Qwen3") or _is_llama4_normed(raw, architecture),
+            qk_norm=architecture.startswith(("Qwen3", "Gemma3")) or _is_llama4_normed(raw, architecture),
             experts=_experts(raw, architecture),
             rope_free_layers=_rope_free_layers(raw, architecture),
             undecodable=undecodable,
+            window=window,
+            windowed_layers=windowed_layers,
+            **(_gemma3(raw, hidden_size) if architecture.startswith("Gemma3") else {}),
         )
 
 
@@ -201,15 +223,24 @@ def as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     return fields
 
 
-def _undecodable(raw: Mapping[str, Any], architecture: str, scaling: Mapping[str, Any] | None) -> str:
+def _undecodable(
+    raw: Mapping[str, Any], architecture: str, scaling: Mapping[str, Any] | None, window: int
+) -> str:
     """Why the decoder can't run such a target, which it would compute wrongly; empty if it can."""
     if architecture not in SUPPORTED_ARCHITECTURES:
         return (
             f"its architecture is {architecture}, and the decoder knows {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
     problems = []
-    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        problems.append(f"hidden_act={raw['hidden_act']!r} (silu)")
+    name, known_activations = _ACTIVATIONS.get(architecture, ("hidden_act", ("silu", "swish")))
+    if raw.get(name, known_activations[0]) not in known_activations:
+        problems.append(f"{name}={raw[name]!r} ({known_activations[0]})")
+    if raw.get("attn_logit_softcapping"):
+        problems.append(f"attn_logit_softcapping={raw['attn_logit_softcapping']} (none)")
+    if raw.get("use_bidirectional_attention"):
+        problems.append("use_bidirectional_attention=true (false)")
+    if 0 < window < SMALLEST_WINDOW:
+        problems.append(f"sliding_window={window} ({SMALLEST_WINDOW} or more)")
     if architecture != "Qwen2ForCausalLM" and raw.get("attention_bias"):
         problems.append("attention_bias=true (false)")
     if raw.get("mlp_bias"):
@@ -289,20 +320,44 @@ def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(parameters)
 
 
-def _full_attention(raw: Mapping[str, Any], architecture: str) -> int | None:
-    """The longest context in which the target's attention is plain full attention; None: there is no limit.
+def _longest_context(raw: Mapping[str, Any], architecture: str) -> int | None:
+    """How far the decoder is the target; None: as far as the target goes.
 
-    Within its window sliding attention is. Within its chunk Llama 4's is, and the temperature of its layers without
-    RoPE is 1 up to `floor_scale`.
+    Within its chunk Llama 4's attention is full attention, and the temperature of its layers without RoPE is 1 up to
+    `floor_scale`.
     """
-    if architecture.startswith("Llama4"):
-        return min(int(raw.get("attention_chunk_size") or 8192), int(raw.get("floor_scale") or 8192) - 1)
-    if architecture == "LlamaForCausalLM" or architecture not in SUPPORTED_ARCHITECTURES:
+    if not architecture.startswith("Llama4"):
         return None
-    if architecture.startswith("Qwen") and not raw.get("use_sliding_window", False):
-        return None
-    window = raw.get("sliding_window")
-    return int(window) if window else None
+    return min(int(raw.get("attention_chunk_size") or 8192), int(raw.get("floor_scale") or 8192) - 1)
+
+
+def _windowed_layers(
+    raw: Mapping[str, Any], architecture: str, positions: int
+) -> tuple[int, tuple[int, ...]]:
+    """How many tokens windowed layers see, and which those are; 0 and none where all see the whole context."""
+    window = int(raw.get("sliding_window") or 0)
+    if architecture.startswith("Llama") or architecture not in SUPPORTED_ARCHITECTURES:
+        return 0, ()
+    if architecture.startswith(("Qwen", "SmolLM3")) and not raw.get("use_sliding_window", False):
+        return 0, ()
+    every, kinds = range(int(raw["num_hidden_layers"])), raw.get("layer_types")
+    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and not kinds:
+        first = int(raw.get("max_window_layers", 28))
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in every]
+    windowed = tuple(layer for layer in every if not kinds or kinds[layer] == "sliding_attention")
+    return (window, windowed) if 0 < window < positions and windowed else (0, ())
+
+
+def _gemma3(raw: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
+    """What Gemma 3 (arXiv 2503.19786) has and Llama hasn't."""
+    local = (raw.get("rope_parameters") or {}).get("sliding_attention") or {}
+    return {
+        "window_rope_theta": float(local.get("rope_theta") or raw.get("rope_local_base_freq") or 10000.0),
+        "query_scale": float(raw.get("query_pre_attn_scalar") or 256) ** -0.5,
+        "embedding_scale": hidden_size**0.5,
+        "activation": "gelu",
+        "out_norms": True,
+    }
 
 
 def _experts(raw: Mapping[str, Any], architecture: str) -> ExpertsConfig | None:
@@ -317,8 +372,8 @@ def _is_llama4_normed(raw: Mapping[str, Any], architecture: str) -> bool:
 
 
 def _rope_free_layers(raw: Mapping[str, Any], architecture: str) -> tuple[int, ...]:
-    """Llama 4's layers without RoPE: zeros of `no_rope_layers`, or every so many-th."""
-    if not architecture.startswith("Llama4"):
+    """Llama 4's and SmolLM3's layers without RoPE: zeros of `no_rope_layers`, or every so many-th."""
+    if not architecture.startswith(("Llama4", "SmolLM3")):
         return ()
     layers, every = int(raw["num_hidden_layers"]), int(raw.get("no_rope_layer_interval") or 4)
     turned = raw.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]

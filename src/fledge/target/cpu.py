@@ -15,7 +15,7 @@ from fledge.native import ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
-from fledge.target.rope import rope_table
+from fledge.target.rope import rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the last round
@@ -27,8 +27,8 @@ def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.de
         return f"the kernels are for the CPU, not {device}"
     if dtype != torch.bfloat16:
         return f"the kernels compute in bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if config.experts or config.rope_free_layers:
-        return f"the kernels have neither experts nor layers without RoPE, as {config.architecture} has"
+    if config.experts:
+        return f"the kernels have no experts, as {config.architecture} has"
     return (
         shape_reason(
             config.hidden_size,
@@ -54,9 +54,12 @@ def shape_reason(hidden: int, intermediate: int, heads: int, kv_heads: int, head
 
 
 class PackedLayer:
-    """A layer's matrices in tile order and its vectors, with the C structure that points at them."""
+    """A layer's matrices in tile order and its vectors, with the C structure that points at them.
 
-    def __init__(self, weights: LayerWeights) -> None:
+    `angles`: cosine and sine of its RoPE, [positions, head_dim / 2] float32; None: it has none.
+    """
+
+    def __init__(self, weights: LayerWeights, angles: tuple[Tensor, Tensor] | None, windowed: bool) -> None:
         gate_up, down = weights.dense_mlp
         self.matrices = [
             ops.PackedMatrix(weights.qkv),
@@ -64,10 +67,14 @@ class PackedLayer:
             ops.PackedMatrix(gate_up, interleaved=True),
             ops.PackedMatrix(down),
         ]
-        vectors = (weights.input_norm, weights.post_norm, weights.qkv_bias, weights.q_norm, weights.k_norm)
-        self.vectors = [None if v is None else v.detach().to(torch.bfloat16).contiguous() for v in vectors]
+        vectors = [weights.input_norm, weights.post_norm, weights.qkv_bias, weights.q_norm, weights.k_norm]
+        vectors += [weights.attention_out_norm, weights.mlp_out_norm]
+        self.vectors = [None if v is None else v.detach().float().contiguous() for v in vectors]
         self.pointers = ops.LayerPointers(
-            *(ops.address(v) for v in self.vectors), *(m.pointer for m in self.matrices)
+            *(ops.address(v) for v in self.vectors),
+            *(m.pointer for m in self.matrices),
+            *(t.data_ptr() for t in angles or ()),
+            windowed=int(windowed),
         )
 
     @property
@@ -87,12 +94,14 @@ class NativeDecoder:
         self.config = config
         self.device = torch.device("cpu")
         self._library = library()
-        self._layers = [PackedLayer(layer) for layer in weights.layers]
+        positions = config.max_position_embeddings + POSITIONS_BEYOND
+        self._angles = rope_table(config, positions)
+        self._window_angles = window_rope_table(config, positions) or self._angles
+        self._layers = [self._pack(index, layer) for index, layer in enumerate(weights.layers)]
         self._embedding = weights.embedding.detach().to(torch.bfloat16).contiguous()
-        self._norm = weights.norm.detach().to(torch.bfloat16).contiguous()
+        self._norm = weights.norm.detach().float().contiguous()
         self._lm_head = ops.PackedMatrix(weights.lm_head)
         self._screen = ops.Screen(weights.lm_head)
-        self._rope = rope_table(config, config.max_position_embeddings + POSITIONS_BEYOND)
         self._pointers = (ops.LayerPointers * len(self._layers))(*(layer.pointers for layer in self._layers))
         self._struct = ops.DecoderStruct(
             ops.Shape(
@@ -102,17 +111,24 @@ class NativeDecoder:
                 config.num_kv_heads,
                 config.head_dim,
                 config.rms_norm_eps,
-                *(t.data_ptr() for t in self._rope),
+                int(config.activation == "gelu"),
             ),
             config.num_layers,
             config.vocab_size,
             (ctypes.c_int * 3)(*config.feature_layers),
             self._pointers,
             self._embedding.data_ptr(),
+            float(torch.tensor(config.embedding_scale, dtype=self.dtype)),
+            config.window,
             self._norm.data_ptr(),
             self._lm_head.pointer,
             self._screen.pointer,
         )
+
+    def _pack(self, index: int, layer: LayerWeights) -> PackedLayer:
+        windowed = index in self.config.windowed_layers
+        angles = self._window_angles if windowed else self._angles
+        return PackedLayer(layer, None if index in self.config.rope_free_layers else angles, windowed)
 
     @property
     def weight_bytes_per_token(self) -> int:

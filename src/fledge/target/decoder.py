@@ -10,7 +10,7 @@ from fledge.attention import Attention, paged_attention
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import mix_experts
-from fledge.target.rope import apply_rope, rope_table
+from fledge.target.rope import apply_rope, rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 # Rows per lm_head call when only the argmax is wanted: [256, V] float32 at a time, however long the prompt.
@@ -32,8 +32,10 @@ class TorchDecoder:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._weights = weights
-        cos, sin = rope_table(config, config.max_position_embeddings + _POSITIONS_BEYOND)
-        self._cos, self._sin = cos.to(self.device), sin.to(self.device)  # [positions, head_dim // 2] float32
+        positions = config.max_position_embeddings + _POSITIONS_BEYOND
+        self._angles = self._on_device(rope_table(config, positions))
+        own = window_rope_table(config, positions)
+        self._window_angles = self._angles if own is None else self._on_device(own)
 
     def allocate_kv(self, pages: int) -> Tensor:
         """A zeroed pool, [layers, 2, pages * page_size, kv_heads, head_dim]."""
@@ -57,22 +59,31 @@ class TorchDecoder:
         hidden: bool = False,
     ) -> ForwardOutput:
         """Run all layers over the rows, writing their keys and values into `kv`."""
-        attention = paged_attention(batch, self.page_size)
+        c = self.config
         positions = batch.positions.long()
-        turns = self._cos[positions], self._sin[positions]  # [R, head_dim // 2] each
+
+        def prepare(window: int, angles: tuple[Tensor, Tensor]) -> tuple[Attention, tuple[Tensor, Tensor]]:
+            cos, sin = angles
+            return paged_attention(batch, self.page_size, window), (cos[positions], sin[positions])
+
+        whole = prepare(0, self._angles)
+        windowed = prepare(c.window, self._window_angles) if c.windowed_layers else whole
         x = F.embedding(batch.token_ids.long(), self._weights.embedding)  # [R, H]
+        if c.embedding_scale != 1.0:
+            x = x * torch.tensor(c.embedding_scale, dtype=self.dtype)
         captured: dict[int, Tensor] = {}
         last = self.config.num_layers - 1
         narrows = not hidden and not (features and last in self.config.feature_layers)
         wanted = batch.logit_rows if logits != "none" else batch.positions[:0]  # [M], None: all
         for index, layer in enumerate(self._weights.layers):
             kept = wanted if narrows and index == last else None
-            rope = None if index in self.config.rope_free_layers else turns
+            attention, turns = windowed if index in c.windowed_layers else whole
+            rope = None if index in c.rope_free_layers else turns
             x = self._layer(layer, x, rope, kv[index], attention, kept)
             if features and index in self.config.feature_layers:
                 captured[index] = x
         eps = self.config.rms_norm_eps
-        normed = F.rms_norm(x, (x.shape[-1],), self._weights.norm, eps)
+        normed = rms_norm(x, self._weights.norm, eps)
         rows = normed if wanted is None or narrows else normed.index_select(0, wanted)  # [M, H]
         return ForwardOutput(
             logits=F.linear(rows, self._weights.lm_head).float() if logits == "logits" else None,
@@ -82,6 +93,10 @@ class TorchDecoder:
             else None,
             hidden=normed if hidden else None,
         )
+
+    def _on_device(self, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        cos, sin = angles  # [positions, head_dim // 2] float32 each
+        return cos.to(self.device), sin.to(self.device)
 
     def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
         """Copy entries between slots; reading into a copy first makes overlapping moves safe."""
@@ -101,12 +116,11 @@ class TorchDecoder:
         `kept` [M]: the rows that still matter behind its attention, and are returned; None: all.
         """
         c, eps = self.config, self.config.rms_norm_eps
-        qkv = F.linear(F.rms_norm(x, (c.hidden_size,), w.input_norm, eps), w.qkv, w.qkv_bias)
+        qkv = F.linear(rms_norm(x, w.input_norm, eps), w.qkv, w.qkv_bias)
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)  # [R, heads + 2 * kv_heads, D]
         query, key, value = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if w.q_norm is not None and w.k_norm is not None:
-            query = F.rms_norm(query, (c.head_dim,), w.q_norm, eps)
-            key = F.rms_norm(key, (c.head_dim,), w.k_norm, eps)
+            query, key = rms_norm(query, w.q_norm, eps), rms_norm(key, w.k_norm, eps)
             turned = torch.cat((query, key), dim=1)
         else:
             turned = heads[:, : c.num_heads + c.num_kv_heads]
@@ -118,11 +132,12 @@ class TorchDecoder:
         mixed = mixed.reshape(x.shape[0], -1)
         if kept is not None:
             x, mixed = x.index_select(0, kept), mixed.index_select(0, kept)
-        x = x + F.linear(mixed, w.o)
-        normed = F.rms_norm(x, (c.hidden_size,), w.post_norm, eps)
+        x = x + rms_norm(F.linear(mixed, w.o), w.attention_out_norm, eps)
+        normed = rms_norm(x, w.post_norm, eps)
         if w.gate_up is not None and w.down is not None:
             gate, up = F.linear(normed, w.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, w.down)
+            gate = F.gelu(gate, approximate="tanh") if c.activation == "gelu" else F.silu(gate)
+            x = x + rms_norm(F.linear(gate * up, w.down), w.mlp_out_norm, eps)
         if w.experts is not None and c.experts is not None:
             x = x + mix_experts(normed, w.experts, c.experts)
         return x
@@ -133,3 +148,10 @@ class TorchDecoder:
             F.linear(rows, self._weights.lm_head).max(dim=-1).indices for rows in hidden.split(_ARGMAX_ROWS)
         ]
         return torch.cat(parts) if parts else hidden.new_empty(0, dtype=torch.int64)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x [..., N] over its root mean square times weight [N], in x's dtype; x itself where there is no weight."""
+    if weight is None:
+        return x
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,11 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
     shape = asdict(config)
     for name in ("undecodable", "own_positions", "chosen_layers"):
         shape.pop(name)  # what fledge can't do, doesn't use, or was told
-    return {name: shape[name] for name in shape if name not in ("experts", "rope_free_layers") or shape[name]}
+    if config.window and not config.out_norms:  # once the window capped the context
+        shape["max_position_embeddings"] = min(config.window, config.max_position_embeddings)
+        shape = {name: shape[name] for name in shape if not name.startswith("window")}
+    later = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    return {name: shape[name] for name in shape if name not in later or shape[name] != later[name]}
 
 
 def _tokenizer_parts(folder: Path) -> dict[str, Any]:

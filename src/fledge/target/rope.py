@@ -17,6 +17,12 @@ def rope_table(config: DecoderConfig, length: int) -> tuple[Tensor, Tensor]:
     return rope_tables(config.head_dim, config.rope_theta, config.rope_scaling, length)
 
 
+def window_rope_table(config: DecoderConfig, length: int) -> tuple[Tensor, Tensor] | None:
+    """The same of windowed layers; None: they turn as all others do."""
+    theta = config.window_rope_theta
+    return None if theta is None else rope_tables(config.head_dim, theta, None, length)
+
+
 def rope_tables(
     head_dim: int, theta: float, scaling: dict[str, Any] | None, length: int
 ) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,10 @@ from fledge.target.experts import ExpertWeights
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. H hidden, I intermediate, D head_dim, q = heads * D, kv = kv_heads * D."""
+    """One decoder layer. H hidden, I intermediate, D head_dim, q = heads * D, kv = kv_heads * D.
+
+    Norms are float32 where the checkpoint holds them less one, as Gemma's does: bf16 would round them once more.
+    """
 
     input_norm: Tensor  # [H]
     qkv: Tensor  # [q + 2 * kv, H]
@@ -26,10 +29,12 @@ class LayerWeights:
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
     o: Tensor  # [H, q]
-    post_norm: Tensor  # [H]
+    post_norm: Tensor  # [H], before the MLP
     gate_up: Tensor | None  # [2 * I, H], gate rows first; None in a layer of routed experts alone
     down: Tensor | None  # [H, I]
     experts: ExpertWeights | None = None
+    attention_out_norm: Tensor | None = None  # [H], of what attention adds to the residual
+    mlp_out_norm: Tensor | None = None  # [H]
 
     @property
     def dense_mlp(self) -> tuple[Tensor, Tensor]:
@@ -84,7 +89,7 @@ def load_ends(
     _check_ends(source, config)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.read("model.embed_tokens.weight", vocab, hidden)
-    norm = source.read("model.norm.weight", hidden)
+    norm = _read_norm(source, config, "model.norm.weight", hidden)
     # Other configs may leave out that they are tied, as Gemma's do.
     tied = config.tie_word_embeddings
     may_lack = (tied or bool(config.undecodable)) and "lm_head.weight" not in source
@@ -97,7 +102,7 @@ def load_ends(
         )
     return EndWeights(
         embedding=embedding,
-        norm=norm + 1 if config.architecture.startswith(_ONE_PLUS) else norm,
+        norm=norm,
         lm_head=embedding if tied else lm_head,
     )
 
@@ -176,6 +181,11 @@ class _TensorSource:
         return tensor.to(device=self._device, dtype=self._dtype)
 
 
+def _read_norm(source: _TensorSource, config: DecoderConfig, name: str, size: int) -> Tensor:
+    weight = source.read(name, size)
+    return weight.float() + 1 if config.architecture.startswith(_ONE_PLUS) else weight
+
+
 def _read_layer(source: _TensorSource, config: DecoderConfig, index: int) -> LayerWeights:
     prefix = f"model.layers.{index}"
     attention = f"{prefix}.self_attn"
@@ -192,24 +202,32 @@ def _read_layer(source: _TensorSource, config: DecoderConfig, index: int) -> Lay
             parts |= {n: _half_turns(parts[n], head) for n in ("q", "k")}
         return torch.cat(list(parts.values()))
 
-    def read_norm(name: str) -> Tensor | None:
+    def read_head_norm(name: str) -> Tensor | None:
         if llama4:  # it has no weights, and only layers with RoPE have it
             return input_norm.new_ones(head) if config.qk_norm and has_rope else None
-        return source.read(f"{attention}.{name}.weight", head) if config.qk_norm else None
+        return _read_norm(source, config, f"{attention}.{name}.weight", head) if config.qk_norm else None
 
-    input_norm = source.read(f"{prefix}.input_layernorm.weight", hidden)
+    def read_norm(name: str) -> Tensor:
+        return _read_norm(source, config, f"{prefix}.{name}.weight", hidden)
+
+    input_norm, behind_attention = read_norm("input_layernorm"), read_norm("post_attention_layernorm")
+    q_norm = read_head_norm("q_norm")
+    if q_norm is not None and config.query_scale is not None:
+        q_norm = q_norm * (config.query_scale * head**0.5)  # attention itself scales by head_dim ** -0.5
     gate_up, down = _read_mlp(source, config, prefix, index) or (None, None)
     return LayerWeights(
         input_norm=input_norm,
         qkv=read_qkv("weight", hidden),
         qkv_bias=read_qkv("bias") if config.qkv_bias else None,
-        q_norm=read_norm("q_norm"),
-        k_norm=read_norm("k_norm"),
+        q_norm=q_norm,
+        k_norm=read_head_norm("k_norm"),
         o=source.read(f"{attention}.o_proj.weight", hidden, sizes["q"]),
-        post_norm=source.read(f"{prefix}.post_attention_layernorm.weight", hidden),
+        post_norm=read_norm("pre_feedforward_layernorm") if config.out_norms else behind_attention,
         gate_up=gate_up,
         down=down,
         experts=_read_experts(source, config, prefix, index),
+        attention_out_norm=behind_attention if config.out_norms else None,
+        mlp_out_norm=read_norm("post_feedforward_layernorm") if config.out_norms else None,
     )
 
 

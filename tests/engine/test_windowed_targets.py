@@ -1,0 +1,54 @@
+"""Targets with windowed layers or without RoPE in some: speculation gives what plain decode gives, beyond the window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fledge.draft import DraftVocabulary, Head
+from fledge.engine import Engine, TreeShape
+from fledge.target import Target
+from tests.tiny import GEMMA3_ROPE, VOCAB_SIZE, save_tiny_target
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "Gemma3ForCausalLM": {"rope_parameters": GEMMA3_ROPE, "sliding_window": 64},
+    "MistralForCausalLM": {"sliding_window": 100},
+    "SmolLM3ForCausalLM": {},
+}
+LENGTHS = (5, 63, 64, 170, 300)  # of the prompts
+
+
+def ids_of(count: int) -> list[int]:
+    return torch.randint(10, VOCAB_SIZE, (count,), generator=torch.Generator().manual_seed(count)).tolist()
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(4, 3, 16), TreeShape(5, 1, 6)])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_answers_are_plain_decode_s(
+    architecture: str, backend: Any, tree: TreeShape | None, tmp_path: Path
+) -> None:
+    save_tiny_target(tmp_path, architecture, **TARGETS[architecture])
+    if backend == "torch":  # bf16 there has near-ties
+        target = Target.load(str(tmp_path), backend=backend, dtype="float32")
+    else:
+        target = Target.load(str(tmp_path), backend=backend)
+    head = Head.from_target(target, DraftVocabulary.from_counts(torch.ones(VOCAB_SIZE), 256))
+    prompts = [ids_of(length) for length in LENGTHS]
+    options: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    engine = Engine(target, head) if tree is None else Engine(target, head, tree=tree)
+    first, again = (engine.generate(prompts, **options) for _ in range(2))  # the second with prefix hits
+    plain = Engine(target).generate(prompts, **options)
+    expected = [answer.token_ids for answer in plain]
+    assert [answer.token_ids for answer in first] == expected
+    assert [answer.token_ids for answer in again] == expected
+    if backend == "torch":
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+        for prompt, answer in zip(prompts, expected, strict=True):
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
+            assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == list(answer)
