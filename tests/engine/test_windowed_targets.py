@@ -1,4 +1,4 @@
-"""Targets with windowed layers or without RoPE in some: speculation gives what plain decode gives, beyond the window."""
+"""Layers with a window or without RoPE: speculation gives what plain decode gives, far beyond the window."""
 
 from __future__ import annotations
 
