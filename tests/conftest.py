@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 if not Path("/dev/nvidia0").exists():
@@ -12,10 +13,18 @@ import hypothesis
 import pytest
 import torch
 
+from fledge.native.build import cache_folder
 from tests.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
 
 torch.set_num_threads(1)
+# A cache of the tests' own: nothing passes by what an older version left there, and the user's holds no tiny targets.
+# Compiled kernels alone are shared, which are found by a hash of their sources.
+_CACHE = tempfile.TemporaryDirectory(prefix="fledge-tests-")
+_KERNELS = cache_folder() / "native"
+_KERNELS.mkdir(parents=True, exist_ok=True)
+(Path(_CACHE.name) / "native").symlink_to(_KERNELS.resolve())
+os.environ["FLEDGE_CACHE"] = _CACHE.name
 # Timings belong in benchmarks: a busy machine must not fail a test.
 hypothesis.settings.register_profile("fledge", deadline=None)
 hypothesis.settings.load_profile("fledge")
