@@ -66,7 +66,9 @@ def test_rope_of_old_and_new_transformers_is_the_same(form: dict[str, Any]) -> N
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_what_config_leaves_out_is_as_in_transformers(architecture: str) -> None:
     family = architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
-    text = "Text" if family in ("Llama4", "Gemma3") else ""
+    if family == "Mistral3":
+        family = "Mistral"
+    text = "Text" if family in ("Llama4", "Gemma3") or family.endswith("VL") else ""
     theirs = getattr(transformers, f"{family}{text}Config")()
     left_out = ("max_position_embeddings", "rms_norm_eps", "rope_parameters", "sliding_window")
     said = theirs.to_dict() | {"architectures": [architecture]}
@@ -204,6 +206,40 @@ def test_variants_that_the_decoder_lacks_are_read_and_not_decoded(change: dict[s
 def test_what_no_head_can_learn_from_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(TargetError, match=next(iter(change))):
         read(**change)
+
+
+def test_multimodal_configs_as_older_versions_wrote_them_are_read() -> None:
+    """Qwen2.5-VL's has the text model's fields at the top, and a RoPE for pictures that is the plain one for text."""
+    flat = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "rope_theta": 1e6,
+    }
+    config = read(
+        **flat, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}, tie_word_embeddings=True
+    )
+    assert not config.undecodable
+    assert (config.hidden_size, config.num_layers, config.rope_theta, config.rope_scaling) == (
+        64,
+        30,
+        1e6,
+        None,
+    )
+    assert config.tie_word_embeddings
+    assert config.qkv_bias
+
+
+def test_a_mistral_3_around_another_text_model_or_quantised_is_not_decoded() -> None:
+    mistral3 = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    text = {**BASE, "model_type": "mistral"}
+    assert not DecoderConfig.from_hf({**mistral3, "text_config": text}).undecodable
+    newer = DecoderConfig.from_hf({**mistral3, "text_config": {**text, "model_type": "ministral3"}})
+    assert "Mistral3ForConditionalGeneration around ministral3" in newer.undecodable
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    assert (
+        "quantization_config"
+        in DecoderConfig.from_hf({**mistral3, **quantised, "text_config": text}).undecodable
+    )
 
 
 def test_which_layers_see_a_window_alone() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -126,8 +127,63 @@ def test_the_text_model_of_a_multimodal_checkpoint_is_read(tmp_path: Path) -> No
     assert torch.equal(first, second)
 
 
-def assert_agrees_with_transformers(folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+SEEING = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "depth": 1,
+}
+SEEING |= {
+    "image_size": 28,
+    "patch_size": 14,
+    "num_heads": 2,
+    "embed_dim": 32,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [0],
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("name", "text", "vision"),
+    [
+        ("Mistral3", {}, {}),
+        ("Qwen2VL", MROPE, {"hidden_size": 64}),
+        ("Qwen2_5_VL", MROPE, {}),
+        (
+            "Qwen3VL",
+            MROPE | {"head_dim": 16},
+            {"deepstack_visual_indexes": [0], "num_position_embeddings": 4},
+        ),
+        ("Gemma3", {"head_dim": 32, "sliding_window": 64}, {}),
+    ],
+)
+def test_the_text_models_of_multimodal_targets_agree_with_transformers(
+    name: str, text: dict[str, Any], vision: dict[str, Any], tied: bool, tmp_path: Path
+) -> None:
+    kind = getattr(transformers, f"{name}Config")
+    config = kind(text_config=TEXT | text, vision_config=SEEING | vision, tie_word_embeddings=tied)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    model.save_pretrained(tmp_path)
+    assert_agrees_with_transformers(tmp_path, model)
+
+
+def assert_agrees_with_transformers(folder: Path, model: Any = None) -> None:
+    if model is None:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     decoder = load_decoder(folder)
     ids = random_ids(150)
     batch = make_batch([ids], scattered_pages(1, 10))

@@ -13,7 +13,8 @@ from fledge.draft.foreign import flat_config, head_metadata, named_layers
 from fledge.draft.forms import FC_NORMS, REQUIRED
 from fledge.errors import FledgeError
 from fledge.target import Target
-from fledge.target.config import are_three_layers, read_rope
+from fledge.target.config import are_three_layers
+from fledge.target.rope_fields import read_rope
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
 

@@ -4,8 +4,8 @@
                                |        |          |                          |
                                '--- features ------'                       hidden
 
-For targets the lean decoder doesn't know: other mixtures of experts, multimodal models (their text tower alone runs), other
-kinds of attention. Weights may be spread over devices (`device_map`). Conversations of like length are padded on the
+For targets the lean decoder doesn't know: other mixtures of experts, other kinds of attention; of multimodal models the
+text tower alone runs. Weights may be spread over devices (`device_map`). Conversations of like length are padded on the
 right and run together; under a causal mask no real token sees the padding.
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fledge.errors import TargetError
 from fledge.target.experts import ExpertsConfig
+from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share
 
 # Architectures whose configs leave much to their class, differently for each size: read as transformers does.
 _READ_BY_TRANSFORMERS = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "SmolLM3ForCausalLM")
@@ -27,12 +28,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": _QWEN,
     "Qwen3MoeForCausalLM": _QWEN,
 }
-SUPPORTED_ARCHITECTURES = (*_DEFAULTS, *_READ_BY_TRANSFORMERS)
+# Multimodal checkpoints whose text model, given text alone, is one of those; and what its config calls it.
+_TEXT_MODELS = {
+    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral"),
+    "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_vl_text"),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text"),
+    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
+}
+SUPPORTED_ARCHITECTURES = (*_DEFAULTS, *_READ_BY_TRANSFORMERS, *_TEXT_MODELS)
 # A tree's nodes see all their ancestors in it, 63 at most.
 SMALLEST_WINDOW = 64
 _GEMMA_ACTIVATION = ("hidden_activation", ("gelu_pytorch_tanh",))
 _ACTIVATIONS = dict.fromkeys(_READ_BY_TRANSFORMERS[:2], _GEMMA_ACTIVATION)
-SUPPORTED_SCALING = ("default", "linear", "llama3", "yarn")
 # The head's teacher is hidden state times lm_head.
 _CHANGED_LOGITS = (
     "final_logit_softcapping",
@@ -163,15 +170,19 @@ class DecoderConfig:
         if architecture in _DEFAULTS:
             raw = {**_DEFAULTS[architecture], **raw, **text}
         else:
-            raw = as_transformers_reads(raw) or {**raw, **text}
+            quantised = raw.get("quantization_config")  # of the whole model
+            raw = {"quantization_config": quantised, **(as_transformers_reads(raw) or {**raw, **text})}
+        family, text_type = _TEXT_MODELS.get(architecture, (architecture, raw.get("model_type")))
+        if raw.get("model_type") != text_type:  # a Mistral 3 may hold a text model of another kind
+            family = f"{architecture} around {raw.get('model_type')}"
         if tied is None and architecture in _READ_BY_TRANSFORMERS:
             tied = raw.get("tie_word_embeddings")
         _refuse_changed_logits(raw)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
         max_positions = _integer(raw, "max_position_embeddings")
         theta, scaling = read_rope(raw, max_positions)
-        window, windowed_layers = _windowed_layers(raw, architecture, max_positions)
-        undecodable = _undecodable(raw, architecture, scaling, window)
+        window, windowed_layers = _windowed_layers(raw, family, max_positions)
+        undecodable = _undecodable(raw, family, scaling, window)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
             scaling = None  # for the head, whose RoPE is its own
         return cls(
@@ -186,17 +197,17 @@ class DecoderConfig:
             rms_norm_eps=_epsilon(raw),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=min(max_positions, _longest_context(raw, architecture) or max_positions),
+            max_position_embeddings=min(max_positions, _longest_context(raw, family) or max_positions),
             own_positions=max_positions,
             tie_word_embeddings=bool(tied),
-            qkv_bias=architecture == "Qwen2ForCausalLM",
-            qk_norm=architecture.startswith(("Qwen3", "Gemma3")) or _is_llama4_normed(raw, architecture),
-            experts=_experts(raw, architecture),
-            rope_free_layers=_rope_free_layers(raw, architecture),
+            qkv_bias=family == "Qwen2ForCausalLM",
+            qk_norm=family.startswith(("Qwen3", "Gemma3")) or _is_llama4_normed(raw, family),
+            experts=_experts(raw, family),
+            rope_free_layers=_rope_free_layers(raw, family),
             undecodable=undecodable,
             window=window,
             windowed_layers=windowed_layers,
-            **(_gemma3(raw, hidden_size) if architecture.startswith("Gemma3") else {}),
+            **(_gemma3(raw, hidden_size) if family.startswith("Gemma3") else {}),
         )
 
 
@@ -282,42 +293,6 @@ def _epsilon(raw: Mapping[str, Any]) -> float:
             f"config.json has rms_norm_eps={value!r}, not a positive number: download the model again"
         )
     return float(f"{value:.7g}")  # GGUF keeps 1e-5 as 9.9999997e-06
-
-
-def read_rope(raw: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any] | None]:
-    """RoPE base and scaling, as transformers reads them from what any of its versions wrote.
-
-    `positions` is what yarn and llama3 count from where nothing is named, whatever window caps the context.
-    """
-    parameters = _rope_parameters(raw)
-    theta = float(parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
-    kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
-    for name in ("type", "partial_rotary_factor"):  # the latter is read by `rotary_share`
-        parameters.pop(name, None)
-    if kind == "default":
-        return theta, None
-    named = raw.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-    original = parameters["original_max_position_embeddings"] = named or positions
-    if kind == "yarn" and parameters.get("factor") is None:
-        parameters["factor"] = positions / original
-    return theta, {"rope_type": kind, **parameters}
-
-
-def rotary_share(raw: Mapping[str, Any]) -> float:
-    """The part of a head's dimensions that RoPE turns."""
-    named = _rope_parameters(raw).get("partial_rotary_factor") or raw.get("partial_rotary_factor")
-    return float(named or 1.0)
-
-
-def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `rope_scaling`, or of `rope_parameters`, as transformers 5 calls it; of one for each kind of layer, the
-    full attention's."""
-    parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if isinstance(parameters, Mapping):
-        parameters = parameters.get("full_attention", parameters)
-    if not isinstance(parameters, Mapping):
-        raise TargetError(f"config.json has RoPE parameters {parameters!r}: download the model again")
-    return dict(parameters)
 
 
 def _longest_context(raw: Mapping[str, Any], architecture: str) -> int | None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fledge.errors import TargetError
-from fledge.target.config import SUPPORTED_SCALING, DecoderConfig
+from fledge.target.config import DecoderConfig
+from fledge.target.rope_fields import SUPPORTED_SCALING
 
 
 def rope_table(config: DecoderConfig, length: int) -> tuple[Tensor, Tensor]:
