@@ -3,34 +3,63 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from typing import Any, TypeVar
+
+from fledge.errors import DataError
 
 T = TypeVar("T")
 U = TypeVar("U")
 
-_work: Callable[[Any], Any] | None = None  # of this process, if it is one of those
+_make: Callable[[], Callable[[Any], Any]]  # in each of the processes
 
 
 def map_in_processes(make: Callable[[], Callable[[T], U]], items: Iterable[T], processes: int) -> Iterator[U]:
     """`make()(item)` for each item, in order. Each process calls `make` once; few items are under way at a time."""
     context = multiprocessing.get_context("spawn")  # forking a process that runs threads can hang
-    with context.Pool(processes, _start, (make,)) as pool:
-        under_way: deque[Any] = deque()
+    pool = ProcessPoolExecutor(processes, context, _start, (make,))
+    under_way: deque[Future[U]] = deque()
+    try:
         for item in items:
-            under_way.append(pool.apply_async(_run, (item,)))
+            under_way.append(pool.submit(_run, item))
             if len(under_way) > 2 * processes:
-                yield under_way.popleft().get()
+                yield under_way.popleft().result()
         while under_way:
-            yield under_way.popleft().get()
+            yield under_way.popleft().result()
+    except BrokenProcessPool as error:
+        raise DataError(
+            "one of the processes was killed, most often for want of memory; use fewer (privacy.processes), and run "
+            "again to go on"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
-    global _work
-    _work = make()
+    global _make
+    _make = make
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed can't stop its processes, and the pool's own wait for work forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@cache
+def _work() -> Callable[[Any], Any]:
+    """Made with the first item: an error in it reaches who waits for that item, one in `_start` nobody."""
+    return _make()
 
 
 def _run(item: Any) -> Any:
-    assert _work is not None  # the pool begins each process with _start
-    return _work(item)
+    return _work()(item)
