@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fledge.data import AnswerServer, RespondOptions, ServerOptions, read_conversations, respond
+from fledge.data.generation import Generation
 from fledge.data.prompt_store import Prompt, PromptWriter
 from fledge.data.responses import RespondSummary
-from fledge.engine import Engine
+from fledge.engine import Engine, SamplingParams
 from fledge.errors import DataError
 from fledge.server.options import ServerOptions as ServingOptions
 from fledge.storage import Manifest
@@ -120,6 +122,8 @@ def changed(**fields: Any) -> Any:
         (changed(finish_reason="abort"), "finish_abort"),
         (changed(text=None), "malformed_reply"),
         (lambda reply: {"choices": []}, "malformed_reply"),
+        (lambda reply: reply | {"usage": "many"}, "malformed_reply"),
+        (changed(prompt_token_ids=7), "wrong_prompt_ids"),
         (lambda reply: 400, "refused_by_server"),
         (lambda reply: "endless", "endless"),
     ],
@@ -271,12 +275,30 @@ def test_answers_behind_a_late_one_are_kept_when_the_stage_stops(
             all_others.set()
         return reply
 
-    with pytest.raises(DataError, match="can't be reached"):
+    with pytest.raises(
+        DataError, match=r"is too busy \(status 429, 4 attempts\).*lower respond.server.concurr"
+    ):
         ask(target, server, prompts, tmp_path, first_is_late, retries=3)
     assert not Manifest.load(str(tmp_path)).shards
     ask(target, server, prompts, tmp_path)
     assert server.requests <= 2  # the late one, and one that was under way
     assert files_of(tmp_path) == files_of(undisturbed)
+
+
+def test_as_many_requests_are_under_way_as_the_recipe_says(target: Target, server: CompletionServer) -> None:
+    most = 110
+    together = threading.Barrier(most)
+
+    def answers_once_all_are_there(number: int, body: Any, reply: dict[str, Any]) -> Any:
+        together.wait(60)
+        return reply
+
+    server.fault = answers_once_all_are_there
+    wanted = Generation([5, 6, 7], SamplingParams(max_tokens=1, temperature=0.0, seed=0))
+    with server.serving() as url, ThreadPoolExecutor(most) as pool:
+        made = AnswerServer(target, ServerOptions(url=url, concurrency=most))
+        answers = list(pool.map(made.complete, [wanted] * most))
+    assert {len(answer.token_ids) for answer in answers} == {1}
 
 
 def test_text_alone_is_taken_where_it_round_trips(

@@ -55,7 +55,11 @@ class AnswerServer:
         url = options.url.rstrip("/").removesuffix("/v1")
         headers = _headers(options.api_key_env)
         try:
-            self._client = httpx2.Client(base_url=url, headers=headers, timeout=timeout)
+            # The client's own limit is 100 connections: more requests would wait for one, and time out.
+            limits = httpx2.Limits(
+                max_connections=options.concurrency, max_keepalive_connections=options.concurrency
+            )
+            self._client = httpx2.Client(base_url=url, headers=headers, timeout=timeout, limits=limits)
         except httpx2.InvalidURL as error:
             raise DataError(
                 f"respond.server.url: {options.url} is no address ({error}); correct it"
@@ -160,18 +164,18 @@ class AnswerServer:
         try:
             choice = reply["choices"][0]
             text, finish = choice["text"], choice["finish_reason"]
-            usage = reply.get("usage") or {}
-        except (KeyError, IndexError, TypeError) as error:
+            told = (reply.get("usage") or {}).get("completion_tokens")
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise AnswerFailed("malformed_reply") from error
         if not isinstance(text, str) or not isinstance(finish, str):
             raise AnswerFailed("malformed_reply")
         if finish not in ("stop", "length"):
             raise AnswerFailed(f"finish_{finish}"[:40])
         echoed = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
-        if echoed is not None and list(echoed) != list(wanted.prompt_ids):
+        if echoed is not None and echoed != wanted.prompt_ids:
             raise AnswerFailed("wrong_prompt_ids")
         given = choice.get("token_ids")
-        ids = self._checked(given, text) if given is not None else self._tokenised(text, usage, finish)
+        ids = self._checked(given, text) if given is not None else self._tokenised(text, told, finish)
         ids = self._ended(ids, finish, choice.get("stop_reason"))
         if not ids or len(ids) > wanted.params.max_tokens + 1:
             raise AnswerFailed("wrong_length")
@@ -194,9 +198,8 @@ class AnswerServer:
             raise AnswerFailed("wrong_ids")
         return ids
 
-    def _tokenised(self, text: str, usage: Any, finish: str) -> list[int]:
+    def _tokenised(self, text: str, told: Any, finish: str) -> list[int]:
         """Ids of a text whose length in tokens the server tells, if they are as many."""
-        told = usage.get("completion_tokens")
         if not isinstance(told, int):
             raise AnswerFailed("no_token_ids")
         ids = encode_plain(self._target, text)
@@ -245,9 +248,13 @@ class AnswerServer:
                 )
 
     def _gone(self, why: str, attempts: int) -> DataError:
+        what, advice = "can't be reached", "start the server"
+        if why.startswith(("status 4", "ReadTimeout")):
+            what = "is too busy"
+            advice = "lower respond.server.concurrency, or raise its timeout_s or retries"
         return DataError(
-            f"{self._options.url} can't be reached ({why}, {attempts} attempt{'s' * (attempts > 1)}); what is finished "
-            "is kept: start the server, and run again to go on"
+            f"{self._options.url} {what} ({why}, {attempts} attempt{'s' * (attempts > 1)}); what is finished "
+            f"is kept: {advice}, and run again to go on"
         )
 
     def _only_model(self) -> str:
