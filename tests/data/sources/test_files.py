@@ -112,12 +112,48 @@ def test_a_line_too_long_is_read_past_without_being_held(
     assert list(split_lines(io.BytesIO(b"a\n\nb\n"), longest=200)) == [b"a\n", b"\n", b"b\n"]
 
 
-def test_a_damaged_array_keeps_what_came_before(tmp_path: Path) -> None:
+def test_a_damaged_array_keeps_what_came_before_and_no_text_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(ROWS)[:-40])
+    path.write_text(json.dumps(ROWS).replace('"question 8?"', "NaN"))
     found = list(source(path).records())
-    assert found[-1] == Unusable(len(found) - 1, "not_json")
-    assert len(found) >= 8
+    assert found[-1] == Unusable(8, "not_json")
+    assert len(found) == 9
+    assert "a.json is damaged after its row 8" in caplog.text
+    assert "question" not in caplog.text
+
+
+def test_lines_that_are_lists_are_rows_and_not_one_array(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n" + "\n".join(json.dumps([f"first {n}", f"second {n}"]) for n in range(3)))
+    opened = source(path)
+    assert opened.shape == "turns"
+    assert list(opened.records()) == [
+        Record(n, (f"first {n}", f"second {n}"), None, "general") for n in range(3)
+    ]
+    path.write_text(json.dumps(ROWS))  # one line: an array of rows after all
+    assert len(list(source(path).records())) == len(ROWS)
+
+
+def test_lines_may_end_as_on_old_macs(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'prompt,category\r"two\rlines, one cell",x\rlast one,z\r')
+    assert list(source(path).records()) == [
+        Record(0, ("two\rlines, one cell",), None, "x"),
+        Record(1, ("last one",), None, "z"),
+    ]
+
+
+def test_a_parquet_text_that_is_no_utf8_costs_its_row_and_a_strange_time_nothing(tmp_path: Path) -> None:
+    texts = pa.array([b"one", b"broken \xff", b"three"], pa.binary()).view(pa.string())
+    times = pa.array([1, 2, 10**15], pa.timestamp("ms"))  # the last is in the year 33,658
+    pq.write_table(pa.table({"prompt": texts, "created": times}), tmp_path / "a.parquet")
+    assert list(source(tmp_path / "a.parquet").records()) == [
+        Record(0, ("one",), None, "general"),
+        Unusable(1, "encoding"),
+        Record(2, ("three",), None, "general"),
+    ]
 
 
 def test_objects_over_several_lines_are_rows(tmp_path: Path) -> None:

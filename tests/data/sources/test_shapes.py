@@ -49,6 +49,8 @@ ROWS: dict[str, list[Any]] = {
                                              {"role": "user", "content": "two"}]}), "response": "FOREIGN"},
         {"body": {"input": [{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
                             {"role": "user", "content": [{"type": "input_text", "text": "two"}]}]}},
+        {"body": {"system": [{"type": "text", "text": "S"}], "messages": [{"role": "user", "content": "one"},
+                                                                         {"role": "user", "content": "two"}]}},
         {"body": {"instructions": "S", "input": [{"role": "user", "content": "one"},
                                                  {"role": "user", "content": "two"}]}},
     ],

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fledge.data.sources.base import BadRow
-from fledge.errors import DataError, one_line
+from fledge.errors import DataError
 
 logger = logging.getLogger("fledge")
 
@@ -87,11 +87,21 @@ class FileRows:
                 yield from _csv_rows(file, separator, path)
             elif kind == "text":
                 yield from _lines(file, parse=False)
-            elif first_line[:1] == b"[" or first_line == b"{":  # an array, or objects over several lines
+            elif first_line == b"{" or (first_line[:1] == b"[" and not self._holds_lists(path)):
                 file.read(3 * marked)
                 yield from _json_rows(file, path, "" if first_line == b"{" else "item")
             else:
                 yield from _lines(file, parse=True)
+
+    def _holds_lists(self, path: str) -> bool:
+        """Whether each line is a list of its own: the first is whole, and more follow."""
+        with self._open(path) as file:
+            lines = (line for line in split_lines(file) if line is None or line.strip())
+            try:
+                json.loads(next(lines, None) or b"")
+            except (ValueError, RecursionError):
+                return False  # an array over several lines, or longer than any row
+            return next(lines, b"") != b""
 
     def _open(self, path: str) -> IO[bytes]:
         if path.lower().endswith(".zst"):  # fsspec needs another package for it, which isn't ours
@@ -194,17 +204,23 @@ def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
 
 
 def _json_rows(file: IO[bytes], path: str, prefix: str) -> Iterator[Any]:
+    number = 0
     try:
-        yield from ijson.items(file, prefix, use_float=True, multiple_values=not prefix)
-    except (ijson.JSONError, UnicodeDecodeError) as error:
-        logger.warning("%s is damaged (%s); what comes after the damage is lost", path, one_line(error))
+        rows = ijson.items(file, prefix, use_float=True, multiple_values=not prefix)
+        for number, row in enumerate(rows, start=1):  # noqa: B007
+            yield row
+    except (ijson.JSONError, UnicodeDecodeError):  # which quotes the text: not to be logged
+        logger.warning("%s is damaged after its row %d; what comes later is lost", path, number)
         yield BadRow("not_json")
 
 
 def _csv_rows(file: IO[bytes], separator: str, path: str) -> Iterator[Any]:
     csv.field_size_limit(LARGEST_ROW)
     reader = csv.reader(_csv_text(file), delimiter=separator)
-    header = next(reader, None)
+    try:
+        header = next(reader, None)
+    except csv.Error:
+        header = None  # longer than any row
     if not header:
         raise DataError(f"{path} has no header; give its columns names in the first line")
     header = [name.strip() for name in header]
@@ -231,7 +247,7 @@ def _csv_text(file: IO[bytes]) -> Iterator[str]:
     first = True
     for line in split_lines(file):
         text = "\udcff\n" if line is None else line.decode("utf-8", errors="surrogateescape")
-        yield text.lstrip("\ufeff") if first else text
+        yield from re.split("(?<=\r)(?!\n)", text.lstrip("\ufeff") if first else text)  # old Macs' lines
         first = False
 
 
@@ -251,5 +267,19 @@ def _json_cell(cell: str) -> Any:
 
 
 def _parquet_rows(parquet: Any) -> Iterator[Any]:
+    """All columns but times: nothing is taken from them, and not every one fits Python's."""
+    columns = [n for n, field in enumerate(parquet.schema_arrow) if not pa.types.is_temporal(field.type)]
     for batch in parquet.iter_batches(batch_size=_PARQUET_ROWS):
-        yield from batch.to_pylist()
+        chosen = batch.select(columns)
+        try:
+            rows = chosen.to_pylist()
+        except (ValueError, OverflowError):  # a text isn't UTF-8: some writers don't look
+            rows = [_parquet_row(chosen.slice(number, 1)) for number in range(chosen.num_rows)]
+        yield from rows
+
+
+def _parquet_row(batch: Any) -> Any:
+    try:
+        return batch.to_pylist()[0]
+    except (ValueError, OverflowError):
+        return BadRow("encoding")

@@ -144,7 +144,7 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
         if isinstance(inner, Mapping):
             body = inner
             break
-    messages, system = _get(body, "messages"), _first(body, ("instructions", "system"))
+    messages, system = _get(body, "messages"), _text(_get(body, "instructions") or _get(body, "system"))
     if _is_list(messages):
         return _from_messages(messages, system, category)
     asked = _get(body, "input") if _get(body, "prompt") is None else _get(body, "prompt")
