@@ -194,6 +194,16 @@ def test_matching_moves_the_choice_towards_traffic(
         make_prompts(target, None, mixed, str(tmp_path / "out"))
 
 
+def test_traffic_may_have_more_workloads_than_a_byte_can_number(
+    target: Target, sharegpt: str, log: str, tmp_path: Path
+) -> None:
+    rows = [{"prompt": text, "category": f"team {n}"} for n, text in enumerate(sentences(CHAT, 140, 9))]
+    traffic = ({"path": write_lines(tmp_path / "traffic.jsonl", rows), "licence": "own"},)
+    make_prompts(target, None, options(sharegpt, log, traffic=traffic), str(tmp_path / "out"))
+    found = [prompt.category for prompt in read_prompts(str(tmp_path / "out"))]
+    assert len(found) == len(set(found)) == options(sharegpt, log).count
+
+
 def test_evaluation_overlap_is_reported_per_file(
     target: Target, sharegpt: str, log: str, tmp_path: Path
 ) -> None:

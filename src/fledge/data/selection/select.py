@@ -125,9 +125,9 @@ class _Drawing:
         # Of the rows that aren't duplicates; counted when matching to traffic.
         self.pool_counts = NgramCounts()
 
-    def by_weight(self) -> NDArray[np.int8]:
+    def by_weight(self) -> NDArray[np.int32]:
         """0 for each chosen row, -1 for the others, [rows]; each source gives its share."""
-        chosen = np.full(len(self._alive), -1, np.int8)
+        chosen = np.full(len(self._alive), -1, np.int32)
         weights = {pool.name: pool.weight for pool in self._pools}
         quotas = share_out(self._options.count, weights, self._available())
         for pool, start, stop in self._ranges():
@@ -135,7 +135,7 @@ class _Drawing:
             chosen[_largest(self._noise, rows, quotas[pool.name])] = 0
         return chosen
 
-    def to_traffic(self, traffic: Mapping[str, NgramCounts]) -> NDArray[np.int8]:
+    def to_traffic(self, traffic: Mapping[str, NgramCounts]) -> NDArray[np.int32]:
         """The workload's number (in the order of names) for each chosen row, -1 for the others, [rows]."""
         for _, prompt in self._alive_rows():
             self.pool_counts.add(features(prompt.turns))
@@ -146,7 +146,7 @@ class _Drawing:
             found = features(prompt.turns)
             keys[:, row] = [model.log_weight(found) for model in models]
         keys += self._noise + self._prior()
-        chosen = np.full(len(self._alive), -1, np.int8)
+        chosen = np.full(len(self._alive), -1, np.int32)
         total = int(self._alive.sum())
         shares = {name: float(traffic[name].prompts) for name in workloads}
         quotas = share_out(min(self._options.count, total), shares, dict.fromkeys(workloads, total))
@@ -186,7 +186,7 @@ def _largest(keys: NDArray[np.float32], rows: NDArray[np.int64], count: int) -> 
 def _write(
     pools: Sequence[PoolSource],
     verdicts: NDArray[np.uint8],
-    chosen: NDArray[np.int8],
+    chosen: NDArray[np.int32],
     workloads: Sequence[str],
     options: PromptOptions,
     output_url: str,
@@ -222,7 +222,7 @@ def _write(
 
 def _distances(
     pools: Sequence[PoolSource],
-    chosen: NDArray[np.int8],
+    chosen: NDArray[np.int32],
     workloads: Sequence[str],
     traffic: Mapping[str, NgramCounts],
     before: NgramCounts,
