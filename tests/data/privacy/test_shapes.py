@@ -39,6 +39,9 @@ FOUND = [
 ]  # fmt: skip
 UNSEEN = [
     ("write to bur\u200browes@out\u00adlook.com now", "bur\u200browes@out\u00adlook.com", "EMAIL_ADDRESS"),
+    ("Frag Jürg Mu\u0308ller, bitte", "Jürg Mu\u0308ller", "PERSON"),
+    ("I live in Du\u0308sseldorf.", "Du\u0308sseldorf", "LOCATION"),
+    ("geb. am 3. Ma\u0308rz 1985", "3. Ma\u0308rz 1985", "DATE_OF_BIRTH"),
     ("\ufeffIBAN GB82\u2060 WEST 1234 5698 7654 32", "GB82\u2060 WEST 1234 5698 7654 32", "IBAN_CODE"),
 ]
 CLEAN = [
@@ -46,6 +49,7 @@ CLEAN = [
     "Morgan Stanley and Marks & Spencer met at Dr. Oetker.",
     "Quero cancelar a Feira da Ladra.",
     "I am an expert in Best Buy coupons.",
+    "call 555-0123 or (212) 555-0142",
     "kernel 5.15.0.1 and chrome 12.0.1.2",
     "name,size,color\nscrew,4,red",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +48,9 @@ _PLAIN = {
     **dict.fromkeys((0x2010, 0x2011), "-"),
     **{0xFF01 + n: chr(0x21 + n) for n in range(94)},  # full-width letters, digits and signs
 }
-_UNSEEN = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")  # soft hyphens, joiners, spaces of no width
+# Soft hyphens, joiners, spaces of no width; and accents that are characters of their own, as Macs write them.
+_SPREAD = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff\u0300-\u036f]")
+_CLUSTER = re.compile("(?P<unseen>[\u00ad\u200b-\u200d\u2060\ufeff])|.[\u0300-\u036f]*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,18 @@ class PrivacyFilter:
     def _scan_piece(self, text: str) -> list[Finding]:
         from fledge.data.privacy.recognizers import ANY, findings_of
 
-        plain = _UNSEEN.sub("", text.translate(_PLAIN))
+        plain = text.translate(_PLAIN)
+        spread: list[tuple[str, tuple[int, int]]] = []  # the plain text's characters and where they come from
+        if _SPREAD.search(plain):
+            for match in _CLUSTER.finditer(plain):
+                composed = "" if match["unseen"] else unicodedata.normalize("NFC", match[0])
+                spread += [(character, match.span()) for character in composed]
+            plain = "".join(character for character, _ in spread)
         found = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
         wanted = [f for f in found if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)]
-        if len(plain) == len(text):
+        if not spread:
             return wanted
-        places = [at for at, character in enumerate(text) if not _UNSEEN.match(character)]
-        return [f._replace(start=places[f.start], end=places[f.end - 1] + 1) for f in wanted]
+        return [f._replace(start=spread[f.start][1][0], end=spread[f.end - 1][1][1]) for f in wanted]
 
     def _counts(self, value: str, finding: Finding) -> bool:
         if finding.score < self.options.threshold or value.casefold().strip() in self._allowed:

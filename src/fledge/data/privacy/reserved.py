@@ -24,7 +24,7 @@ _REDACTED = re.compile(r"<[A-Z][A-Z0-9_]*>|\[[A-Z][A-Z0-9_]*\]")
 _VARIABLE = re.compile(r"\{\{?\s*\w+\s*\}?\}|\$\{\w+\}|\$[A-Z_]+|\*+|x{3,}|\.{3,}", re.IGNORECASE)
 # North America; Great Britain (Ofcom, drama use); France (ARCEP, audiovisual works); Germany (BNetzA, media).
 _PHONES = re.compile(
-    r"1?[2-9]\d{2}55501\d{2}|(?:44|0)(?:2079460|7700900)\d{3}|(?:33|0)19900\d{4}|(?:49|0)3023125\d{3}"
+    r"(?:1?[2-9]\d{2})?55501\d{2}|(?:44|0)(?:2079460|7700900)\d{3}|(?:33|0)19900\d{4}|(?:49|0)3023125\d{3}"
 )
 _NEARLY_ZERO = re.compile(r"0*\d{0,2}")
 _RESERVED_MAC = re.compile(r"00005e0053[0-9a-f]{2}")
