@@ -10,7 +10,7 @@ from fledge import storage
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.load import LoadResult
 from fledge.bench.report import DataFacts, ReportFacts, data_facts, training_facts, write_report
-from fledge.bench.report.compare import compare_runs, comparison_columns, write_comparison
+from fledge.bench.report.compare import COLUMNS, compare_runs, render_comparison
 from fledge.bench.report.exports import write_exports
 from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.served import served_view
@@ -94,7 +94,7 @@ def close_load(result: LoadResult, folder: str, command: str) -> None:
     result.save(join(folder, "load"))
     view = served_view(result)
     if view is not None:
-        print_table("Medians over the repeats", view.columns, view.rows, text_columns=2)
+        print_table("Medians over the repeats", *view.table, text_columns=2)
         say(*view.verdicts, *view.notes)
     page = join(folder, REPORT_NAME)
     if storage.exists(join(folder, SUMMARY_NAME)):
@@ -112,9 +112,9 @@ def compare_run_folders(first: str, second: str, output: str) -> None:
     results = [BenchResult.load(join(folder, "bench")) for folder in (first, second)]
     comparison = compare_runs(results[0], results[1], (first, second))
     rows = [line.cells for line in comparison.lines]
-    print_table("Second run over the first", comparison_columns(), rows, text_columns=1)
+    print_table("Second run over the first", COLUMNS, rows, text_columns=1)
     say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
-    write_comparison(output, comparison)
+    storage.write_atomic(output, render_comparison(comparison).encode())
     say(f"comparison: {output}")
 
 

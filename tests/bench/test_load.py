@@ -274,8 +274,8 @@ def test_a_load_test_starts_servers_compares_them_and_comes_back_from_disk(tmp_p
     assert LoadResult.load(str(tmp_path)) == result
     view = served_view(result)
     assert view is not None
-    assert view.columns[-1] == "cost per million"
-    assert {len(line) for line in view.rows} == {len(view.columns)}
+    assert view.table.columns[-1] == "cost per million"
+    assert {len(line) for line in view.table.rows} == {len(view.table.columns)}
     assert len((tmp_path / "load.jsonl").read_text().splitlines()) == 8
 
 

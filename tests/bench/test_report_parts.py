@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.compare import compare_runs, render_comparison
 from fledge.bench.report.exports import standalone, write_exports
-from fledge.bench.report.limits import better_tau, limit_views
-from fledge.bench.report.page import make_page
+from fledge.bench.report.limits import better_tau, limit_groups
+from fledge.bench.report.page import Page
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import load_note, name_engines
 from fledge.bench.report.timeline import mean_round, timeline
@@ -75,7 +76,7 @@ def test_what_load_does_to_a_head_is_told_in_throughput() -> None:
 
 def test_limits_follow_from_the_equation() -> None:
     result = bench_result(("trained",))
-    (view,) = limit_views(result, name_engines(["trained"], {}))
+    (view,) = limit_groups(result, name_engines(["trained"], {}))
     shown = {bar.label: float(bar.text.rstrip("×")) for bar in view.bars}
     rows = [row for row in result.answers if row.rounds]
     rounds = sum(row.rounds for row in rows)
@@ -106,6 +107,8 @@ def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
     written = write_exports(str(tmp_path), report_facts(bench_result()), ["md", "png"])
     text = (tmp_path / "report.md").read_text()
     assert "| workload | head | prompts |" in text
+    assert "| identical | near-tie | different | rejected |" in text
+    assert re.search(r"\| all prompts \| released head \| 72 \|.* 72 \| 0 \| 0 \| 1 \|\n", text)
     assert "## What limits the speed-up next" in text
     pictures = sorted(path.name for path in (tmp_path / "charts").iterdir())
     assert {"tpot.png", "throughput.png", "ttft.png", "acceptance.png", "verify.png"} <= set(pictures)
@@ -115,7 +118,7 @@ def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
 
 
 def test_a_picture_carries_its_colours() -> None:
-    drawing = standalone(make_page(report_facts(bench_result())).tpot_chart)
+    drawing = standalone(Page(report_facts(bench_result())).tpot_chart)
     assert "var(" not in drawing
     assert ".s-trained.line{stroke:#2563c9}" in drawing
 
@@ -156,12 +159,12 @@ def test_the_timeline_draws_the_same_tokens_for_every_engine() -> None:
     mean = mean_round(result, "trained")
     assert mean is not None
     assert result.plain is not None
-    assert len(plain.segments) == 24
+    assert len(plain.bars) == 24
     rounds = math.ceil(24 / mean.tau)
-    assert len(head.segments) == rounds * sum(ms > 0 for ms in mean.phases.values())
-    ratio = sum(bar.share for bar in plain.segments) / sum(bar.share for bar in head.segments)
+    assert len(head.bars) == rounds * sum(ms > 0 for ms in mean.phases.values())
+    ratio = sum(bar.share for bar in plain.bars) / sum(bar.share for bar in head.bars)
     assert ratio == pytest.approx(24 * result.plain.ms_per_token / (rounds * mean.ms))
-    assert max(sum(bar.share for bar in lane.segments) for lane in (plain, head)) == pytest.approx(100)
+    assert max(sum(bar.share for bar in lane.bars) for lane in (plain, head)) == pytest.approx(100)
     page = render_report(report_facts(result))
     outline(page)
     assert "The same tokens in time" in page

@@ -3,22 +3,17 @@
     facts.py    what the report is given           collect.py   facts read from a run's folders
     page.py     all blocks of the page             speed.py     blocks about speed and sameness
     charts.py   SVG                                story.py     blocks about data, training, rounds, samples
-    figures.py  charts of a benchmark's rows       templates/   the page's HTML and CSS
+    figures.py  charts of a benchmark's rows       render.py    fills templates/, the pages' HTML and CSS
 
 The template only lays out; every figure, and every sentence that depends on one, is worked out in Python.
 """
 
 from __future__ import annotations
 
-from importlib import resources
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from fledge.bench.report import formats
 from fledge.bench.report.collect import data_facts, training_facts
 from fledge.bench.report.facts import Curve, DataFacts, ReportFacts, TrainingFacts
-from fledge.bench.report.page import make_page
+from fledge.bench.report.page import Page
+from fledge.bench.report.render import render
 from fledge.storage import write_atomic
 
 __all__ = [
@@ -40,17 +35,4 @@ def write_report(url: str, facts: ReportFacts) -> None:
 
 def render_report(facts: ReportFacts) -> str:
     """The page as text. Parts without facts are left out."""
-    folder = resources.files("fledge.bench.report") / "templates"
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    environment.filters |= {
-        "number": formats.number,
-        "times": formats.times,
-        "percent": formats.percent,
-        "clock": formats.clock,
-        "svg": Markup,  # charts.py escapes what it is given
-    }
-    template = environment.from_string((folder / "report.html").read_text(encoding="utf-8"))
-    style = (folder / "report.css").read_text(encoding="utf-8")
-    return template.render(style=Markup(style), page=make_page(facts))
+    return render("report.html", page=Page(facts))

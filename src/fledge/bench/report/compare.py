@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
+from statistics import median
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from fledge.bench.report.formats import number, percent, times
+from fledge.bench.report.formats import interval, number, percent, times
+from fledge.bench.report.render import render
 from fledge.bench.results import AnswerRow, BenchResult
 from fledge.bench.statistics import Difference, compare_paired
 from fledge.bench.summary import workload_summary
 from fledge.errors import DataError
-from fledge.storage import write_atomic
 
-_COLUMNS = ("workload", "prompts", "figure", "first", "second", "ratio", "95 %", "verdict")
+COLUMNS = ("workload", "prompts", "figure", "first", "second", "ratio", "95 %", "verdict")
 _FIGURES: dict[str, Callable[[AnswerRow], float | None]] = {
     "ms per token": lambda row: row.tpot_ms,
     "plain ms per token": lambda row: row.tpot_plain_ms,
@@ -45,9 +42,9 @@ class Line:
     def cells(self) -> list[str]:
         """As a table shows it."""
         ratio = self.difference.ratio
-        interval = f"{number(ratio.low, 2)}–{number(ratio.high, 2)}"
-        figures = [number(self.first, 2), number(self.second, 2), times(ratio.value), interval]
-        return [self.workload, str(self.prompts), self.figure, *figures, self.difference.verdict]
+        figures = [number(self.first, 2), number(self.second, 2), times(ratio.value)]
+        sure = [interval(ratio.low, ratio.high), self.difference.verdict]
+        return [self.workload, str(self.prompts), self.figure, *figures, *sure]
 
 
 @dataclass(frozen=True)
@@ -78,43 +75,19 @@ def compare_runs(first: BenchResult, second: BenchResult, names: tuple[str, str]
             both = [(x, y) for a, b in pairs if (x := value(a)) and (y := value(b))]
             if both:
                 difference = compare_paired([x for x, _ in both], [y for _, y in both])
-                before, after = (
-                    _middle(workload, figure, [pair[n] for pair in pairs], both, n) for n in (0, 1)
-                )
+                if figure == "tau":  # over all rounds, as everywhere
+                    before, after = (
+                        workload_summary(list(rows)).tau or 0.0 for rows in zip(*pairs, strict=True)
+                    )
+                else:
+                    before, after = (median(values) for values in zip(*both, strict=True))
                 lines.append(Line(workload, len(both), figure, before, after, difference))
     return RunComparison(names, lines, _settings(first, second), _drift(lines))
 
 
 def render_comparison(comparison: RunComparison) -> str:
     """One page, in the report's own style."""
-    folder = resources.files("fledge.bench.report") / "templates"
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    template = environment.from_string((folder / "compare.html").read_text(encoding="utf-8"))
-    style = (folder / "report.css").read_text(encoding="utf-8")
-    return template.render(style=Markup(style), comparison=comparison, columns=_COLUMNS)
-
-
-def write_comparison(url: str, comparison: RunComparison) -> None:
-    """Write the page whole."""
-    write_atomic(url, render_comparison(comparison).encode())
-
-
-def comparison_columns() -> tuple[str, ...]:
-    """The columns of `Line.cells`."""
-    return _COLUMNS
-
-
-def _middle(
-    workload: str, figure: str, rows: list[AnswerRow], both: list[tuple[float, float]], which: int
-) -> float:
-    """Tau is over all rounds, as everywhere; the others are medians."""
-    if figure == "tau":
-        return workload_summary(rows).tau or 0.0
-    values = sorted(pair[which] for pair in both)
-    half = len(values) // 2
-    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
+    return render("compare.html", comparison=comparison, columns=COLUMNS)
 
 
 def _by_prompt(result: BenchResult) -> dict[tuple[str, str], AnswerRow]:

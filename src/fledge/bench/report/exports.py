@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
 from fledge.bench.report.charts import HEIGHT, WIDTH
 from fledge.bench.report.facts import ReportFacts
-from fledge.bench.report.formats import number, percent, times
-from fledge.bench.report.page import Page, make_page
+from fledge.bench.report.formats import percent
+from fledge.bench.report.page import Page
+from fledge.bench.report.render import read_template
 from fledge.errors import StorageError
 from fledge.storage import join, write_atomic
 
@@ -21,7 +21,7 @@ _LEGEND_LEFT = 44
 
 def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list[str]:
     """Write `report.md` (md) and `charts/*.png` (png); returns what was written."""
-    page = make_page(facts)
+    page = Page(facts)
     written = []
     if "md" in kinds:
         written.append(join(folder, "report.md"))
@@ -75,7 +75,7 @@ def png(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
 
 def standalone(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> str:
     """A drawing that carries its own style: the page's rules with their variables filled in."""
-    css = (resources.files("fledge.bench.report") / "templates" / "report.css").read_text(encoding="utf-8")
+    css = read_template("report.css")
     variables = dict(re.findall(r"(--[\w-]+): ([^;]+);", css.partition("@media")[0]))
     series = dict(re.findall(r"\.(s-\w+) \{ --series: var\((--[\w-]+)\); \}", css))
     rules = [f".{name}.line{{stroke:{variables[colour]}}}" for name, colour in series.items()]
@@ -112,46 +112,21 @@ def markdown(page: Page) -> str:
             f"{bench.subject.dtype} on {machine}, {bench.machine.cores} cores; {bench.options.decoding}; "
             f"{page.facts.created}"
         )
-    if page.workload_rows:
-        header = [
-            "workload",
-            "head",
-            "prompts",
-            "speed-up",
-            "95 %",
-            "tau",
-            "plain ms",
-            "ms",
-            "identical",
-            "near-tie",
-        ]
-        rows = []
-        for row in page.workload_rows:
-            f = row.figures
-            interval = f"{number(f.speedup_low, 2)}–{number(f.speedup_high, 2)}"
-            cells = [row.workload, row.label, str(f.prompts), times(f.speedup), interval, number(f.tau, 2)]
-            cells += [number(f.tpot_plain_ms, 2), number(f.tpot_ms, 2), str(f.identical), str(f.near_tie)]
-            rows.append(cells)
-        parts += ["## Speed-up by workload", table(header, rows)]
-    if page.levels:
-        header = ["in flight", "engine", "TPOT ms", "TTFT ms", "tokens/s", "tau"]
-        rows = []
-        for r in page.levels:
-            cells = [str(r.concurrency), page.naming.labels[r.engine], number(r.median_tpot_ms, 2)]
-            cells += [number(r.median_ttft_ms, 0), number(r.output_throughput), number(r.tau, 2)]
-            rows.append(cells)
-        parts += ["## Under load", table(header, rows)]
+    if page.workload_table.rows:
+        parts += ["## Speed-up by workload", table(*page.workload_table)]
+    if page.level_table.rows:
+        parts += ["## Under load", table(*page.level_table)]
     if page.served is not None:
-        parts += ["## Served over HTTP", page.served.intro, table(page.served.columns, page.served.rows)]
+        parts += ["## Served over HTTP", page.served.intro, table(*page.served.table)]
         parts += [f"- {line}" for line in (*page.served.verdicts, *page.served.notes)]
     if page.limits:
         parts.append("## What limits the speed-up next")
         for view in page.limits:
-            parts += [view.sentence, table(["if", "speed-up"], [[bar.label, bar.text] for bar in view.bars])]
+            parts += [view.note, table(["if", "speed-up"], [[bar.label, bar.text] for bar in view.bars])]
     if page.shapes:
         parts.append("## Trees used")
         parts += [
-            f"- {view.label}, {view.note}: " + ", ".join(f"{bar.label} {bar.text}" for bar in view.bars)
+            f"- {view.name}, {view.note}: " + ", ".join(f"{bar.label} {bar.text}" for bar in view.bars)
             for view in page.shapes
         ]
     if bench is not None and bench.plain is not None and bench.plain.limit_ms_per_token:

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from fledge.bench.report.charts import Axes, Series, column_chart, line_chart
 from fledge.bench.report.facts import Curve
-from fledge.bench.report.formats import percent
+from fledge.bench.report.formats import Table, number, percent
+from fledge.bench.report.speed import Naming
 from fledge.bench.results import Costs, LevelRow
 
 _MAX_CURVE_POINTS = 240
 
 
-def load_chart(
-    levels: Sequence[LevelRow], labels: Mapping[str, str], styles: Mapping[str, str], field: str
-) -> str:
+def load_chart(levels: Sequence[LevelRow], naming: Naming, field: str) -> str:
     """A level's figure against concurrency, one line per engine."""
     titles = {
         "median_tpot_ms": "ms per output token",
@@ -24,8 +23,8 @@ def load_chart(
     engines = list(dict.fromkeys(row.engine for row in levels))
     series = [
         Series(
-            labels[engine],
-            styles[engine],
+            naming.labels[engine],
+            naming.styles[engine],
             [(row.concurrency, getattr(row, field)) for row in levels if row.engine == engine],
         )
         for engine in engines
@@ -35,12 +34,10 @@ def load_chart(
     return line_chart(series, axes, description=f"{titles[field]} against requests in flight")
 
 
-def depth_chart(
-    by_head: Mapping[str, Sequence[float]], labels: Mapping[str, str], styles: Mapping[str, str]
-) -> str:
+def depth_chart(by_head: Mapping[str, Sequence[float]], naming: Naming) -> str:
     """Share of rounds whose accepted path reached each depth, by head."""
     series = [
-        Series(labels[head], styles[head], [(depth, share) for depth, share in enumerate(shares, start=1)])
+        Series(naming.labels[head], naming.styles[head], list(enumerate(shares, start=1)))
         for head, shares in by_head.items()
     ]
     axes = Axes("depth in the draft tree", "of rounds", y_format=lambda value: percent(value))
@@ -71,6 +68,18 @@ def verify_chart(costs: Costs) -> str:
     points = [(1.0, 1.0), *((float(rows), ratio) for rows, ratio in sorted(costs.verify.items()) if rows > 1)]
     axes = Axes("rows in one forward", "× a plain step", x_scale="log2", x_values=[x for x, _ in points])
     return line_chart([Series("verify", "s-trained", points)], axes, description="Cost of a verify by rows")
+
+
+def cost_table(costs: Costs) -> Table:
+    """Every forward that was timed."""
+    forwards = [("plain step", 1, costs.plain_step_ms, 1.0)]
+    forwards += [("verify", rows, costs.verify_ms[rows], ratio) for rows, ratio in costs.verify.items()]
+    if costs.draft_step is not None:
+        forwards.append(("draft step", costs.draft_rows or 0, costs.draft_step_ms or 0.0, costs.draft_step))
+    if costs.extend is not None:
+        forwards.append(("draft-extend", costs.extend_rows or 0, costs.extend_ms or 0.0, costs.extend))
+    cells = [[name, str(rows), number(ms, 2), number(ratio, 2)] for name, rows, ms, ratio in forwards]
+    return Table(("forward", "rows", "ms", "× plain"), cells)
 
 
 def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 ABSENT = "–"
+
+
+class Table(NamedTuple):
+    """Cells as they are shown, on the page and in Markdown."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -13,6 +23,11 @@ def number(value: float | None, digits: int = 1) -> str:
 def times(value: float | None) -> str:
     """`1.624` -> `1.62×`."""
     return ABSENT if value is None else f"{value:.2f}×"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """`1.52–1.71`."""
+    return f"{number(low, 2)}–{number(high, 2)}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:

@@ -6,11 +6,10 @@ speed-up = tau * t_plain / (t_draft + t_verify + t_accept + t_extend + t_host)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fledge.bench.report.formats import percent, times
-from fledge.bench.report.speed import Bar, Naming
-from fledge.bench.report.timeline import mean_round
+from fledge.bench.report.speed import Bar, BarGroup, Naming
+from fledge.bench.report.timeline import MeanRound, mean_round
 from fledge.bench.results import BenchResult
 from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import acceptance_by_depth
@@ -18,36 +17,16 @@ from fledge.bench.summary import acceptance_by_depth
 _BETTER = 0.1  # points of acceptance at every depth
 
 
-@dataclass(frozen=True)
-class LimitView:
-    """One head: the speed-up as it is, and with each term made ideal, the largest gain first."""
-
-    label: str
-    sentence: str
-    bars: list[Bar]
-
-
-@dataclass(frozen=True)
-class ShapeView:
-    """Which trees one head drafted, by share of its rounds."""
-
-    label: str
-    note: str
-    bars: list[Bar]
-
-
-def limit_views(bench: BenchResult | None, naming: Naming) -> list[LimitView]:
-    """Per head, from the mean round of all its answers."""
+def limit_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
+    """Per head the speed-up as it is and with each term made ideal, the largest gain first: of its mean round."""
     if bench is None or bench.plain is None:
         return []
-    views = [_limit_view(bench, head, bench.plain.ms_per_token, naming) for head in bench.heads]
-    return [view for view in views if view is not None]
+    step = bench.plain.ms_per_token
+    means = {head: mean_round(bench, head) for head in bench.heads}
+    return [_limits(bench, head, step, mean, naming) for head, mean in means.items() if mean]
 
 
-def _limit_view(bench: BenchResult, head: str, step: float, naming: Naming) -> LimitView | None:
-    mean = mean_round(bench, head)
-    if mean is None:
-        return None
+def _limits(bench: BenchResult, head: str, step: float, mean: MeanRound, naming: Naming) -> BarGroup:
     rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
     ms, tau, whole = mean.phases, mean.tau, mean.ms
     drafting = ms["draft"] + ms["extend"]
@@ -72,7 +51,7 @@ def _limit_view(bench: BenchResult, head: str, step: float, naming: Naming) -> L
         f"{label[:1].upper()}{label[1:]}: {order[0]} would bring {times(found[order[0]])} instead of {times(now)}. "
         f"{share} of a round isn't the verify."
     )
-    return LimitView(label, sentence, bars)
+    return BarGroup(label, sentence, bars)
 
 
 def better_tau(by_depth: Sequence[float], tau: float) -> float:
@@ -87,7 +66,7 @@ def better_tau(by_depth: Sequence[float], tau: float) -> float:
     return tau + later - now
 
 
-def shape_views(bench: BenchResult | None, naming: Naming) -> list[ShapeView]:
+def shape_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
     """The tree shapes each head used while it answered one request at a time, and under load."""
     if bench is None:
         return []
@@ -98,7 +77,7 @@ def shape_views(bench: BenchResult | None, naming: Naming) -> list[ShapeView]:
         if row.engine in bench.heads and row.concurrency > 1
     ]
     return [
-        ShapeView(naming.labels[head], note, _by_depth(shapes))
+        BarGroup(naming.labels[head], note, _by_depth(shapes))
         for head, note, shapes in used
         if any(shapes.values())
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fledge.bench.load import LoadResult
 from fledge.bench.load.results import Comparison, level_key
 from fledge.bench.report.charts import Axes, Series, line_chart
-from fledge.bench.report.formats import ABSENT, number, percent, times
+from fledge.bench.report.formats import ABSENT, Table, interval, number, percent, times
 
 Level = tuple[int | None, float | None]  # as `level_key` has it
 _STYLES = ("s-plain", "s-trained", "s-released", "s-third", "s-fourth")
@@ -19,7 +19,8 @@ _CHARTS = {
     "output_throughput": ("Output throughput", "tokens/s; higher is better", "tokens/s"),
     "median_ttft_ms": ("Time to first token", "median, ms; lower is better", "ms to the first token"),
 }
-_COLUMNS = {  # of fields that only some tests have
+_COLUMNS = ("load", "server", "TPOT", "TTFT", "tokens/s", "speed-up (95 %)", "τ", "same answers", "noise")
+_MORE_COLUMNS = {  # of fields that only some tests have
     "request_goodput": "goodput/s",
     "cost_per_million_output_tokens": "cost per million",
 }
@@ -41,8 +42,7 @@ class ServedView:
     legend: list[tuple[str, str]]  # (style, server)
     intro: str
     charts: list[Chart]
-    columns: list[str]
-    rows: list[list[str]]
+    table: Table
     verdicts: list[str]
     notes: list[str]
 
@@ -62,27 +62,10 @@ def served_view(load: LoadResult | None) -> ServedView | None:
         legend=[(style, server) for server, style in styles.items()],
         intro=intro,
         charts=_charts(load, styles),
-        columns=[
-            "load",
-            "server",
-            "TPOT",
-            "TTFT",
-            "tokens/s",
-            "speed-up (95 %)",
-            "τ",
-            "same answers",
-            "noise",
-            *(_COLUMNS[field] for field in _extra_fields(load)),
-        ],
-        rows=_table(load),
+        table=_table(load),
         verdicts=[*_failures(load), *_remarks(load)],
         notes=[*load.notes, *_rounds(load)],
     )
-
-
-def _extra_fields(load: LoadResult) -> list[str]:
-    """Fields that only some tests ask for."""
-    return [field for field in _COLUMNS if any(field in row for row in load.rows)]
 
 
 def _rounds(load: LoadResult) -> list[str]:
@@ -158,13 +141,13 @@ def _blocks(load: LoadResult) -> Iterator[tuple[Level, str, list[dict[str, Any]]
                 yield level, server, rows
 
 
-def _table(load: LoadResult) -> list[list[str]]:
+def _table(load: LoadResult) -> Table:
     found = {(c.server, c.concurrency, c.request_rate): c for c in load.comparisons}
-    extra = _extra_fields(load)
-    return [
-        _line(server, level, rows, found.get((server, *level)), extra)
-        for level, server, rows in _blocks(load)
+    more = {field: name for field, name in _MORE_COLUMNS.items() if any(field in row for row in load.rows)}
+    lines = [
+        _line(server, level, rows, found.get((server, *level)), more) for level, server, rows in _blocks(load)
     ]
+    return Table((*_COLUMNS, *more.values()), lines)
 
 
 def _line(
@@ -172,7 +155,7 @@ def _line(
     level: Level,
     rows: Sequence[dict[str, Any]],
     c: Comparison | None,
-    extra: Sequence[str],
+    more: Iterable[str],
 ) -> list[str]:
     def middle(field: str) -> float | None:
         values = [row[field] for row in rows if row.get(field) is not None]
@@ -180,13 +163,13 @@ def _line(
 
     speedup = same = noise = ABSENT
     if c is not None:
-        interval = f" ({number(c.speedup_low, 2)}–{number(c.speedup_high, 2)})" if c.speedup_low else ""
-        speedup = "rejected" if c.rejected else times(c.speedup) + interval
+        sure = f" ({interval(c.speedup_low, c.speedup_high)})" if c.speedup_low else ""
+        speedup = "rejected" if c.rejected else times(c.speedup) + sure
         same = f"{c.identical} of {c.compared}" if c.compared else ABSENT
         noise = percent(c.noise, 1)
     figures = [number(middle("median_tpot_ms"), 2), number(middle("median_ttft_ms"), 0)]
     figures += [number(middle("output_throughput")), speedup, number(middle("accept_length"), 2), same, noise]
-    return [_load(level), server, *figures, *(number(middle(field), 2) for field in extra)]
+    return [_load(level), server, *figures, *(number(middle(field), 2) for field in more)]
 
 
 def _load(level: Level) -> str:

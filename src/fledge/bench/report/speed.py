@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fledge.bench.load import LoadResult
-from fledge.bench.report.formats import number, plural, times
+from fledge.bench.report.formats import Table, interval, number, percent, plural, times
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
@@ -54,16 +54,6 @@ class Hero:
     same: str
     same_note: str
     different: int  # answers of all workloads that differ
-
-
-@dataclass(frozen=True)
-class WorkloadRow:
-    """A line of the table of workloads."""
-
-    workload: str
-    label: str
-    style: str
-    figures: WorkloadSummary
 
 
 def name_engines(heads: Sequence[str], given: Mapping[str, str]) -> Naming:
@@ -150,14 +140,29 @@ def bar_groups(by_head: ByHead, naming: Naming, scale: float, title: Callable[[s
     return groups
 
 
-def workload_rows(by_head: ByHead, naming: Naming) -> list[WorkloadRow]:
-    """The table behind the bars."""
-    return [
-        WorkloadRow(workload_title(name), naming.labels[head], naming.styles[head], parts[name])
-        for name in _names(by_head)
-        for head, parts in by_head.items()
-        if name in parts
-    ]
+def workload_table(by_head: ByHead, naming: Naming) -> Table:
+    """All figures behind the bars."""
+    columns = ("workload", "head", "prompts", "speed-up", "95 %", "noise", "τ", "plain ms", "ms per token")
+    rows = []
+    for name in _names(by_head):
+        for head, parts in by_head.items():
+            if f := parts.get(name):
+                cells = [workload_title(name), naming.labels[head], str(f.prompts), times(f.speedup)]
+                cells += [interval(f.speedup_low, f.speedup_high), percent(f.noise, 1), number(f.tau, 2)]
+                cells += [number(f.tpot_plain_ms, 2), number(f.tpot_ms, 2)]
+                rows.append([*cells, *map(str, (f.identical, f.near_tie, f.different, f.rejected))])
+    return Table((*columns, "identical", "near-tie", "different", "rejected"), rows)
+
+
+def level_table(levels: Sequence[LevelRow], naming: Naming) -> Table:
+    """All figures behind the charts of load."""
+    columns = ("in flight", "engine", "requests", "TPOT ms", "TPOT p95 ms", "TTFT ms", "tokens/s", "τ")
+    rows = []
+    for row in levels:
+        cells = [str(row.concurrency), naming.labels[row.engine], str(row.requests)]
+        cells += [number(row.median_tpot_ms, 2), number(row.p95_tpot_ms, 2), number(row.median_ttft_ms, 0)]
+        rows.append([*cells, number(row.output_throughput), number(row.tau, 2)])
+    return Table(columns, rows)
 
 
 def load_note(levels: Sequence[LevelRow], heads: Sequence[str], naming: Naming) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fledge.bench.report import figures
 from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, percent, times
-from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.report.speed import Bar, BarGroup, Naming
 from fledge.bench.report.timeline import mean_round
 from fledge.bench.results import RELEASED, TRAINED, BenchResult, Sample
 
@@ -40,15 +40,6 @@ class TrainingView:
     tiles: list[Tile]
     loss: str  # SVG
     tau: str  # SVG
-
-
-@dataclass(frozen=True)
-class RoundView:
-    """Where a round's time goes, and the speed-up that follows from it."""
-
-    label: str
-    segments: list[Bar]
-    equation: str
 
 
 @dataclass(frozen=True)
@@ -84,8 +75,9 @@ def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
     ]
 
 
-def round_views(bench: BenchResult | None, naming: Naming) -> list[RoundView]:
-    """Per head: mean milliseconds of each phase of a round; plain decode's step on top, on the same scale."""
+def round_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
+    """Per head: mean milliseconds of each phase of a round, and the speed-up that follows; plain decode's step on top,
+    on the same scale."""
     if bench is None or bench.plain is None:
         return []
     step = bench.plain.ms_per_token
@@ -95,15 +87,15 @@ def round_views(bench: BenchResult | None, naming: Naming) -> list[RoundView]:
         return []
     longest = max([step, *(sum(phases.values()) for _, phases, _ in found)])
     plain = Bar("one token", "p-plain", f"{step:.1f} ms", 100 * step / longest)
-    views = [RoundView("plain decode", [plain], f"{step:.1f} ms for one token")]
+    groups = [BarGroup("plain decode", f"{step:.1f} ms for one token", [plain])]
     for label, phases, tau in found:
         whole = sum(phases.values())
         segments = [
             Bar(name, f"p-{name}", f"{name} {ms:.2f} ms", 100 * ms / longest) for name, ms in phases.items()
         ]
         text = f"τ {tau:.2f} × {step:.1f} ms ÷ {whole:.1f} ms per round = {times(tau * step / whole)}"
-        views.append(RoundView(label, segments, text))
-    return views
+        groups.append(BarGroup(label, text, segments))
+    return groups
 
 
 def plain_bars(bench: BenchResult | None) -> list[Bar]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fledge.bench.report.formats import number
-from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.report.speed import Bar, BarGroup, Naming
 from fledge.bench.results import BenchResult
 
 PHASES = ("draft", "verify", "accept", "extend", "host")
@@ -31,15 +31,6 @@ class MeanRound:
         return sum(self.phases.values())
 
 
-@dataclass(frozen=True)
-class Lane:
-    """One engine's stretch of time; shares are of the longest lane, in percent."""
-
-    label: str
-    note: str
-    segments: list[Bar]
-
-
 def mean_round(bench: BenchResult, head: str) -> MeanRound | None:
     """None for a head without timed rounds."""
     rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
@@ -51,8 +42,8 @@ def mean_round(bench: BenchResult, head: str) -> MeanRound | None:
     return found if found.ms > 0 else None
 
 
-def timeline(bench: BenchResult | None, naming: Naming) -> list[Lane]:
-    """Plain decode first; nothing if no head has timed rounds."""
+def timeline(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
+    """Each engine's time, plain decode's first; shares are of the longest. Nothing if no head has timed rounds."""
     if bench is None or bench.plain is None:
         return []
     found = {head: mean for head in bench.heads if (mean := mean_round(bench, head)) is not None}
@@ -64,7 +55,7 @@ def timeline(bench: BenchResult | None, naming: Naming) -> list[Lane]:
     boxes = [
         Bar("step", "p-plain", f"token {n + 1}: {step:.1f} ms", 100 * step / longest) for n in range(TOKENS)
     ]
-    lanes = [Lane("plain decode", f"{TOKENS} steps, {number(TOKENS * step, 0)} ms", boxes)]
+    lanes = [BarGroup("plain decode", f"{TOKENS} steps, {number(TOKENS * step, 0)} ms", boxes)]
     for head, mean in found.items():
         boxes = [
             Bar(name, f"p-{name}", f"round {n + 1}, {name}: {ms:.2f} ms", 100 * ms / longest)
@@ -73,5 +64,5 @@ def timeline(bench: BenchResult | None, naming: Naming) -> list[Lane]:
             if ms > 0
         ]
         note = f"{counts[head]} rounds of {mean.tau:.2f} tokens, {number(counts[head] * mean.ms, 0)} ms"
-        lanes.append(Lane(naming.labels[head], note, boxes))
+        lanes.append(BarGroup(naming.labels[head], note, boxes))
     return lanes
