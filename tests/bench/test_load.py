@@ -22,7 +22,7 @@ from fledge.bench.load import (
 )
 from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
 from fledge.bench.load.client import RequestRecord
-from fledge.bench.load.counters import Reading, between, parse_metrics
+from fledge.bench.load.counters import between, parse_metrics
 from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import Comparison, compare_level, compare_levels
 from fledge.bench.report.served import served_view
@@ -159,9 +159,9 @@ def test_counters_of_vllm_and_sglang_are_read() -> None:
     assert (found.tau, found.drafts, found.accepted) == (2.5, 20, 30)
     assert found.by_position == (1.0, 0.5)
     assert found.figures()["spec_decode_acceptance_rate"] == pytest.approx(37.5)
-    assert between(Reading(), parse_metrics("sglang:spec_accept_length 2.75\n")).tau == 2.75  # type: ignore[union-attr]
-    assert between(Reading(), parse_metrics("# HELP nothing\nup 1\n")) is None
-    assert between(Reading(), parse_metrics("sglang:spec_accept_length NaN\n")) is None
+    assert between({}, parse_metrics("sglang:spec_accept_length 2.75\n")).tau == 2.75  # type: ignore[union-attr]
+    assert between({}, parse_metrics("# HELP nothing\nup 1\n")) is None
+    assert between({}, parse_metrics("sglang:spec_accept_length NaN\n")) is None
 
 
 def test_a_server_of_ours_tells_where_its_rounds_time_goes() -> None:
@@ -172,6 +172,24 @@ def test_a_server_of_ours_tells_where_its_rounds_time_goes() -> None:
     found = between(parse_metrics(page.format(10, 1.0, 2.0)), parse_metrics(page.format(110, 1.5, 4.0)))
     assert found is not None
     assert found.figures()["phase_ms_per_round"] == pytest.approx({"draft": 5.0, "verify": 20.0})
+
+
+def test_tau_of_a_server_of_ours_counts_rounds_without_a_draft_too() -> None:
+    page = (
+        "fledge:request_rounds_total {}\nfledge:round_tokens_total {}\nvllm:spec_decode_num_drafts_total {}\n"
+        "vllm:spec_decode_num_accepted_tokens_total {}\nvllm:spec_decode_num_draft_tokens_total {}\n"
+        "sglang:spec_accept_length 2.8\n"
+    )
+    at_start, half, plain = (
+        page.format(*c) for c in ((0, 0, 0, 0, 0), (100, 200, 50, 100, 400), (180, 280, 50, 100, 400))
+    )
+    some = between(parse_metrics(at_start), parse_metrics(half))
+    assert some is not None
+    assert (some.tau, some.figures()["spec_decode_acceptance_length"]) == (2.0, 3.0)
+    none = between(parse_metrics(half), parse_metrics(plain))  # the planner drafted nothing in this level
+    assert none is not None
+    assert none.tau == 1.0
+    assert "spec_decode_num_drafts" not in none.figures()
 
 
 def test_a_price_makes_tokens_cost_something() -> None:

@@ -360,7 +360,8 @@ def test_metrics_carry_the_names_dashboards_scrape(live: Running) -> None:
         "sglang:cache_hit_rate", "sglang:queue_time_seconds_bucket",
         "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "fledge:tau", "fledge:rounds_total", "fledge:phase_seconds_total", "fledge:http_responses_total",
+        "fledge:tau", "fledge:rounds_total", "fledge:request_rounds_total", "fledge:round_tokens_total",
+        "fledge:phase_seconds_total", "fledge:http_responses_total",
     }  # fmt: skip
     for maker in ("vllm", "sglang", "fledge"):
         for kind in (

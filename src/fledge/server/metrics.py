@@ -275,6 +275,8 @@ class _Everything(Collector):
         yield self._counter("vllm:prefix_cache_hits", "those it held", stats.hit_tokens)
         yield self._counter("sglang:cached_tokens", "those it held", stats.hit_tokens)
         yield self._counter("fledge:rounds", "rounds of the engine", stats.rounds)
+        yield self._counter("fledge:request_rounds", "requests in them", stats.request_rounds)
+        yield self._counter("fledge:round_tokens", "tokens they emitted", stats.round_tokens)
         yield self._counter("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens)
         rounds = CounterMetricFamily(
             "fledge:tree_rounds", "rounds by tree: depth x children x nodes", labels=("tree",)

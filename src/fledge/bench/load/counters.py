@@ -1,8 +1,9 @@
 """What a server counts about speculation, read from its Prometheus page before and after a level.
 
 vLLM counts drafts and tokens (`vllm:spec_decode_*_total`), so a level's own acceptance is a difference of two readings.
-SGLang only shows a recent mean (`sglang:spec_accept_length`). fledge's server has both names, and tells besides where
-the time of its rounds went (`fledge:phase_seconds_total`).
+SGLang only shows a recent mean (`sglang:spec_accept_length`). fledge's server has both names. Its rounds often have no
+draft, so it counts them and their tokens besides (`fledge:request_rounds_total`, `fledge:round_tokens_total`), and
+tells where their time went (`fledge:phase_seconds_total`).
 """
 
 from __future__ import annotations
@@ -10,32 +11,22 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any
 
 import aiohttp
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})?\s+([-+.\deEinfINFnaN]+)")
-_POSITION = re.compile(r'position="(\d+)"')
-_PHASE = re.compile(r'phase="(\w+)"')
-_DRAFTS = ("spec_decode_num_drafts_total", "spec_decode_num_drafts")
-_TOKENS = ("spec_decode_num_draft_tokens_total", "spec_decode_num_draft_tokens")
-_ACCEPTED = ("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens")
-_BY_POSITION = ("spec_decode_num_accepted_tokens_per_pos_total", "spec_decode_num_accepted_tokens_per_pos")
+_LABEL = re.compile(r'\b(?:position|phase)="(\w+)"')
+_GAUGE = "spec_accept_length"  # SGLang's
+_DRAFTS, _ACCEPTED = "spec_decode_num_drafts", "spec_decode_num_accepted_tokens"
+_BY_POSITION, _PHASES = f"{_ACCEPTED}_per_pos ", "phase_seconds "
 
-
-@dataclass(frozen=True)
-class Reading:
-    """One reading of a server's counters; None where it has no such counter."""
-
-    drafts: float | None = None
-    draft_tokens: float | None = None
-    accepted: float | None = None
-    by_position: Mapping[int, float] | None = None
-    accept_length: float | None = None  # SGLang's gauge
-    rounds: float | None = None  # fledge's
-    phases: Mapping[str, float] = field(default_factory=dict)  # fledge's: seconds by phase of a round
+# By name, without the engine's prefix and `_total`; behind it the position or phase that a sample is of.
+Reading = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -52,95 +43,69 @@ class Speculation:
     def figures(self) -> dict[str, Any]:
         """The fields of a result row."""
         row: dict[str, Any] = {"accept_length": self.tau, "spec_decode_acceptance_length": self.tau}
-        if self.drafts is not None and self.draft_tokens and self.accepted is not None:
+        if self.drafts and self.draft_tokens and self.accepted is not None:
             row |= {
+                "spec_decode_acceptance_length": 1 + self.accepted / self.drafts,
                 "spec_decode_num_drafts": self.drafts,
                 "spec_decode_draft_tokens": self.draft_tokens,
                 "spec_decode_accepted_tokens": self.accepted,
-                "spec_decode_acceptance_rate": 100
-                * self.accepted
-                / self.draft_tokens,  # percent, as vLLM has it
+                # percent, as vLLM has it
+                "spec_decode_acceptance_rate": 100 * self.accepted / self.draft_tokens,
                 "spec_decode_per_position_acceptance_rates": list(self.by_position),
             }
         return row | ({"phase_ms_per_round": dict(self.phase_ms)} if self.phase_ms else {})
 
 
 def parse_metrics(text: str) -> Reading:
-    """The counters of a Prometheus page. Several engines' samples of one name add up."""
-    sums: dict[str, float] = {}
-    positions: dict[int, float] = {}
+    """The counters of a Prometheus page. Several engines' samples of one name add up; the gauge's are averaged."""
+    sums: defaultdict[str, float] = defaultdict(float)
     gauges: list[float] = []
-    phases: dict[str, float] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
-        if match is None:
+        if match is None or not math.isfinite(value := float(match[3])):  # NaN: nothing was counted yet
             continue
-        full, labels, value = match[1], match[2] or "", float(match[3])
-        if not math.isfinite(value):  # nothing was counted yet
-            continue
-        name = full.rpartition(":")[2]
-        if name in _BY_POSITION and (position := _POSITION.search(labels)):
-            positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
-        elif full == "fledge:phase_seconds_total" and (phase := _PHASE.search(labels)):
-            phases[phase[1]] = phases.get(phase[1], 0.0) + value
-        elif name == "spec_accept_length":
+        name = match[1].rpartition(":")[2].removesuffix("_total")
+        if name == _GAUGE:
             gauges.append(value)
         else:
-            sums[name] = sums.get(name, 0.0) + value
-    return Reading(
-        drafts=_first(sums, _DRAFTS),
-        draft_tokens=_first(sums, _TOKENS),
-        accepted=_first(sums, _ACCEPTED),
-        by_position=positions or None,
-        accept_length=sum(gauges) / len(gauges) if gauges else None,
-        rounds=sums.get("rounds_total"),
-        phases=phases,
-    )
+            label = _LABEL.search(match[2] or "")
+            sums[f"{name} {label[1]}" if label else name] += value
+    return {**sums, _GAUGE: mean(gauges)} if gauges else sums
 
 
 def between(before: Reading, after: Reading) -> Speculation | None:
     """What the server did between two readings; None if it doesn't speculate or doesn't tell."""
-    drafts, accepted = _grown(before.drafts, after.drafts), _grown(before.accepted, after.accepted)
-    if drafts and accepted is not None:
-        was = before.by_position or {}
-        by_position = {
-            place: count - was.get(place, 0.0) for place, count in (after.by_position or {}).items()
-        }
-        tokens = _grown(before.draft_tokens, after.draft_tokens)
-        return Speculation(
-            tau=1 + accepted / drafts,
-            drafts=round(drafts),
-            draft_tokens=round(tokens) if tokens is not None else None,
-            accepted=round(accepted),
-            by_position=tuple(by_position[place] / drafts for place in sorted(by_position)),
-            phase_ms=_phase_ms(before, after),
-        )
-    if after.accept_length:
-        return Speculation(tau=after.accept_length, phase_ms=_phase_ms(before, after))
-    return None
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    drafts, accepted = grown.get(_DRAFTS), grown.get(_ACCEPTED)
+    if rounds := grown.get("request_rounds"):
+        tau: float | None = grown["round_tokens"] / rounds
+    elif drafts and accepted is not None:
+        tau = 1 + accepted / drafts
+    else:
+        tau = after.get(_GAUGE)
+    if not tau:
+        return None
 
+    def whole(name: str) -> int | None:
+        return round(grown[name]) if name in grown else None
 
-def _phase_ms(before: Reading, after: Reading) -> dict[str, float]:
-    rounds = _grown(before.rounds, after.rounds)
-    if not rounds:
-        return {}
-    return {
-        name: 1e3 * (value - before.phases.get(name, 0.0)) / rounds for name, value in after.phases.items()
-    }
+    depths = sorted(int(name.removeprefix(_BY_POSITION)) for name in grown if name.startswith(_BY_POSITION))
+    phases = {name.removeprefix(_PHASES): s for name, s in grown.items() if name.startswith(_PHASES)}
+    rounds = grown.get("rounds")
+    return Speculation(
+        tau=tau,
+        drafts=whole(_DRAFTS),
+        draft_tokens=whole("spec_decode_num_draft_tokens"),
+        accepted=whole(_ACCEPTED),
+        by_position=tuple(grown[f"{_BY_POSITION}{depth}"] / drafts for depth in depths) if drafts else (),
+        phase_ms={name: 1e3 * seconds / rounds for name, seconds in phases.items()} if rounds else {},
+    )
 
 
 async def read_counters(session: aiohttp.ClientSession, url: str) -> Reading:
     """The server's counters now; an empty reading where there is no such page."""
     try:
         async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as response:
-            return parse_metrics(await response.text()) if response.status == 200 else Reading()
+            return parse_metrics(await response.text()) if response.status == 200 else {}
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):  # noqa: UP041
-        return Reading()
-
-
-def _first(sums: Mapping[str, float], names: tuple[str, ...]) -> float | None:
-    return next((sums[name] for name in names if name in sums), None)
-
-
-def _grown(before: float | None, after: float | None) -> float | None:
-    return None if after is None else after - (before or 0.0)
+        return {}
