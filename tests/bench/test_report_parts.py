@@ -16,10 +16,11 @@ from fledge.bench.report.limits import better_tau, limit_groups
 from fledge.bench.report.page import Page
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import load_note, name_engines
+from fledge.bench.report.story import round_groups
 from fledge.bench.report.timeline import mean_round, timeline
 from fledge.bench.results import BenchResult
 from fledge.errors import DataError
-from tests.bench.synthetic import bench_result, load_result, report_facts
+from tests.bench.synthetic import answer_row, bench_result, load_result, report_facts
 from tests.bench.test_report import outline
 
 
@@ -82,8 +83,9 @@ def test_limits_follow_from_the_equation() -> None:
     rounds = sum(row.rounds for row in rows)
     whole = 2.1 + 11.9 + 0.2 + 1.1 + 0.3
     tau = sum(row.round_tokens for row in rows) / rounds
-    assert shown["as it is"] == pytest.approx(tau * 11.4 / whole, abs=0.006)
-    assert shown["drafting for nothing"] == pytest.approx(tau * 11.4 / (whole - 3.2), abs=0.006)
+    step = sum(row.tpot_plain_ms for row in rows) / len(rows)  # all have as many tokens
+    assert shown["as it is"] == pytest.approx(tau * step / whole, abs=0.006)
+    assert shown["drafting for nothing"] == pytest.approx(tau * step / (whole - 3.2), abs=0.006)
     gains = [float(bar.text.rstrip("×")) for bar in view.bars[1:]]
     assert gains == sorted(gains, reverse=True)
 
@@ -93,6 +95,18 @@ def test_more_acceptance_at_every_depth_raises_tau() -> None:
     assert better_tau([0.5, 0.25], 1.75) == pytest.approx(1 + 0.6 + 0.36)
     assert better_tau([1.0], 2.0) == 2.0
     assert better_tau([], 1.0) == 1.0
+    assert better_tau([0.5], 1.25, drafted=0.5) == pytest.approx(1.3)  # every other round has no draft
+
+
+def test_a_rounds_equation_holds_where_workloads_differ_in_the_time_of_a_plain_step() -> None:
+    rows = [
+        answer_row(workload=name, tpot_plain_ms=plain, tpot_ms=plain / 2, phases_ms={"verify": 64 * plain})
+        for name, plain in (("mixed", 10.0), ("long_context", 30.0))
+    ]
+    result = bench_result(("trained",)).model_copy(update={"answers": rows})
+    naming = name_engines(["trained"], {})
+    assert round_groups(result, naming)[1].note == "τ 2.00 × 20.0 ms ÷ 20.0 ms per round = 2.00×"
+    assert limit_groups(result, naming)[0].bars[0].text == "2.00×"
 
 
 def test_cost_follows_from_price_and_throughput() -> None:
@@ -158,12 +172,11 @@ def test_the_timeline_draws_the_same_tokens_for_every_engine() -> None:
     plain, head = timeline(result, name_engines(["trained"], {}))
     mean = mean_round(result, "trained")
     assert mean is not None
-    assert result.plain is not None
     assert len(plain.bars) == 24
     rounds = math.ceil(24 / mean.tau)
     assert len(head.bars) == rounds * sum(ms > 0 for ms in mean.phases.values())
     ratio = sum(bar.share for bar in plain.bars) / sum(bar.share for bar in head.bars)
-    assert ratio == pytest.approx(24 * result.plain.ms_per_token / (rounds * mean.ms))
+    assert ratio == pytest.approx(24 * mean.step / (rounds * mean.ms))
     assert max(sum(bar.share for bar in lane.bars) for lane in (plain, head)) == pytest.approx(100)
     page = render_report(report_facts(result))
     outline(page)

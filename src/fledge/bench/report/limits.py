@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from fledge.bench.report.formats import percent, times
 from fledge.bench.report.speed import Bar, BarGroup, Naming
-from fledge.bench.report.timeline import MeanRound, mean_round
-from fledge.bench.results import BenchResult
+from fledge.bench.report.timeline import MeanRound, mean_rounds
+from fledge.bench.results import AnswerRow, BenchResult
 from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import acceptance_by_depth
 
@@ -19,23 +19,22 @@ _BETTER = 0.1  # points of acceptance at every depth
 
 def limit_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
     """Per head the speed-up as it is and with each term made ideal, the largest gain first: of its mean round."""
-    if bench is None or bench.plain is None:
+    if bench is None:
         return []
-    step = bench.plain.ms_per_token
-    means = {head: mean_round(bench, head) for head in bench.heads}
-    return [_limits(bench, head, step, mean, naming) for head, mean in means.items() if mean]
+    means = mean_rounds(bench)
+    return [_limits(bench.rows(head), naming.labels[head], mean) for head, mean in means.items()]
 
 
-def _limits(bench: BenchResult, head: str, step: float, mean: MeanRound, naming: Naming) -> BarGroup:
-    rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
-    ms, tau, whole = mean.phases, mean.tau, mean.ms
+def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
+    ms, tau, whole, step = mean.phases, mean.tau, mean.ms, mean.step
+    drafted = sum(row.drafted_rounds for row in rows) / sum(row.rounds for row in rows)
     drafting = ms["draft"] + ms["extend"]
     ideal = {
         "drafting for nothing": (tau, whole - drafting),
         "a verify at the price of a plain step": (tau, whole - max(ms["verify"] - step, 0.0)),
         "accept and host hidden": (tau, whole - ms["accept"] - ms["host"]),
         f"{100 * _BETTER:.0f} points more acceptance at every depth": (
-            better_tau(acceptance_by_depth(rows), tau),
+            better_tau(acceptance_by_depth(rows), tau, drafted),
             whole,
         ),
     }
@@ -46,7 +45,6 @@ def _limits(bench: BenchResult, head: str, step: float, mean: MeanRound, naming:
     bars = [Bar("as it is", "s-plain", times(now), 100 * now / scale)]
     bars += [Bar(name, "s-third", times(found[name]), 100 * found[name] / scale) for name in order]
     share = percent((whole - ms["verify"]) / whole)
-    label = naming.labels[head]
     sentence = (
         f"{label[:1].upper()}{label[1:]}: {order[0]} would bring {times(found[order[0]])} instead of {times(now)}. "
         f"{share} of a round isn't the verify."
@@ -54,8 +52,11 @@ def _limits(bench: BenchResult, head: str, step: float, mean: MeanRound, naming:
     return BarGroup(label, sentence, bars)
 
 
-def better_tau(by_depth: Sequence[float], tau: float) -> float:
-    """Tau if each depth, once the one above is accepted, were accepted more often by ten points."""
+def better_tau(by_depth: Sequence[float], tau: float, drafted: float = 1.0) -> float:
+    """Tau if each depth, once the one above is accepted, were accepted more often by ten points.
+
+    `drafted`: the share of rounds with a draft, which are those that `by_depth` is of and all that would gain.
+    """
     now = later = 0.0
     reached = better = 1.0
     for share in by_depth:
@@ -63,7 +64,7 @@ def better_tau(by_depth: Sequence[float], tau: float) -> float:
         reached = share
         better *= min(1.0, given + _BETTER)
         now, later = now + share, later + better
-    return tau + later - now
+    return tau + drafted * (later - now)
 
 
 def shape_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:

@@ -9,7 +9,7 @@ from fledge.bench.report import figures
 from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, percent, times
 from fledge.bench.report.speed import Bar, BarGroup, Naming
-from fledge.bench.report.timeline import mean_round
+from fledge.bench.report.timeline import mean_rounds
 from fledge.bench.results import RELEASED, TRAINED, BenchResult, Sample
 
 
@@ -78,23 +78,21 @@ def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
 def round_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
     """Per head: mean milliseconds of each phase of a round, and the speed-up that follows; plain decode's step on top,
     on the same scale."""
-    if bench is None or bench.plain is None:
-        return []
-    step = bench.plain.ms_per_token
-    means = {naming.labels[head]: mean_round(bench, head) for head in bench.heads}
-    found = [(label, mean.phases, mean.tau) for label, mean in means.items() if mean is not None]
+    found = mean_rounds(bench)
     if not found:
         return []
-    longest = max([step, *(sum(phases.values()) for _, phases, _ in found)])
+    step = next(iter(found.values())).step
+    longest = max([step, *(mean.ms for mean in found.values())])
     plain = Bar("one token", "p-plain", f"{step:.1f} ms", 100 * step / longest)
     groups = [BarGroup("plain decode", f"{step:.1f} ms for one token", [plain])]
-    for label, phases, tau in found:
-        whole = sum(phases.values())
+    for head, mean in found.items():
         segments = [
-            Bar(name, f"p-{name}", f"{name} {ms:.2f} ms", 100 * ms / longest) for name, ms in phases.items()
+            Bar(name, f"p-{name}", f"{name} {ms:.2f} ms", 100 * ms / longest)
+            for name, ms in mean.phases.items()
         ]
-        text = f"τ {tau:.2f} × {step:.1f} ms ÷ {whole:.1f} ms per round = {times(tau * step / whole)}"
-        groups.append(BarGroup(label, text, segments))
+        speedup = mean.tau * mean.step / mean.ms
+        text = f"τ {mean.tau:.2f} × {mean.step:.1f} ms ÷ {mean.ms:.1f} ms per round = {times(speedup)}"
+        groups.append(BarGroup(naming.labels[head], text, segments))
     return groups
 
 

@@ -24,6 +24,7 @@ class MeanRound:
 
     phases: Mapping[str, float]  # milliseconds
     tau: float
+    step: float  # milliseconds of plain decode for a token of the same answers
 
     @property
     def ms(self) -> float:
@@ -38,18 +39,23 @@ def mean_round(bench: BenchResult, head: str) -> MeanRound | None:
     if not rounds:
         return None
     phases = {name: sum(row.phases_ms.get(name, 0.0) for row in rows) / rounds for name in PHASES}
-    found = MeanRound(phases, sum(row.round_tokens for row in rows) / rounds)
-    return found if found.ms > 0 else None
+    tokens = sum(row.round_tokens for row in rows)
+    plain = sum(row.tpot_plain_ms * row.round_tokens for row in rows)
+    return MeanRound(phases, tokens / rounds, plain / tokens) if any(phases.values()) else None
+
+
+def mean_rounds(bench: BenchResult | None) -> dict[str, MeanRound]:
+    """By head, of those that have timed rounds."""
+    means = {head: mean_round(bench, head) for head in bench.heads} if bench else {}
+    return {head: mean for head, mean in means.items() if mean is not None}
 
 
 def timeline(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
     """Each engine's time, plain decode's first; shares are of the longest. Nothing if no head has timed rounds."""
-    if bench is None or bench.plain is None:
-        return []
-    found = {head: mean for head in bench.heads if (mean := mean_round(bench, head)) is not None}
+    found = mean_rounds(bench)
     if not found:
         return []
-    step = bench.plain.ms_per_token
+    step = next(iter(found.values())).step
     counts = {head: math.ceil(TOKENS / mean.tau) for head, mean in found.items()}
     longest = max([TOKENS * step, *(counts[head] * mean.ms for head, mean in found.items())])
     boxes = [
