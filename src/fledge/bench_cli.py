@@ -340,7 +340,7 @@ def tune(
     )
     with StageProgress("tune") as progress:
         found = tune_shapes(loaded, Head.load(head_url(loaded, head)), options, progress.update)
-    print_table("Tree shapes", found.columns, found.table)
+    print_table("Tree shapes", *found.table)
     say(*found.verdicts)
     found.save(output)
     say(f"written: {output}")

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fledge.bench import BenchOptions, concurrency, run_bench, summarise
 from fledge.bench.concurrency import ClosedLoop, run_level, run_side_by_side, sweep
 from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
-from fledge.bench.machine import available_cores, measure_bandwidth
+from fledge.bench.machine import available_cores, machine_facts, measure_bandwidth
 from fledge.bench.measure import Limits, answer_row, measure_answers, reason_to_reject, token_pieces
 from fledge.bench.results import BenchResult, LevelRow
 from fledge.bench.run import estimate_seconds
@@ -279,3 +280,16 @@ def test_bandwidth_is_measured_and_a_missing_compiler_is_told(monkeypatch: pytes
     assert "under-reports" in fallback.note
     assert "install gcc or clang" in fallback.note
     assert available_cores() >= 1
+
+
+def test_figures_of_a_gpu_are_told_of_it_and_those_of_the_cpu_beside_it_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (256 << 20, 80 << 30))
+    assert machine_facts(torch.device("cpu")).accelerator is None
+    assert machine_facts(torch.device("cuda:1")).accelerator == "GPU cuda:1"
+    # Tensors that hold nothing stand for a GPU's: the C program, which reads the CPU's memory, isn't asked.
+    measured = measure_bandwidth(1 << 20, torch.device("meta"), seconds=0.0)
+    assert (measured.method, measured.note, measured.buffer_bytes) == ("torch", "", 64 << 20)

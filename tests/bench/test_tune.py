@@ -64,7 +64,7 @@ def test_every_shape_is_measured_at_every_concurrency(target: Target, head: Head
     options = TuneOptions((TreeShape(2, 2, 4),), (1, 2), prompts=2, max_tokens=6, repeats=2)
     found = tune_shapes(target, head, options)
     assert [(one.concurrency, one.shape.depth) for one in found.rows] == [(1, 0), (1, 2), (2, 0), (2, 2)]
-    assert all(len(cells) == len(found.columns) for cells in found.table)
+    assert all(len(cells) == len(found.table.columns) for cells in found.table.rows)
     assert any(one.on_front for one in found.rows)
     url = tmp_path / "tuned.json"
     found.save(str(url))

@@ -16,6 +16,8 @@ import psutil
 import torch
 from pydantic import BaseModel
 
+from fledge.engine.lane import seconds_of
+
 # What decides the speed of matrix products here, in the order they are shown.
 _TELLING_FLAGS = (
     "avx2",
@@ -29,7 +31,9 @@ _TELLING_FLAGS = (
 )
 _COMPILERS = ("cc", "gcc", "clang")
 _MIN_BYTES = 64 << 20
+_MIN_GPU_BYTES = 1 << 30  # beside a launch that takes microseconds, and more than its cache holds
 _MAX_BYTES = 4 << 30
+_CPU = torch.device("cpu")
 
 
 class Machine(BaseModel):
@@ -51,12 +55,16 @@ class Bandwidth(BaseModel):
     median_gb_s: float
     threads: int
     buffer_bytes: int
-    method: str  # avx512, avx2 or plain (compiled C); torch where there is no compiler
+    method: str  # avx512, avx2 or plain (compiled C); torch on a GPU, or where there is no compiler
     note: str = ""
 
 
-def machine_facts() -> Machine:
-    """This machine. Facts the system doesn't tell are given as `unknown`."""
+def machine_facts(device: torch.device | None = None) -> Machine:
+    """This machine, and of its accelerators the one that `device` is; None: of another program, which may use any.
+
+    Facts the system doesn't tell are given as `unknown`.
+    """
+    has_accelerator = torch.cuda.is_available() if device is None else device.type == "cuda"
     return Machine(
         cpu=_cpu_model(),
         cores=available_cores(),
@@ -64,7 +72,7 @@ def machine_facts() -> Machine:
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         flags=[flag for flag in _TELLING_FLAGS if flag in _cpu_flags()],
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-        accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        accelerator=torch.cuda.get_device_name(device) if has_accelerator else None,
     )
 
 
@@ -87,17 +95,22 @@ def available_cores() -> int:
         return os.cpu_count() or 1
 
 
-def measure_bandwidth(buffer_bytes: int, seconds: float = 1.5) -> Bandwidth:
-    """Read a buffer about the size of the weights with all cores, many times, for `seconds`.
+def measure_bandwidth(buffer_bytes: int, device: torch.device = _CPU, seconds: float = 1.5) -> Bandwidth:
+    """Read a buffer about the size of the weights with all of the device, many times, for `seconds`.
 
-    A small C program does it: reductions in torch or numpy read well below what the memory gives.
+    On a CPU a small C program does it: there reductions in torch or numpy read well below what the memory gives.
     """
-    size = max(_MIN_BYTES, min(buffer_bytes, _MAX_BYTES, psutil.virtual_memory().available // 4))
+    cpu = device.type == "cpu"
+    free = psutil.virtual_memory().available if cpu else torch.cuda.mem_get_info(device)[0]
+    least = _MIN_BYTES if cpu else _MIN_GPU_BYTES
+    size = max(_MIN_BYTES, min(max(buffer_bytes, least), _MAX_BYTES, free // 4))
+    if not cpu:
+        return _torch_bandwidth(size, device, seconds)
     threads = available_cores()
     try:
         return _compiled_bandwidth(size, threads, seconds)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-        found = _torch_bandwidth(size, seconds)
+        found = _torch_bandwidth(size, device, seconds)
         reason = " ".join(str(error).split())
         return found.model_copy(
             update={"note": f"torch reduction, which under-reports the bandwidth: {reason}"}
@@ -143,15 +156,13 @@ def _compile(compiler: str, source: Path, program: Path) -> None:
     raise ValueError(error)
 
 
-def _torch_bandwidth(size: int, seconds: float) -> Bandwidth:
-    buffer = torch.ones(size // 8, dtype=torch.int64)
-    buffer.sum()
+def _torch_bandwidth(size: int, device: torch.device, seconds: float) -> Bandwidth:
+    buffer = torch.ones(size // 8, dtype=torch.int64, device=device)
+    seconds_of(buffer.sum, device)
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < 5 or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        buffer.sum()
-        times.append(time.perf_counter() - start)
+        times.append(seconds_of(buffer.sum, device))
     times.sort()
     return Bandwidth(
         best_gb_s=buffer.nbytes / times[0] / 1e9,

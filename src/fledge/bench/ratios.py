@@ -301,7 +301,7 @@ def measure_ratios(
     return Ratios(
         target=target.name,
         date=time.strftime("%Y-%m-%d"),
-        machine=machine_facts(),
+        machine=machine_facts(target.decoder.device),
         versions=versions(),
         lines=lines,
     )

@@ -57,7 +57,8 @@ def run_bench(
     workloads = chosen_workloads(options)
     steps = _Steps(progress, _plan(workloads, options, len(heads)))
     bytes_read = weight_bytes(target)
-    bandwidths = _bandwidth(options, bytes_read)
+    device = target.decoder.device
+    bandwidths = [measure_bandwidth(bytes_read, device)] if options.bandwidth else []
 
     limits = Limits(
         options.max_tokens,
@@ -100,13 +101,14 @@ def run_bench(
             temperature=options.temperature,
             progress=steps.part("sweep"),
         )
-    bandwidths += _bandwidth(options, bytes_read)
+    if options.bandwidth:
+        bandwidths.append(measure_bandwidth(bytes_read, device))
     return BenchResult(
         subject=Subject(
             target=target.name,
             revision=target.revision,
             dtype=str(target.decoder.dtype).removeprefix("torch."),
-            device=str(target.decoder.device),
+            device=str(device),
             backend=target.backend,
             tree=str(tree) if tree else "adaptive",
         ),
@@ -117,7 +119,7 @@ def run_bench(
         samples=found.samples,
         plain=_plain(found, levels, costs, bytes_read, best_of(bandwidths)),
         bandwidth=best_of(bandwidths),
-        machine=machine_facts(),
+        machine=machine_facts(device),
         versions=versions(),
         options=options,
         seconds=time.perf_counter() - begin,
@@ -185,10 +187,6 @@ class _Steps:
             self._progress(before + size * done / of, total, note)
 
         return update
-
-
-def _bandwidth(options: BenchOptions, buffer_bytes: int) -> list[Bandwidth]:
-    return [measure_bandwidth(buffer_bytes)] if options.bandwidth else []
 
 
 class _Drafting(NamedTuple):

@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from statistics import median
 from typing import Any
 
 from fledge.bench.concurrency import run_level
-from fledge.bench.machine import machine_facts, versions
-from fledge.bench.report.formats import number, times
+from fledge.bench.machine import Machine, machine_facts, versions
+from fledge.bench.report.formats import Table, interval, number, times
 from fledge.bench.results import LevelRow
 from fledge.bench.statistics import compare_paired, interleaved, refuse_nothing
 from fledge.bench.workloads import own_workload
@@ -83,35 +83,18 @@ class Tuned:
     rows: list[ShapeRow]
     best: Mapping[int, TreeShape]
     options: TuneOptions
-    columns: list[str] = field(
-        default_factory=lambda: [
-            "in flight",
-            "shape",
-            "TPOT ms",
-            "tokens/s",
-            "tau",
-            "over plain",
-            "95 %",
-            "front",
-        ]
-    )
+    machine: Machine
 
     @property
-    def table(self) -> list[list[str]]:
+    def table(self) -> Table:
         """As it is printed; shapes on the front are marked."""
-        return [
-            [
-                str(row.concurrency),
-                shape_text(row.shape),
-                number(row.tpot_ms, 2),
-                number(row.throughput),
-                number(row.tau, 2),
-                times(row.gain),
-                f"{row.gain_low:.2f}–{row.gain_high:.2f}",
-                "*" if row.on_front else "",
-            ]
-            for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            figures = [number(row.tpot_ms, 2), number(row.throughput), number(row.tau, 2), times(row.gain)]
+            sure = [interval(row.gain_low, row.gain_high), "*" if row.on_front else ""]
+            rows.append([str(row.concurrency), shape_text(row.shape), *figures, *sure])
+        columns = ("in flight", "shape", "TPOT ms", "tokens/s", "tau", "over plain", "95 %", "front")
+        return Table(columns, rows)
 
     @property
     def verdicts(self) -> list[str]:
@@ -125,7 +108,7 @@ class Tuned:
             "best": {str(level): asdict(shape) for level, shape in self.best.items()},
             "rows": [asdict(row) for row in self.rows],
             "options": asdict(self.options),
-            "machine": machine_facts().model_dump(),
+            "machine": self.machine.model_dump(),
             "versions": versions(),
         }
         write_json(url, value)
@@ -184,7 +167,8 @@ def tune_shapes(
             note = f"{level} in flight, {turn.name}: {row.output_throughput:.0f} tokens/s"
             progress(turn.number, turn.total, note)
         rows += pareto([_shape_row(level, shape, found) for shape in shapes])
-    return Tuned(rows, {level: best_shape(rows, level) for level in options.concurrency}, options)
+    best = {level: best_shape(rows, level) for level in options.concurrency}
+    return Tuned(rows, best, options, machine_facts(target.decoder.device))
 
 
 def pareto(rows: Sequence[ShapeRow]) -> list[ShapeRow]:
@@ -198,7 +182,7 @@ def pareto(rows: Sequence[ShapeRow]) -> list[ShapeRow]:
             for other in rows
         )
 
-    return [ShapeRow(**{**row.__dict__, "on_front": not beaten(row)}) for row in rows]
+    return [replace(row, on_front=not beaten(row)) for row in rows]
 
 
 def best_shape(rows: Sequence[ShapeRow], level: int) -> TreeShape:
