@@ -80,7 +80,9 @@ def bench_server(
         str | None, typer.Option(help="a traffic log with `timestamp`, with its timing")
     ] = None,
     speed: Annotated[float, typer.Option(help="of the replay")] = 1.0,
-    requests: Annotated[int, typer.Option(help="per level; 0: two per slot, at least 8")] = 0,
+    requests: Annotated[
+        int, typer.Option(help="per level; 0: two per slot, at least 8; in an open loop 32")
+    ] = 0,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     ignore_eos: Annotated[
@@ -111,7 +113,6 @@ def bench_server(
     """Load OpenAI-compatible servers, in alternation, and compare them with the first."""
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
     from fledge.bench.sets import find_workload
-    from fledge.bench.workloads import read_workload
     from fledge.closing import close_load, keep_load
     from fledge.console import StageProgress
 
@@ -131,12 +132,16 @@ def bench_server(
         token_counts=token_counts,
         model=model,
     )
+    if replay:
+        asked, traffic = read_traffic(replay, speed)
+    else:
+        asked, traffic = find_workload(workload).limited(prompts), []
     with StageProgress("load") as progress:
         result = run_load(
             parse_servers(server),
-            read_workload(replay) if replay else find_workload(workload).limited(prompts),
+            asked,
             options,
-            traffic=read_traffic(replay, speed) if replay else (),
+            traffic=traffic,
             fresh=fresh,
             ready_s=ready_timeout,
             progress=progress.update,
@@ -349,7 +354,7 @@ def tune(
 def _numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
     """`1,2,4` as numbers."""
     try:
-        return tuple(kind(part) for part in text.split(",") if part.strip())
+        return tuple(map(kind, text.rstrip(",").split(","))) if text else ()
     except ValueError as error:
         raise DataError(f"{option} {text!r} is no list of numbers; write them like 1,2,4") from error
 

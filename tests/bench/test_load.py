@@ -130,10 +130,9 @@ def test_poisson_arrivals_have_the_rate_and_are_the_same_for_a_seed() -> None:
 def test_traffic_is_replayed_in_the_order_it_came(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"timestamp": 12.5, "turns": ["b"]}\n\n{"timestamp": 10, "turns": ["a"]}\n')
-    assert [(a.prompt.turns, a.due) for a in read_traffic(str(log), speed=5.0)] == [
-        (("a",), 0.0),
-        (("b",), 0.5),
-    ]
+    workload, arrivals = read_traffic(str(log), speed=5.0)
+    assert workload.name == "log"
+    assert [(a.prompt.turns, a.due) for a in arrivals] == [(("a",), 0.0), (("b",), 0.5)]
     log.write_text('\n{"turns": ["b\u2028"]}\n')
     with pytest.raises(DataError, match="line 2: `timestamp`"):
         read_traffic(str(log))
@@ -142,6 +141,10 @@ def test_traffic_is_replayed_in_the_order_it_came(tmp_path: Path) -> None:
         read_traffic(str(log))
     with pytest.raises(DataError, match="--speed is 0"):
         read_traffic(str(log), speed=0)
+    with pytest.raises(
+        DataError, match=r"^there is no file no\.jsonl to take prompts from; correct its path$"
+    ):
+        read_traffic("no.jsonl")
 
 
 def test_counters_of_vllm_and_sglang_are_read() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fledge.bench.load import LoadResult
 from fledge.cli import app
-from fledge.errors import DataError
+from fledge.errors import DataError, ServerError
 from tests.bench.synthetic import load_result
 
 SERVER = f"one=start:{sys.executable} -m tests.bench.fake_server --port {{port}}"
@@ -64,11 +64,13 @@ def test_of_several_models_one_can_be_asked(tmp_path: Path) -> None:
         (["--replay", "log.jsonl", "--workload", "code"], "--workload means nothing in a load by --replay"),
         (["--rate", "2", "--concurrency", "4"], "--concurrency means nothing in a load by --rate"),
         (["--speed", "2"], "--speed means nothing in a load by --concurrency"),
+        (["--fresh"], "--fresh can't start anew what runs already"),
+        (["--rate", ","], "--rate ',' is no list of numbers"),
     ],
 )
-def test_options_of_another_kind_of_load_are_refused(arguments: list[str], message: str) -> None:
+def test_options_that_would_mean_nothing_are_refused(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", "server", "--server", "a=http://127.0.0.1:9", *arguments])
-    assert isinstance(result.exception, DataError)
+    assert isinstance(result.exception, (DataError, ServerError))
     assert message in str(result.exception)
 
 

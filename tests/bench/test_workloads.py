@@ -75,7 +75,7 @@ def test_malformed_line_is_refused_with_its_number(tmp_path: Path, line: str, pr
 
 
 def test_missing_empty_and_binary_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no prompt file"):
+    with pytest.raises(DataError, match="there is no file"):
         read_workload(str(tmp_path / "nowhere.jsonl"))
     with pytest.raises(DataError, match="holds no prompts"):
         read_workload(write_lines(tmp_path / "empty.jsonl", [""]))

@@ -82,7 +82,7 @@ def own_workload() -> Workload:
 def read_workload(url: str) -> Workload:
     """The prompts of a JSONL file, named after the file."""
     if not exists(url):
-        raise DataError(f"no prompt file {url}; check the path given with --prompts")
+        raise DataError(f"there is no file {url} to take prompts from; correct its path")
     name = posixpath.basename(url)
     try:
         text = read_bytes(url).decode("utf-8-sig")

@@ -8,9 +8,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fledge.bench.workloads import Prompt, parse_prompts
+from fledge.bench.workloads import Prompt, Workload, read_workload
 from fledge.errors import DataError
-from fledge.storage import exists, read_bytes
+from fledge.storage import read_bytes
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,13 @@ def poisson(prompts: Sequence[Prompt], count: int, rate: float, seed: int) -> li
     return arrivals
 
 
-def read_traffic(url: str, speed: float = 1.0) -> list[Arrival]:
+def read_traffic(url: str, speed: float = 1.0) -> tuple[Workload, list[Arrival]]:
     """A traffic log: JSON lines of `turns` with a `timestamp` in seconds, replayed `speed` times as fast."""
     if not 0 < speed < math.inf:
         raise DataError(f"--speed is {speed}; give a number above 0: 2 is twice as fast as it came")
-    if not exists(url):
-        raise DataError(f"no traffic log {url}; check the path given with --replay")
-    text = read_bytes(url).decode("utf-8-sig", errors="replace")
-    prompts = parse_prompts(text, url)
+    workload = read_workload(url)
     times = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(read_bytes(url).decode("utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         stamp = json.loads(line).get("timestamp")
@@ -55,10 +52,6 @@ def read_traffic(url: str, speed: float = 1.0) -> list[Arrival]:
                 'write each line like {"timestamp": 0.25, "turns": ["Hello!"]}'
             )
         times.append(float(stamp))
-    if not prompts:
-        raise DataError(
-            f"{url} holds no requests; write one JSON object with `turns` and `timestamp` on each line"
-        )
     first = min(times)
-    ordered = sorted(zip(times, prompts, strict=True), key=lambda pair: pair[0])
-    return [Arrival(prompt, (stamp - first) / speed) for stamp, prompt in ordered]
+    ordered = sorted(zip(times, workload.prompts, strict=True), key=lambda pair: pair[0])
+    return workload, [Arrival(prompt, (stamp - first) / speed) for stamp, prompt in ordered]

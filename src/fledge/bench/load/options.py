@@ -40,7 +40,7 @@ class LoadOptions:
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16)
     rates: tuple[float, ...] = ()  # requests per second; inf: all at once
-    requests: int = 0  # per level; 0: two per slot, and at least 8
+    requests: int = 0  # per level; 0: two per slot, and at least 8; in an open loop 32
     max_tokens: int = 128
     temperature: float = 0.0
     ignore_eos: bool = False  # SGLang, vLLM and fledge know it; others refuse it

@@ -60,6 +60,8 @@ def run_load(
 
     `ended_early` gets what was measured until an interrupt or an error, which is raised afterwards.
     """
+    if fresh and not any(spec.command for spec in specs):
+        raise ServerError("--fresh can't start anew what runs already; give a server as NAME=start:COMMAND")
     levels = plan_levels(workload, options, traffic)
     api_key = os.environ.get("OPENAI_API_KEY")
     test = _Test(specs, workload.name, options, levels, api_key, ready_s, progress)
