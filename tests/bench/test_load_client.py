@@ -69,6 +69,31 @@ def test_an_error_that_is_null_is_none() -> None:
     assert (one.error, one.text) == (None, "so")
 
 
+def test_a_conversation_goes_on_with_the_answers_and_not_with_the_thinking_before_them() -> None:
+    asked: list[list[dict[str, str]]] = []
+
+    async def chat(request: web.Request) -> web.Response:
+        asked.append((await request.json())["messages"])
+        deltas = (
+            {"reasoning_content": "hm "},
+            {"reasoning_content": "so", "content": "Be"},
+            {"content": "cause"},
+        )
+        lines = [f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas]
+        return web.Response(text="".join(lines) + "data: [DONE]\n\n")
+
+    async def ask() -> Driven:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        async with TestServer(app) as server, open_session() as session:
+            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
+            return await drive(session, call, closed_loop([Prompt("1", "chat", ("Why?", "And?"))], 1), 1)
+
+    found = asyncio.run(ask())
+    assert [one.text for one in found.records] == ["hm soBecause"] * 2
+    assert asked[1][1] == {"role": "assistant", "content": "Because"}
+
+
 def test_a_level_lasts_until_its_last_request_has_failed_too() -> None:
     async def chat(request: web.Request) -> web.Response:
         if "slow" not in await request.text():

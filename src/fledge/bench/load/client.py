@@ -41,7 +41,8 @@ class RequestRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     counted: bool = False  # output_tokens come from the server; otherwise one per chunk
-    text: str = ""
+    text: str = ""  # thinking and answer
+    content: str = ""  # the answer alone
     finish_reason: str | None = None
     error: str | None = None
 
@@ -152,6 +153,7 @@ async def send(
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
     """Server-sent events, one JSON object in each `data:` line, up to `[DONE]` or a finish reason."""
     texts: list[str] = []
+    contents: list[str] = []
     ended = False
     async for line in response.content:
         now = time.perf_counter()
@@ -165,8 +167,8 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
         if chunk.get("error") is not None:
             record.error = _short(json.dumps(chunk["error"]))
             break
-        _take(chunk, now, record, texts)
-    record.text = "".join(texts)
+        _take(chunk, now, record, texts, contents)
+    record.text, record.content = "".join(texts), "".join(contents)
     if record.error is None and not ended and record.finish_reason is None:
         streamed = bool(record.arrivals) or response.content_type == "text/event-stream"
         record.error = (
@@ -176,7 +178,9 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
         )
 
 
-def _take(chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[str]) -> None:
+def _take(
+    chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[str], contents: list[str]
+) -> None:
     usage = chunk.get("usage")
     if usage:
         record.prompt_tokens = int(usage.get("prompt_tokens") or 0)
@@ -186,9 +190,10 @@ def _take(chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[
         delta = choice.get("delta") or {}
         # Thinking is `reasoning` in newer servers, `reasoning_content` in older ones.
         thinking = delta.get("reasoning") or delta.get("reasoning_content")
-        text = delta.get("content") or thinking or choice.get("text")
-        if text:
+        content = delta.get("content") or choice.get("text") or ""
+        if text := (thinking or "") + content:
             texts.append(text)
+            contents.append(content)
             record.arrivals.append(now)
             if usage:
                 record.arrival_tokens.append(record.output_tokens)

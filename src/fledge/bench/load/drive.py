@@ -3,7 +3,8 @@
     closed loop   a slot takes the next conversation when its last one has ended
     open loop     a conversation starts when it is due, however busy the server is; its latencies count from then
 
-A conversation's further turns follow as soon as the answer to the one before is whole, in the same slot.
+A conversation's further turns follow as soon as the answer to the one before is whole, in the same slot. What the
+model thought before it answered isn't sent back, as chat clients don't, either.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ async def drive(
                 notice(record)
                 if not record.ok:
                     return
-                messages.append({"role": "assistant", "content": record.text})
+                messages.append({"role": "assistant", "content": record.content})
         finally:
             slots.release()
 
