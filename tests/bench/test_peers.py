@@ -106,6 +106,12 @@ def test_answers_are_compared_only_with_what_was_measured(tiny_target_folder: Pa
     assert peers_table(found).rows[0][-2:] == ["–", "–"]
 
 
+def test_fewer_prompts_than_requests_in_flight_are_refused(tiny_target_folder: Path) -> None:
+    options = PeerOptions(target="t", head=None, prompts=4, concurrency=(1, 8))
+    with pytest.raises(DataError, match="4 prompts can't keep 8 requests in flight; raise --prompts"):
+        run_peers(Target.load(str(tiny_target_folder)), options)
+
+
 def test_a_worker_that_fails_is_told() -> None:
     peer = Peer("transformers", "transformers_worker.py", ("plain",), "pip install", module="transformers")
     config = {"model": "/no/such/model", "mode": "plain", "head": None, "max_batch": 1, "max_context": 64}

@@ -155,6 +155,11 @@ def run_peers(
     """Load every peer that is there, in every mode it has, and ask all in alternation."""
     chosen, missing = choose_peers(options)
     prompts = _prompts(target, options)
+    if len(prompts) < max(options.concurrency):
+        raise DataError(
+            f"{len(prompts)} prompts can't keep {max(options.concurrency)} requests in flight; raise --prompts "
+            "or lower --concurrency"
+        )
     context = max(len(one["ids"]) for one in prompts) + options.max_tokens + _MARGIN
     rows: list[PeerRow] = []
     with ExitStack() as stack:
