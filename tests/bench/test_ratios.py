@@ -81,6 +81,7 @@ def test_an_unknown_part_is_named_before_anything_runs(target: Target, head: Hea
         ({"repeats": 0}, "repeats is 0"),
         ({"levels": (1, 0)}, "concurrency is 0"),
         ({"levels": ()}, "no level"),
+        ({"tokens": 1}, "max_tokens is 1; give at least 2"),
     ],
 )
 def test_sizes_that_measure_nothing_are_refused(sizes: dict[str, Any], message: str) -> None:

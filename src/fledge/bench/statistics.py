@@ -124,8 +124,9 @@ class Turn(NamedTuple, Generic[_Level]):
 def refuse_nothing(levels: Sequence[int], sizes: Mapping[str, int]) -> None:
     """Raise DataError for a series that would measure nothing: `levels` of load, and sizes by their option's name."""
     for name, value in [*sizes.items(), *(("concurrency", level) for level in levels)]:
-        if value < 1:
-            raise DataError(f"{name} is {value}; give at least 1")
+        least = 2 if name == "max_tokens" else 1  # a single token has no time per output token
+        if value < least:
+            raise DataError(f"{name} is {value}; give at least {least}")
     if not levels:
         raise DataError("there is no level to measure; give --concurrency at least one number")
 
