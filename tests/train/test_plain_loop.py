@@ -55,3 +55,20 @@ def test_loss_and_gradients_equal_a_plain_loop_s(
         assert wanted is not None
         difference = (gradients[name] - wanted).norm() / wanted.norm()
         assert difference < 1e-3, name
+
+
+@pytest.mark.parametrize("answer", [2, 3, 5])
+def test_a_batch_with_fewer_rows_than_steps_equals_a_plain_loop_s(tiny_target_folder: Path, answer: int):
+    target = load_tiny_target(tiny_target_folder)
+    head = random_head(target, size=200)
+    sample = make_sample([(7, answer)], seed=1)
+    inside = head.vocabulary.token_ids[3].int()
+    sample = replace(sample, argmax=sample.argmax.where(sample.argmax < 0, inside))
+    weights = [1 / 8] * 8
+    learner = Learner(head, target.weights, torch.float32, torch.device("cpu"))
+    batch = make_batch([sample], torch.float32)
+    measures = learner.learn(batch, weights, measure=True)
+    assert measures is not None
+    assert len(measures.losses) == answer
+    assert measures.loss == pytest.approx(PlainHead(head, target)([sample], weights).item(), rel=1e-4)
+    assert not learner.hits(batch, 8)[answer:].any()

@@ -44,8 +44,8 @@ class TrainBatch:
     tokens: int  # of the conversations
 
     def valid(self, step: int) -> Tensor:
-        """Rows whose whole drafted path up to this step was generated, [S - step] bool."""
-        return self.run[: self.run.shape[0] - step] > step
+        """Rows whose whole drafted path up to this step was generated, [S - step] bool; none from step S on."""
+        return self.run[: max(0, self.run.shape[0] - step)] > step
 
     def to(self, device: torch.device) -> TrainBatch:
         """The same batch on another device."""

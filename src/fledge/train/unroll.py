@@ -54,7 +54,11 @@ class UnrolledHead:
         self._rope = self._turns(_FIRST_POSITIONS)
 
     def unroll(self, batch: TrainBatch, steps: int) -> Iterator[Tensor]:
-        """The final norm's output of every step, [S, H]: the lm_head's input. Row r is base position rows[r]."""
+        """The final norm's output of every step, [S, H]: the lm_head's input. Row r is base position rows[r].
+
+        A batch of S rows has S steps at most: none of its answers goes further.
+        """
+        steps = min(steps, len(batch.rows))
         positions = batch.positions[batch.rows]
         reach = int(batch.positions.max()) + steps
         if reach > self._rope[0].shape[0]:
