@@ -107,6 +107,15 @@ def test_training_learns_and_leaves_a_head_and_metrics(target: Target, features:
     assert target.chat.turn_end_ids <= set(head.vocabulary.token_ids.tolist())
 
 
+def test_tau_is_measured_as_often_as_asked_whatever_is_logged(target: Target, features: str, tmp_path: Path):
+    often = OPTIONS.model_copy(update={"evaluate_every": 5, "log_every": 8, "epochs": 1.0})
+    made = run(target, features, tmp_path, often)
+    rows = [row["step"] for row in metrics(tmp_path)]
+    measured = [row["step"] for row in metrics(tmp_path) if row["tau"] is not None]
+    assert measured == [*range(0, made.steps, 5), made.steps]
+    assert rows == sorted({*measured, *range(0, made.steps, 8)})
+
+
 @pytest.mark.parametrize("last_step", [1, 5, 9])
 def test_a_killed_run_goes_on_and_ends_with_the_same_head(
     target: Target, features: str, undisturbed: Path, tmp_path: Path, last_step: int

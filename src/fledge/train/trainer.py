@@ -182,7 +182,8 @@ class Trainer:
         rest = list(enumerate(self._schedule[: self.total]))[self._step :]
         with freed_memory_is_kept(), interruptible() as stop:
             for batch in read_ahead(rest, self._read_step, self._source.ahead):
-                logs = (self._step + 1) % self._options.log_every == 0 or self._step + 1 == self.total
+                number, every = self._step + 1, self._options.log_every
+                logs = number % every == 0 or self._measures_tau_at(number)
                 measures, norm = self._advance(batch, clock, measure_it=logs)
                 if self._step % _TIDY_STEPS == 0:
                     return_unused_memory()
@@ -275,11 +276,8 @@ class Trainer:
         self, measures: BatchMeasures | None, rate: float, norm: float, clock: _Clock, progress: Progress
     ) -> None:
         """One line of metrics, with tau when it is due."""
-        every, found = self._options.evaluate_every, None
-        last = self._metrics[-1]["step"] if self._metrics else -1
-        due = self._step == self.total or self._step // every != last // every
-        if due and self._heldout:
-            found = self._measure_tau()
+        measures_tau = self._heldout and self._measures_tau_at(self._step)
+        found = self._measure_tau() if measures_tau else None
         row = {
             "step": self._step,
             "epoch": round(self._epochs(self._step), 4),
@@ -303,6 +301,9 @@ class Trainer:
             note += f", tau {found.tau:.3f} ({depths})"
             logger.info("step %d/%d: %s", self._step, self.total, note)
         progress(self._step, self.total, note)
+
+    def _measures_tau_at(self, step: int) -> bool:
+        return step % self._options.evaluate_every == 0 or step == self.total
 
     def _measure_tau(self) -> Acceptance:
         """Chain tau on held-out conversations, with the weights that will be saved."""
