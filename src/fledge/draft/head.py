@@ -174,7 +174,8 @@ class Head:
         if layers and layers != theirs.feature_layers:
             differences.append(
                 f"features of layers {_listed(layers)}, this target gives {_listed(theirs.feature_layers)} "
-                "(counted by output; if only the head's config is wrong: fledge import --layers)"
+                f"(counted by output; target.feature_layers={list(layers)} gives the head's, or if only its config is "
+                "wrong: fledge import --layers)"
             )
         recorded = self.metadata.target_revision
         if not differences and recorded and recorded != target.revision:
