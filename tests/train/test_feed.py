@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fledge.errors import FingerprintError
 from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, OnlineFeatures, extract_features
@@ -102,6 +103,23 @@ def test_hybrid_asks_the_target_once_for_each_conversation_and_keeps_a_sound_sto
     kept = FeatureStore(str(tmp_path / "kept")) if (tmp_path / "kept" / "manifest.json").exists() else None
     if kept is not None:
         assert {info.conversation_id for info in kept.samples} <= trainable
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp8"])
+def test_hybrid_gives_the_values_of_its_store_before_they_are_in_it(
+    target: Target, conversations: str, tmp_path: Path, codec: str
+):
+    """A killed run reads from the store what it had fresh from the target before."""
+    options = FeatureOptions(feed="hybrid", codec=codec)  # type: ignore[arg-type]
+    online = OnlineFeatures(target, conversations, options, str(tmp_path / "kept"))
+    infos = online.split("train")
+    made = online.read_many(infos)
+    kept = FeatureStore(str(tmp_path / "kept"))
+    for sample, info in zip(made, kept.samples, strict=True):
+        stored = kept.read(info)
+        assert sample.conversation_id == stored.conversation_id
+        assert torch.equal(sample.features, stored.features)
+        assert torch.equal(sample.hidden, stored.hidden)
 
 
 def test_a_kept_store_of_other_conversations_is_refused(target: Target, conversations: str, tmp_path: Path):

@@ -4,7 +4,8 @@
     hybrid    conversations -> target -> batch, and into a store      the target runs in the first pass only
                                  store -> batch
 
-A sample is the same either way: the conversation's own forward. What hybrid keeps is an ordinary feature store whose
+A sample is the same either way: the conversation's own forward, in hybrid rounded as the store keeps it from the first
+pass on, so that a run that is killed goes on with the same values. What hybrid keeps is an ordinary feature store whose
 shards hold conversations in the order training met them.
 """
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fledge.data import Conversation, read_conversations
-from fledge.features.codec import bytes_per_token
+from fledge.features.codec import bytes_per_token, decode, encode
 from fledge.features.extract import FeatureExtractor, features_fingerprint
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample, SampleInfo
@@ -98,6 +99,8 @@ class OnlineFeatures:
             ids, mask = known.token_ids.tolist(), known.loss_mask.bool().tolist()
             conversations.append(replace(known.conversation, token_ids=ids, loss_mask=mask))
         samples = self._extractor.extract(conversations) if conversations else []
+        if self._keep_url is not None and self._options.codec == "fp8":
+            samples = [_rounded(sample) for sample in samples]
         return {sample.conversation_id: sample for sample in samples}
 
     def _keep(self, samples: Sequence[FeatureSample]) -> None:
@@ -115,6 +118,13 @@ class OnlineFeatures:
         if Manifest.load(self._keep_url).shards:
             self._kept = FeatureStore(self._keep_url)
             self._places = {info.conversation_id: info for info in self._kept.samples}
+
+
+def _rounded(sample: FeatureSample) -> FeatureSample:
+    """The sample as it comes back from a store in fp8."""
+    width = sample.hidden.shape[1]
+    features, hidden = (decode(*encode(states, width)) for states in (sample.features, sample.hidden))
+    return replace(sample, features=features, hidden=hidden)
 
 
 def _packed(number: int, c: Conversation) -> _Known:
