@@ -117,6 +117,14 @@ def test_a_stores_client_logs_its_failures_on_demand_only(fledge: Fledge, tmp_pa
         assert logger.isEnabledFor(logging.ERROR) is shown
 
 
+def test_what_is_done_once_and_takes_long_is_told_without_being_asked(fledge: Fledge, tmp_path: Path) -> None:
+    logger = logging.getLogger("fledge.once")
+    logger.setLevel(logging.NOTSET)
+    fledge("report", "--run-dir", tmp_path / "none", expect=2)
+    assert logger.isEnabledFor(logging.INFO)
+    assert not logging.getLogger("fledge").isEnabledFor(logging.INFO)
+
+
 def test_a_run_that_is_not_there_is_not_made_by_reporting_on_it(fledge: Fledge, tmp_path: Path) -> None:
     assert "there is no run in" in fledge.error("report", "--run-dir", tmp_path / "typo")
     assert not (tmp_path / "typo").exists()

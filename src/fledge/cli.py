@@ -72,6 +72,7 @@ def common(
         raise typer.Exit
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("fledge.once").setLevel(logging.INFO)  # what is done once may take minutes in silence
     if not verbose:  # it logs tracebacks of what it raises as well
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 

@@ -103,6 +103,15 @@ def test_a_gguf_file_becomes_the_checkpoint_it_was_made_from(
     assert all(t.dtype == torch.bfloat16 for t in load_file(target.folder / "model.safetensors").values())
 
 
+def test_a_conversion_is_announced_and_shows_no_bar_of_transformers(
+    gguf_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "fledge.once"):  # as the command line sets it
+        resolve_target(str(gguf_file), tmp_path)
+    assert f"converting {gguf_file} to bf16 safetensors" in caplog.text
+    assert capfd.readouterr().err == ""
+
+
 def test_a_gguf_file_is_converted_once_by_several_at_once(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

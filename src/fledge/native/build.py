@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fledge.errors import EngineError
+
+logger = logging.getLogger("fledge.once")
 
 SOURCES = (
     "threads.h",
@@ -152,6 +155,7 @@ def compile_library(
         return target
     cache.mkdir(parents=True, exist_ok=True)
     units = [str(folder / source) for source in sources if source.endswith(".cpp")]
+    logger.info("compiling the kernels %s for this processor, up to a minute", name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         built = Path(scratch) / target.name
         command = [compiler, *flags, *units, "-o", str(built)]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers import modeling_gguf_pytorch_utils as reading
 
 from fledge.errors import TargetError
 from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
 from fledge.target.made_once import made_once
 from fledge.target.revision import file_sha256
 
-logger = logging.getLogger("fledge")
+logger = logging.getLogger("fledge.once")
 
 _FORMAT = 2  # part of the folder's name: a change here converts anew
 
@@ -27,7 +29,7 @@ def converted_folder(file: Path, cache: Path) -> Path:
     final = targets / f"{file.stem}-{file_sha256(file, cache)[:16]}-v{_FORMAT}"
 
     def convert(folder: Path) -> None:
-        logger.info("converting %s to bf16 safetensors in %s (done once)", file, final)
+        logger.info("converting %s to bf16 safetensors in %s", file, final)
         _convert(file, folder)
         DecoderConfig.from_folder(folder)  # what has no usable config never enters the cache
 
@@ -100,8 +102,11 @@ def _checked(file: Path) -> Any:
 def _no_progress_bars() -> Iterator[None]:
     shown = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
+    bar = reading.tqdm  # its reader of GGUF files has one that heeds no setting
+    reading.tqdm = partial(bar, disable=True)
     try:
         yield
     finally:
+        reading.tqdm = bar
         if shown:
             transformers.utils.logging.enable_progress_bar()

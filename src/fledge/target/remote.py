@@ -12,7 +12,7 @@ from fledge.errors import TargetError
 from fledge.target.hub import UNWANTED, WANTED
 from fledge.target.made_once import made_once
 
-logger = logging.getLogger("fledge")
+logger = logging.getLogger("fledge.once")
 
 
 def is_remote(spec: str) -> bool:
@@ -30,7 +30,7 @@ def remote_folder(url: str, cache: Path) -> Path:
     key = storage.sha256(f"{url}\n{versions}".encode())[:16]
 
     def copy(folder: Path) -> None:
-        logger.info("copying %s into the cache (done once)", url)
+        logger.info("copying %s into the cache", url)
         for name, file in files.items():
             storage.copy_here(file, folder / name)
 
