@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from fledge.bench import tune
+from fledge.bench.concurrency import run_level
+from fledge.bench.results import LevelRow
 from fledge.bench.tune import (
     GRID,
     ShapeRow,
@@ -72,6 +75,23 @@ def test_every_shape_is_measured_at_every_concurrency(target: Target, head: Head
     assert set(value["best"]) == {"1", "2"}
     assert read_tuned(str(url)) == found.best
     assert read_tuned(str(url))[1] in (PLAIN, TreeShape(2, 2, 4))
+
+
+def test_every_engine_has_answered_before_one_is_measured(
+    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def noted(engine: Engine, name: str, requests: list[list[int]], *rest: Any) -> LevelRow:
+        calls.append((name, engine.stats().prompt_tokens))
+        return run_level(engine, name, requests, *rest)
+
+    monkeypatch.setattr(tune, "run_level", noted)
+    options = TuneOptions((TreeShape(2, 2, 4),), (1, 2), prompts=2, max_tokens=4, repeats=1)
+    tune_shapes(target, head, options)
+    for level in (calls[:4], calls[4:]):
+        assert {name for name, _ in level[:2]} == {name for name, _ in level[2:]} == {"plain", "2-2-4"}
+        assert all(tokens for _, tokens in level[2:])
 
 
 def test_the_planner_begins_with_what_was_tuned(target: Target, head: Head) -> None:

@@ -42,6 +42,7 @@ GRID = (
     TreeShape(5, 8, 32),
     TreeShape(7, 8, 32),
 )
+_WARM_TOKENS = 8
 _MARGIN = 8  # tokens of room beyond prompt and answer
 _SHAPE = re.compile(r"(\d+)-(\d+)-(\d+)")
 
@@ -160,6 +161,11 @@ def tune_shapes(
             for name, shape in names.items()
         }
         requests = [every[n % len(every)] for n in range(max(len(every), 2 * level))]
+        for (
+            name,
+            engine,
+        ) in engines.items():  # first uses are slow, and plain decode would pay them all: it is first
+            run_level(engine, name, requests[:level], level, _WARM_TOKENS)
         found: dict[str, list[LevelRow]] = {name: [] for name in engines}
         for turn in here:
             row = run_level(engines[turn.name], turn.name, requests, level, options.max_tokens)
