@@ -294,6 +294,15 @@ def test_other_content_types_and_places(live: Running) -> None:
     assert live.get("/v1/completions").status_code == 405
 
 
+def test_a_slash_too_many_is_no_redirect(live: Running) -> None:
+    answer = live.post("/v1/chat/completions/", GOOD)
+    assert answer.status_code == 200
+    assert answer.json()["choices"]
+    assert live.get("/v1/models/").json() == live.get("/v1/models").json()
+    assert live.get("/health/").status_code == 200
+    assert live.get("/nowhere/").status_code == 404
+
+
 def test_a_body_that_never_ends_is_given_up(
     make_engine: Callable[..., Engine], options: Callable[..., ServerOptions]
 ) -> None:
@@ -312,7 +321,7 @@ def test_keys_guard_everything_but_probes(
     with running(make_engine(), options(api_keys=("first-key-1", "second-key-2"))) as server:
         for path in ("/v1/chat/completions", "/tokenize", "/detokenize"):
             assert server.post(path, GOOD).status_code == 401
-        for path in ("/v1/models", "/server_info", "/openapi.json"):
+        for path in ("/v1/models", "/v1/models/", "/server_info", "/openapi.json"):
             assert server.get(path).status_code == 401
         for path in ("/", "/health", "/ready", "/metrics"):
             assert server.get(path).status_code == 200

@@ -82,6 +82,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         lifespan=life,
         docs_url=None,  # the documentation pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # the gate takes such paths as they are meant
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
     app.state.server = server
@@ -274,11 +275,12 @@ def _add_errors(app: FastAPI) -> None:
 
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if (
-            error.status_code == 400
-        ):  # bytes that aren't UTF-8, or numbers and nesting beyond what JSON parsers take
+        if error.status_code == 400:  # no UTF-8, or numbers and nesting beyond what JSON parsers take
             return errors.no_json().response()
-        messages = {404: "there is nothing here; see /openapi.json", 405: "this method isn't allowed here"}
+        messages = {
+            404: "there is nothing here; OpenAI's routes begin with /v1, all are in /openapi.json",
+            405: "this method isn't allowed here",
+        }
         message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, headers=error.headers).response()
 

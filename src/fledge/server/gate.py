@@ -47,6 +47,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].endswith("/") and scope["path"] not in self._routes:
+            # A redirect would lead clients behind a proxy with TLS to http://, and many don't send a body twice.
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         visit = _Visit(scope, send)
         scope.setdefault("state", {})["visit"] = visit
         try:
