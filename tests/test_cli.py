@@ -195,6 +195,15 @@ def test_what_serves_on_a_device_is_asked_and_tuned_there(fledge: Fledge, tiny_t
         assert "device 'abacus' can't be used" in line
 
 
+def test_a_server_refuses_what_the_chat_template_does_not_ask_for(
+    fledge: Fledge, tiny_target_folder: Path
+) -> None:
+    asked = ("serve", tiny_target_folder, "--port", "0", "--chat-template-kwargs")
+    for wrong in ("{", "[1]", "true"):
+        assert "is no JSON object" in fledge.error(*asked, wrong)
+    assert "doesn't ask for 'enable_thinking'" in fledge.error(*asked, '{"enable_thinking": false}')
+
+
 def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_folder: Path) -> None:
     serve = ("serve", tiny_target_folder, "--tree")
     assert "name a --head" in fledge.error(*serve, "4-4-16")

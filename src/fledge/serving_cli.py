@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 _FOREIGN = "Another engine (--engine sglang or vllm)"
 _FOREIGN_OPTIONS = {"python", "steps", "topk", "draft_tokens", "argument", "dry_run", "check_only"}
 _COMMON_OPTIONS = {"target", "head", "host", "port", "engine", "drain_timeout"}
+TemplateKwargs = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs",
+        "--default-chat-template-kwargs",
+        metavar="JSON",
+        help='what the chat template is asked for, such as {"enable_thinking": false}',
+    ),
+]
 
 deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
 
@@ -34,6 +43,7 @@ def serve(
     model_name: Annotated[
         list[str] | None, typer.Option(help="what clients may call the model; repeatable")
     ] = None,
+    chat_template_kwargs: TemplateKwargs = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
     device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
     max_batch: Annotated[int, typer.Option(help="answers made at once")] = 16,
@@ -119,6 +129,7 @@ def serve(
     from fledge.server import ServerOptions, serve
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
+    from fledge.target.options import parse_template_kwargs
 
     if not math.isfinite(max_body_mb):
         raise ServerError(f"max-body-mb is {max_body_mb}; give a number of megabytes")
@@ -140,6 +151,7 @@ def serve(
         target,
         from_vertex(options),
         head=head,
+        chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
         dtype=dtype,
         device=device,
         max_batch=max_batch,

@@ -188,6 +188,14 @@ def test_a_request_tells_the_chat_template_what_it_asks_for(tmp_path: Path) -> N
     assert target.tokenizer.decode(asyncio.run(tokens.chat(body.messages))).endswith("assistant\ncalm")
 
 
+def test_a_server_has_what_to_ask_the_chat_template_by_default(tmp_path: Path) -> None:
+    shape = TinyShape(layers=1, heads=1, kv_heads=1)
+    folder = save_tiny_target(tmp_path / "t", shape=shape, chat_template=CHATML + "{{ mood }}")
+    asked = {"dtype": "float32", "device": "cpu", "max_batch": 1, "max_context": 64, "kv_tokens": None}
+    engine = load_engine(str(folder), head=None, chat_template_kwargs={"mood": "calm"}, **asked)  # type: ignore[arg-type]
+    assert engine.target.tokenizer.decode(engine.prompt_ids("Hi")).endswith("assistant\ncalm")
+
+
 def test_the_dashboard_asks_only_for_metrics_that_exist(live: Running) -> None:
     dashboard = json.loads(files("fledge.server").joinpath("grafana.json").read_text("utf-8"))
     live.post("/v1/completions", {"prompt": [40, 50], "max_tokens": 4, "ignore_eos": True})

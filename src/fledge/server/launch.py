@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 import psutil
 import uvicorn
@@ -43,6 +44,7 @@ def serve(
     max_batch: int = 16,
     max_context: int | None = None,
     kv_tokens: int | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     tree: TreeShape | None = None,
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
@@ -52,6 +54,7 @@ def serve(
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
 
+    `chat_template_kwargs`: for requests that don't say otherwise.
     `tree`: this one in every round instead of what the planner decides. `tuned`: what the planner begins with.
     `cuda_graphs`: rounds are recorded and replayed.
     """
@@ -64,6 +67,7 @@ def serve(
             max_batch=max_batch,
             max_context=max_context,
             kv_tokens=kv_tokens,
+            chat_template_kwargs=chat_template_kwargs,
             tree=tree,
             lookup=lookup,
             draft_weights=draft_weights,
@@ -112,6 +116,7 @@ def load_engine(
     max_batch: int,
     max_context: int | None,
     kv_tokens: int | None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     tree: TreeShape | None = None,
     lookup: int | None = None,
     draft_weights: DraftWeights | None = None,
@@ -120,7 +125,7 @@ def load_engine(
     cuda_graphs: bool = False,
 ) -> Engine:
     """The engine, after checks that tell what wouldn't work before it fails half-way."""
-    loaded = Target.load(target, dtype=dtype, device=device)
+    loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     if loaded.device.type == "cpu":
         check_memory(loaded.config, loaded.dtype.itemsize, psutil.virtual_memory().available)
     drafts = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fledge.errors import TargetError
 from fledge.target.target import Backend, Target
 
 
@@ -40,3 +42,16 @@ class TargetOptions(BaseModel):
             feature_layers=self.feature_layers,
             chat_template_kwargs=self.chat_template_kwargs,
         )
+
+
+def parse_template_kwargs(text: str | None) -> dict[str, Any]:
+    """What a chat template is asked for, from a command line's JSON object. Raises a TargetError for other text."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise TargetError(
+            f"--chat-template-kwargs {text} is no JSON object; write it like '{{\"enable_thinking\": false}}'"
+        )
+    return found
