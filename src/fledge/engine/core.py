@@ -106,6 +106,8 @@ class EngineCore:
                 self._scheduler.remove(request)
             if self._failure is not None and not self._requests:
                 self.reset()
+            if not self._scheduler.busy:  # what is in flight would keep the engine, and its KV, alive
+                self._flight.clear()
 
     def holds(self, request_id: int) -> bool:
         """Whether a request is still to be answered: not done, not dropped. Between steps; waits for one that runs."""
