@@ -239,6 +239,20 @@ def test_prompts_that_begin_alike_and_come_together_are_written_once(target: Tar
     assert [result.request_id for result in engine.step()][:3] == first
 
 
+def test_what_a_preempted_prompt_left_itself_was_not_cached(target: Target) -> None:
+    rng = random.Random(11)
+    engine = Engine(target, max_batch=2, max_context=200, kv_tokens=220, busy_prefill_rows=3)
+    engine.submit(random_tokens(rng, 30), SamplingParams(max_tokens=150, ignore_eos=True))
+    engine.step()
+    late = engine.submit(random_tokens(rng, 140), SamplingParams(max_tokens=2, ignore_eos=True))
+    done = {}
+    while engine.busy:
+        done.update({result.request_id: result.completion for result in engine.step()})
+    assert engine.stats().preemptions == 1
+    assert engine.stats().hit_tokens > 0
+    assert done[late].stats.cached_tokens == 0
+
+
 def test_without_prefix_cache_nothing_is_kept(target: Target) -> None:
     engine = Engine(target, prefix_cache=False)
     prompt = random_tokens(random.Random(10), 100)

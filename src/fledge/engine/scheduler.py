@@ -206,7 +206,7 @@ class Scheduler:
         request.prefilled = request.prefix_tokens = len(found) * pool.page_size
         request.head_start = 0 if with_head == len(found) else request.prefix_tokens
         request.head_written = request.prefix_tokens if request.speculate and not request.head_start else 0
-        if not request.output_ids:
+        if not request.preemptions:  # later it finds what it has written itself, too
             request.cached_tokens = request.prefix_tokens
         self.hit_tokens += request.prefix_tokens
         return self._add_pages(request, tokens)
