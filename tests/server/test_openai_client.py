@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from fledge.engine import Engine
@@ -267,17 +268,52 @@ def test_errors_are_the_clients_own_classes(live: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens") as caught:
         client.chat.completions.create(model=MODEL, messages=messages("Hi"), max_tokens=600)
     assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="response_format isn't supported") as caught:
-        client.chat.completions.create(
-            model=MODEL, messages=messages("Hi"), response_format={"type": "json_object"}
-        )
+    with pytest.raises(openai.BadRequestError, match="modalities isn't supported") as caught:
+        client.chat.completions.create(model=MODEL, messages=messages("Hi"), modalities=["audio"])
     assert caught.value.code == "unsupported_parameter"
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "strong"}}}
+    with pytest.raises(openai.BadRequestError, match="Invalid type: strong") as caught:
+        client.chat.completions.create(model=MODEL, messages=messages("Hi"), response_format=schema)
+    assert caught.value.param == "response_format"
     with pytest.raises(openai.BadRequestError, match="beyond the vocabulary"):
         client.completions.create(model=MODEL, prompt=[100000])
     with pytest.raises(openai.BadRequestError):  # streams, too, fail with a status
         client.chat.completions.create(
             model=MODEL, messages=messages("Hi"), logit_bias={"5000": 1}, stream=True
         )
+
+
+class Cup(pydantic.BaseModel):
+    """What an answer is parsed as."""
+
+    drink: Literal["tea", "coffee"]
+    hot: bool
+
+
+def test_answers_have_the_form_that_was_asked_for(live: Running) -> None:
+    client = live.client()
+    schema = Cup.model_json_schema() | {
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},  # a random target would write spaces for ever
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "cup", "schema": schema, "strict": True}}
+    for options in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0, "logprobs": True}):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=messages("A cup"), max_tokens=80, response_format=form, **options
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        Cup.model_validate_json(answer.choices[0].message.content or "")
+    chosen = client.completions.create(
+        model=MODEL, prompt="Tea?", stream=True, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    assert "".join(part.choices[0].text for part in chosen) in ("yes", "no")
+    for wrong in (
+        {"structured_outputs": {"regex": "a"}, "response_format": form},
+        {"structured_outputs": {"regex": "a", "json_object": True}},
+        {"response_format": {"type": "json_schema"}},
+    ):
+        with pytest.raises(openai.BadRequestError, match=r"structured_outputs|json_schema|regex"):
+            client.completions.create(model=MODEL, prompt="Tea?", extra_body=wrong)
 
 
 def test_models_tokens_and_back(live: Running) -> None:

@@ -72,7 +72,9 @@ def test_log_probabilities_and_stops_have_their_form(live: Running) -> None:
         {"text": "both"},
         {"input_ids": None},
         {"sampling_params": {"max_new_tokens": 0}},
-        {"sampling_params": {"json_schema": "{}"}},
+        {"sampling_params": {"json_schema": "{"}},
+        {"sampling_params": {"json_schema": "{}", "regex": "a"}},
+        {"sampling_params": {"ebnf": "root ::= 'a'"}},
         {"sampling_params": {"temperature": -1.0}},
         {"sampling_params": {"min_new_tokens": 3, "max_new_tokens": 2}},
         {"top_logprobs_num": 3},
@@ -84,6 +86,16 @@ def test_what_is_not_supported_is_refused(live: Running, change: dict[str, Any])
     response = live.post("/generate", {"input_ids": IDS[0], **change})
     assert response.status_code == 400
     assert response.json()["error"]["message"]
+
+
+def test_an_answer_has_the_form_that_sampling_params_name(live: Running) -> None:
+    for form, expected in (
+        ({"regex": "ab|cd"}, ("ab", "cd")),
+        ({"json_schema": '{"enum": ["x", 7]}'}, ('"x"', "7")),
+    ):
+        sampling = {"temperature": 0.0, "max_new_tokens": 30, **form}
+        answer = live.post("/generate", {"input_ids": IDS[0], "sampling_params": sampling}).json()
+        assert answer["text"].strip() in expected
 
 
 def test_the_model_is_where_its_clients_look(live: Running) -> None:

@@ -27,6 +27,7 @@ from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
 from fledge.engine.result import RoundResult, run_round
 from fledge.engine.stats import Counts, EngineStats
 from fledge.engine.stops import StopWatch
+from fledge.engine.structured import Follower
 from fledge.engine.trace import tree_traces
 from fledge.errors import EngineError
 
@@ -78,6 +79,7 @@ class EngineCore:
         sink: Sink | None,
         watch: StopWatch | None = None,
         trace: bool = False,
+        grammar: Follower | None = None,
     ) -> int:
         """Queue a request; returns its id. `sink` gets each of its results from within the step that made it."""
         self._refuse_impossible(prompt_ids, params)
@@ -92,6 +94,7 @@ class EngineCore:
                 sink=sink,
                 watch=watch,
                 trace=trace,
+                grammar=grammar,
             )
             self._requests[request.id] = request
             self._scheduler.waiting.append(request)

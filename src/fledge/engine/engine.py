@@ -7,7 +7,7 @@ import queue
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
 from typing import Any, Unpack
 
@@ -26,6 +26,7 @@ from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.request import Completion, StepResult
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopWatch
+from fledge.engine.structured import Follower, Grammars
 from fledge.errors import EngineError
 from fledge.target.target import Target
 
@@ -219,7 +220,19 @@ class Engine:
             sink=sink,
             watch=(StopWatch(self.target.tokenizer, params.stop, params.min_tokens) if params.stop else None),
             trace=trace,
+            grammar=self.follower(params),
         )
+
+    def follower(self, params: SamplingParams) -> Follower | None:
+        """What holds an answer to the form that `params` want; None: any form. Raises EngineError if that can't be."""
+        return (
+            None if params.structured_outputs is None else self._grammars.follower(params.structured_outputs)
+        )
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        target = self.target
+        return Grammars(target.tokenizer, target.decoder.config.vocab_size, sorted(target.chat.turn_end_ids))
 
     def step(self) -> list[StepResult]:
         """Serve the submitted requests for one round; what each of them got. Nothing to do: an empty list.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from fledge.engine import structured
 from fledge.engine.checks import number, switch, texts, whole, whole_numbers
 from fledge.errors import EngineError
 
@@ -48,14 +49,15 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     logprobs: int | None
     stop: str | Sequence[str]
+    structured_outputs: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request is decoded.
 
-    The steps apply in this order: logit_bias; repetition, frequency and presence penalties; min_tokens; temperature;
-    top-k; top-p; min-p. Those before temperature count for greedy requests, too.
+    The steps apply in this order: logit_bias; repetition, frequency and presence penalties; min_tokens; structured
+    outputs; temperature; top-k; top-p; min-p. Those before temperature count for greedy requests, too.
     """
 
     max_tokens: int = 128
@@ -77,6 +79,9 @@ class SamplingParams:
     # Report log probabilities, with those of this many most likely tokens; None: don't
     logprobs: int | None = None
     stop: str | Sequence[str] = ()  # the answer ends before the first of these texts
+    # The answer's form, as vLLM names it: {"json": schema}, {"json_object": True}, {"regex": pattern},
+    # {"choice": texts} or {"grammar": Lark's}
+    structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         self._take_types()
@@ -84,6 +89,11 @@ class SamplingParams:
         self._check_penalties()
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise EngineError(f"logprobs is {self.logprobs}; use {_LOGPROBS}")
+        if self.structured_outputs and (self.min_tokens or self.ignore_eos):
+            raise EngineError(
+                "an answer of a wanted form ends where that does: leave out min_tokens and ignore_eos with "
+                "structured_outputs"
+            )
         if min(self.stop_token_ids, default=0) < 0:
             raise EngineError(f"stop_token_ids holds {min(self.stop_token_ids)}; use token ids")
 
@@ -103,6 +113,7 @@ class SamplingParams:
             "stop": texts("stop", self.stop),
             "stop_token_ids": whole_numbers("stop_token_ids", self.stop_token_ids),
             "logit_bias": _biases(self.logit_bias),
+            "structured_outputs": structured.checked(self.structured_outputs),
             "ignore_eos": switch("ignore_eos", self.ignore_eos),
             "seed": None if self.seed is None else whole("seed", self.seed, "a whole number, or None"),
             "logprobs": None if self.logprobs is None else whole("logprobs", self.logprobs, _LOGPROBS),

@@ -1,4 +1,4 @@
-"""Logit bias, penalties and min_tokens, per node: a node's own ancestors count as generated.
+"""Logit bias, penalties, min_tokens and wanted forms, per node: a node's own ancestors count as generated.
 
     answer so far:  a b        tree:  b ─┬─ a ─── b         row of the last node: a twice, b twice
                                          └─ c               row of c:             a once, b once, c once
@@ -10,12 +10,14 @@ through the same elementwise arithmetic, so that a token's logit is the same num
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
+from fledge.engine.structured import Follower
 
 
 class TokenCounts(NamedTuple):
@@ -37,6 +39,7 @@ class LogitEdits(NamedTuple):
     bias: Tensor  # [n, K] float32, 0 for padding
     ends: Tensor  # [n, E] int64, tokens that mustn't stand before
     ends_from: Tensor  # [n, 1] int64, this position, 0: they may anywhere
+    followers: Sequence[Follower | None]  # n, of answers that have to have a form
 
 
 def edited(
@@ -48,7 +51,9 @@ def edited(
     *,
     keep: bool,
 ) -> Tensor:
-    """The logits [R, V] with bias, penalties and min_tokens. `tree` None: nothing is drafted, one row per request.
+    """The logits [R, V] with bias, penalties, min_tokens and what a wanted form forbids.
+
+    `tree` None: nothing is drafted, one row per request.
 
     `position` [R]: where the token chosen from a row is going to stand. `picked` [R] int64: which of the B * N nodes
     the rows are; None: all. `keep`: leave the tensor given as it is.
@@ -68,7 +73,18 @@ def edited(
         early = position.index_select(0, rows)[:, None] < edits.ends_from.index_select(0, own)  # [r, 1]
         ends = edits.ends.index_select(0, own)
         changed.scatter_add_(1, ends, torch.where(early, -torch.inf, 0.0).expand(ends.shape))
+    for number, follower in enumerate(edits.followers):
+        if follower is not None:
+            mine = (own == number).nonzero()[:, 0]
+            allowed = _allowed(follower, tree, int(edits.requests[number]), node[mine].tolist())
+            changed[mine] = changed[mine].masked_fill_(~allowed.to(changed.device), -torch.inf)
     return logits.index_copy(0, rows, changed) if keep else logits.index_copy_(0, rows, changed)
+
+
+def _allowed(follower: Follower, tree: DraftTree | None, request: int, nodes: list[int]) -> Tensor:
+    if tree is None:
+        return follower.allowed([0], [-1], nodes)
+    return follower.allowed(tree.token_ids[request].tolist(), tree.parents[request].tolist(), nodes)
 
 
 def _edited_rows(requests: Tensor, nodes: int, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.sampling import seed_key
 from fledge.engine.stops import StopWatch
+from fledge.engine.structured import Follower
 
 FinishReason = Literal["stop", "length"]
 
@@ -94,6 +95,7 @@ class Request:
     sink: Callable[[StepResult], None] | None
     watch: StopWatch | None = None  # set if there are stop strings
     trace: bool = False  # results carry the round's draft tree
+    grammar: Follower | None = None  # at the answer's beginning; set if it has to have a form
     submitted: float = field(default_factory=time.perf_counter)
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)

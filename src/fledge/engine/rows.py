@@ -6,7 +6,7 @@ of tokens seen are as large as the vocabulary, so they are only made when the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from fledge.engine.logprobs import LogprobRows
 from fledge.engine.penalties import LogitEdits, TokenCounts
 from fledge.engine.request import Request
 from fledge.engine.sampling import RowSampling
+from fledge.engine.structured import Follower
 
 
 class Selection(NamedTuple):
@@ -45,6 +46,7 @@ class SelectionRows:
         self._penalized: Tensor | None = None  # [m] int64, requests with penalties, until the batch changes
         self._selections: dict[int, Selection | None] = {}  # by rows per request, until the batch changes
         self._drawing: Drawing | None = None  # likewise
+        self._followers: dict[int, Follower] = {}  # by request, of those whose answers have to have a form
         self.settles = False  # for recorded rounds, see `graphs.py`
         # By requests, rows to each, and whether some are filtered.
         self._settled: dict[tuple[int, int, bool], RowSampling] = {}
@@ -53,17 +55,20 @@ class SelectionRows:
         """A row for a request; its answer up to and with `bonus` [] int64 is counted."""
         row = len(self._requests)
         self._requests.append(request)
+        # What came after its prefill isn't looked at: the host may have it already, or not yet.
+        prefilled = request.context(len(request.prompt_ids), request.prefill_length)
+        if request.grammar is not None:
+            self._followers[request.id] = request.grammar.after([*prefilled, int(bonus)])
         if request.params.penalizes:
             if self._counts is None:
                 self._counts = _no_counts(self._capacity, self._vocabulary, self._device)
-            # What came after its prefill isn't looked at: the host may have it already, or not yet.
-            prefilled = request.context(len(request.prompt_ids), request.prefill_length)
             _count(self._counts, row, request, prefilled)
             self._counts.generated[row, bonus] += 1
         self._changed()
 
     def remove(self, row: int) -> None:
         """Take a row out; the last row moves into its place."""
+        self._followers.pop(self._requests[row].id, None)
         moved = self._requests.pop()
         last = len(self._requests)
         if row != last:
@@ -76,12 +81,13 @@ class SelectionRows:
     def clear(self) -> None:
         """Take all rows out."""
         self._requests.clear()
+        self._followers.clear()
         self._changed()
 
     def selection(self, nodes: int) -> Selection | None:
         """How B * nodes rows of logits choose; None if all of them just take the most likely token."""
         if nodes not in self._selections:
-            made = _selection(self._requests, nodes, self._counts, self._device)
+            made = _selection(self._requests, nodes, self._counts, self._followers, self._device)
             self._selections[nodes] = self._settle(made, nodes) if self.settles else made
         return self._selections[nodes]
 
@@ -120,6 +126,10 @@ class SelectionRows:
 
     def count(self, tokens: Tensor, emits: Tensor | None) -> None:
         """Count what a round emitted: the first `emits` [B] (None: all) of `tokens` [B, W]."""
+        for row, request in enumerate(self._requests if self._followers else ()):
+            if request.id in self._followers:
+                count = tokens.shape[1] if emits is None else int(emits[row])
+                self._followers[request.id].take(tokens[row, :count].tolist())
         if self._counts is None or not any(request.params.penalizes for request in self._requests):
             return
         if self._penalized is None:
@@ -160,7 +170,8 @@ def request_selection(requests: Sequence[Request], vocabulary: int, device: torc
         for row, request in enumerate(requests):
             if request.params.penalizes:
                 _count(counts, row, request, request.output_ids)
-    return _selection(requests, 1, counts, device)
+    at = {request.id: request.grammar.after(request.output_ids) for request in requests if request.grammar}
+    return _selection(requests, 1, counts, at, device)
 
 
 def _no_counts(rows: int, vocabulary: int, device: torch.device) -> TokenCounts:
@@ -179,10 +190,14 @@ def _count(counts: TokenCounts, row: int, request: Request, answered: Sequence[i
 
 
 def _selection(
-    requests: Sequence[Request], nodes: int, counts: TokenCounts | None, device: torch.device
+    requests: Sequence[Request],
+    nodes: int,
+    counts: TokenCounts | None,
+    followers: Mapping[int, Follower],
+    device: torch.device,
 ) -> Selection | None:
     sampling = _row_sampling(requests, nodes, device)
-    edits, logprobs = _edits(requests, counts, device), _logprobs(requests, device)
+    edits, logprobs = _edits(requests, counts, followers, device), _logprobs(requests, device)
     as_they_are = edits is None and logprobs is None
     if sampling is None and as_they_are:
         return None
@@ -211,10 +226,15 @@ def _row_sampling(requests: Sequence[Request], nodes: int, device: torch.device)
 
 
 def _edits(
-    requests: Sequence[Request], counts: TokenCounts | None, device: torch.device
+    requests: Sequence[Request],
+    counts: TokenCounts | None,
+    followers: Mapping[int, Follower],
+    device: torch.device,
 ) -> LogitEdits | None:
     chosen = [
-        (row, r) for row, r in enumerate(requests) if r.params.penalizes or r.params.logit_bias or r.ends_late
+        (row, r)
+        for row, r in enumerate(requests)
+        if r.params.penalizes or r.params.logit_bias or r.ends_late or r.grammar
     ]
     if not chosen:
         return None
@@ -244,6 +264,7 @@ def _edits(
         bias=torch.from_numpy(bias).to(device),
         ends=torch.from_numpy(ends).to(device),
         ends_from=torch.from_numpy(ends_from).to(device),
+        followers=[followers.get(r.id) for _, r in chosen],
     )
 
 

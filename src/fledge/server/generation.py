@@ -111,6 +111,8 @@ class Generator:
         visit = request.state.visit
         if (user := body.safety_identifier or body.user) is not None:
             visit.notes["user"] = user
+        if body.form is not None:
+            await self._check_form(body)
         jobs = [
             Job(
                 prompt,
@@ -132,6 +134,14 @@ class Generator:
             logprobs=body.wanted_logprobs is not None,
         )
         return jobs, renderer
+
+    async def _check_form(self, body: ChatRequest | CompletionRequest) -> None:
+        """Compile it beforehand, on a thread of its own: a large schema takes its time, a bad one is refused."""
+        try:
+            await asyncio.to_thread(self.worker.engine.follower, SamplingParams(structured_outputs=body.form))
+        except EngineError as error:
+            given = "response_format" if body.structured_outputs is None else "structured_outputs"
+            raise errors.invalid(str(error), given) from error
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
         prompt_tokens = usage(jobs)["prompt_tokens"]
@@ -205,6 +215,7 @@ class Generator:
                 logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
                 logprobs=body.wanted_logprobs,
                 stop=[stop for stop in given if isinstance(stop, str)],
+                structured_outputs=body.form,
             )
         except EngineError as error:
             raise errors.invalid(str(error)) from error

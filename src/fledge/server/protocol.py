@@ -1,8 +1,8 @@
 """What clients may send. Types are strict; what a field doesn't list is refused, never ignored.
 
-Beyond OpenAI's fields: top_k, min_p, min_tokens, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids
-(names as in vLLM), `speculate` (false: plain decode for this request) and `return_trace` (origins of tokens and draft
-trees).
+Beyond OpenAI's fields: top_k, min_p, min_tokens, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids,
+structured_outputs (names as in vLLM), `speculate` (false: plain decode for this request) and `return_trace` (origins of
+tokens and draft trees).
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
     "priority": (None, 0),
-    "response_format": (None, {"type": "text"}),
     "return_hidden_states": (None, False),
     "return_routed_experts": (None, False),
     "service_tier": (None, "auto", "default"),
@@ -111,6 +110,44 @@ class StreamOptions(StrictBody):
     continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")
 
 
+class JsonSchema(StrictBody):
+    """`json_schema` of a response_format."""
+
+    name: str | None = Field(None, max_length=512)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="nothing to choose: every answer follows its schema")
+
+
+class ResponseFormat(StrictBody):
+    """The form of the answer, as OpenAI names it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("type json_schema, and no other, takes a json_schema")
+        return self
+
+
+class StructuredOutputs(StrictBody):
+    """The form of the answer, as vLLM names it; one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
+    json_object: Literal[True] | None = None
+    regex: str | None = Field(None, max_length=65536)
+    choice: Annotated[list[StopText], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
+    grammar: str | None = Field(None, max_length=65536, description="in Lark's form")
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("give one of json, json_object, regex, choice and grammar")
+        return self
+
+
 class Generation(StrictBody):
     """What chat and text completions share."""
 
@@ -136,6 +173,8 @@ class Generation(StrictBody):
     logit_bias: Biases | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
     speculate: bool | None = Field(None, description="false: plain decode for this request")
@@ -170,6 +209,22 @@ class Generation(StrictBody):
         if self.return_trace and self.stop:
             raise ValueError("return_trace doesn't go together with stop")
         return self
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Generation:
+        if self.form is not None and self.structured_outputs is not None and self.response_format is not None:
+            raise ValueError("give either response_format or structured_outputs")
+        return self
+
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """What the engine calls structured_outputs."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        return {"json_object": True} if wanted.json_schema is None else {"json": wanted.json_schema.schema_}
 
 
 class TextPart(StrictBody):

@@ -46,6 +46,8 @@ class NativeSampling(StrictBody):
     repetition_penalty: float | None = None
     logit_bias: Biases | None = None
     sampling_seed: int | None = None
+    json_schema: str | None = Field(None, max_length=1 << 20)
+    regex: str | None = Field(None, max_length=65536)
 
 
 class GenerateRequest(StrictBody):
@@ -80,6 +82,9 @@ class GenerateRequest(StrictBody):
         fields["stream"], fields["speculate"] = self.stream, self.speculate
         fields["logprobs"] = (self.top_logprobs_num or 0) if self.return_logprob else None
         fields["return_token_ids"] = True
+        form = {"json": sampling.json_schema, "regex": sampling.regex}
+        if sampling.json_schema is not None or sampling.regex is not None:
+            fields["structured_outputs"] = {kind: value for kind, value in form.items() if value is not None}
         try:
             return CompletionRequest.model_validate(fields)
         except ValidationError as error:

@@ -1,0 +1,158 @@
+"""Answers of a wanted form: JSON of a schema, a regular expression, one of several texts, a grammar.
+
+    tree:  {"a": ─┬─ 1 ─── ,        every node is masked by what may stand behind its own path: the follower walks
+                  └─ "             down the tree and back up, and takes only what a round emits
+
+What may stand where is llguidance's work (https://github.com/guidance-ai/llguidance). The mask is one more edit of the
+logits before anything is chosen, so a constrained answer is the one that plain decode gives, greedy or sampled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fledge.errors import EngineError
+
+_WANTED = {
+    "json": "a JSON schema: a dictionary, or its text",
+    "json_object": "True",
+    "regex": "a regular expression",
+    "choice": "a list of texts, none of them empty",
+    "grammar": "a grammar in Lark's form",
+}
+_INSTALL = 'structured_outputs needs llguidance: pip install "fledge[structured]"'
+_KEPT_GRAMMARS = 64  # compiled ones, of an engine
+
+
+def checked(given: object) -> dict[str, Any] | None:
+    """`structured_outputs` as one kind and its value, or an EngineError; whether it compiles is seen by `Grammars`."""
+    if given is None:
+        return None
+    wanted = f"a dictionary with one of {', '.join(_WANTED)}"
+    if not isinstance(given, Mapping):
+        raise EngineError(f"structured_outputs is {given!r:.80}; use {wanted}")
+    said = {name: value for name, value in given.items() if value is not None}
+    if len(said) != 1 or not said.keys() <= _WANTED.keys():
+        raise EngineError(f"structured_outputs names {', '.join(map(str, said)) or 'nothing'}; use {wanted}")
+    ((kind, value),) = said.items()
+    texts = (
+        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(t, str) for t in value)
+    )
+    right = {
+        "json": isinstance(value, str | Mapping),
+        "json_object": value is True,
+        "regex": isinstance(value, str),
+        "choice": texts and bool(value) and all(value),
+        "grammar": isinstance(value, str),
+    }
+    if not right[kind]:
+        raise EngineError(f"structured_outputs.{kind} is {value!r:.80}; use {_WANTED[kind]}")
+    return {kind: list(value) if kind == "choice" else value}
+
+
+class Grammars:
+    """Compiles what requests want, for one target's tokens."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, end_ids: Sequence[int]) -> None:
+        """`vocabulary`: the target's, which may be larger than the tokenizer's; `end_ids` end an answer."""
+        try:
+            import llguidance.hf
+        except ImportError as error:
+            raise EngineError(_INSTALL) from error
+        try:
+            self._tokens = llguidance.hf.from_tokenizer(
+                tokenizer, n_vocab=vocabulary, eos_token=sorted(end_ids)
+            )
+        except Exception as error:  # its Rust half raises what it likes
+            raise EngineError(f"structured_outputs can't read the target's tokenizer: {error}") from error
+        self._matcher, self._vocabulary = llguidance.LLMatcher, vocabulary
+        self._ends = torch.zeros(-(-vocabulary // 32), dtype=torch.int32)
+        for token in end_ids:
+            self._ends[token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)
+        self._compiled = lru_cache(_KEPT_GRAMMARS)(self._compile)
+
+    def follower(self, wanted: Mapping[str, Any]) -> Follower:
+        """At the beginning of an answer of that form. Raises EngineError for a grammar that isn't one."""
+        ((kind, value),) = wanted.items()
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return self._compiled(kind, text).after(())
+
+    def _compile(self, kind: str, text: str) -> Follower:
+        try:
+            if kind == "json":
+                grammar = self._matcher.grammar_from_json_schema(text)
+            elif kind == "json_object":
+                grammar = self._matcher.grammar_from_json_schema('{"type": "object"}')
+            elif kind == "regex":
+                grammar = self._matcher.grammar_from_regex(text)
+            else:
+                if kind == "choice":
+                    text = "start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in json.loads(text))
+                grammar = self._matcher.grammar_from_lark(text)
+            fault = self._matcher.validate_grammar(grammar, self._tokens)
+            matcher = None if fault else self._matcher(self._tokens, grammar)
+            fault = fault or (matcher.get_error() if matcher is not None else "")
+        except Exception as error:
+            fault = str(error)
+        if fault:
+            raise EngineError(f"structured_outputs.{kind} can't be used: {' '.join(fault.split())[:400]}")
+        return Follower(matcher, self._ends, self._vocabulary)
+
+
+class Follower:
+    """One answer's place in its grammar."""
+
+    def __init__(self, matcher: Any, ends: Tensor, vocabulary: int) -> None:
+        """`ends` [ceil(V / 32)] int32: the bits of what may stand behind a complete answer."""
+        self._matcher, self._ends, self._vocabulary = matcher, ends, vocabulary
+
+    def after(self, tokens: Sequence[int]) -> Follower:
+        """Another, so many tokens further on."""
+        other = Follower(self._matcher.deep_copy(), self._ends, self._vocabulary)
+        other.take(tokens)
+        return other
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Go on by tokens of the answer; what comes behind its end is ignored."""
+        self._matcher.try_consume_tokens(list(tokens))
+
+    def allowed(self, tokens: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> Tensor:
+        """What may be chosen at these `nodes` of a tree, [len(nodes), V] bool.
+
+        `tokens` and `parents` [N]: the tree, parents first; node 0 is the last token taken. Behind a node
+        that isn't allowed everything is, as nothing there is going to be accepted.
+        """
+        bits = torch.full((len(nodes), len(self._ends)), -1, dtype=torch.int32)
+        wanted = {node: row for row, node in enumerate(nodes)}
+        children: dict[int, list[int]] = {}
+        for node in range(1, len(parents)):
+            children.setdefault(parents[node], []).append(node)
+        self._walk(0, tokens, children, wanted, bits)
+        places = torch.arange(32, dtype=torch.int32)
+        return ((bits[:, :, None] >> places) & 1).bool().flatten(1)[:, : self._vocabulary]
+
+    def _walk(
+        self,
+        node: int,
+        tokens: Sequence[int],
+        children: Mapping[int, list[int]],
+        wanted: Mapping[int, int],
+        bits: Tensor,
+    ) -> None:
+        if self._matcher.is_stopped():  # the answer is complete
+            if node in wanted:
+                bits[wanted[node]] = self._ends
+            return
+        if node in wanted:
+            row = bits[wanted[node]]
+            self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), row.nbytes)
+        for child in children.get(node, ()):
+            if tokens[child] >= 0 and self._matcher.try_consume_tokens([tokens[child]]):
+                self._walk(child, tokens, children, wanted, bits)
+                self._matcher.rollback(1)

@@ -1,0 +1,166 @@
+"""Answers of a wanted form: they have it, they are plain decode's, and neighbours without one don't notice."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fledge.draft import DraftVocabulary, Head
+from fledge.engine import Completion, Engine, TreeShape
+from fledge.engine.structured import Grammars
+from fledge.errors import EngineError
+from fledge.target import Target
+from tests.tiny import VOCAB_SIZE
+
+pytest.importorskip("llguidance", reason="llguidance isn't installed: pip install 'fledge[structured]'")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["tea", "coffee", "water"]},
+        "hot": {"type": "boolean"},
+        "cups": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "hot", "cups"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},  # a random target would write spaces for ever
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "json": {"json": SCHEMA},
+    "json as text": {"json": json.dumps(SCHEMA)},
+    "regex": {"regex": "[a-c]{3,5}-[0-9]{2}"},
+    "choice": {"choice": ["yes", 'a "no"', "über"]},
+    "grammar": {"grammar": 'start: "(" INNER ")"\nINNER: /[xy]{1,6}/'},
+}
+PROMPTS = [[20, 30, 40, 50], list(range(100, 190)), [7] * 33]
+
+
+def has_form(name: str, answer: Completion) -> bool:
+    text = answer.text
+    if name.startswith("json"):
+        parsed = json.loads(text)
+        return bool(set(parsed) == {"name", "hot", "cups"} and 0 <= parsed["cups"] <= 99)
+    if name == "choice":
+        return text in FORMS["choice"]["choice"]
+    pattern = FORMS["regex"]["regex"] if name == "regex" else r"\([xy]{1,6}\)"
+    return re.fullmatch(pattern, text) is not None
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def target(request: pytest.FixtureRequest, tiny_target_folder: Path) -> Target:
+    if request.param == "torch":
+        return Target.load(str(tiny_target_folder), backend="torch", dtype="float32")
+    return Target.load(str(tiny_target_folder), backend="native")
+
+
+@pytest.fixture(scope="module")
+def head(target: Target) -> Head:
+    return Head.from_target(target, DraftVocabulary.from_counts(torch.ones(VOCAB_SIZE), 256))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", FORMS)
+def test_answers_have_their_form_and_are_plain_decode_s(
+    target: Target, head: Head, name: str, temperature: float
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 90, "temperature": temperature, "seed": 5}
+    options["structured_outputs"] = FORMS[name]
+    plain = Engine(target).generate(PROMPTS, **options)
+    assert all(answer.finish_reason == "stop" and has_form(name, answer) for answer in plain)
+    for tree in (None, TreeShape(4, 3, 16)):
+        engine = Engine(target, head, tree=tree)
+        for speculate in (True, False):
+            answers = engine.generate(PROMPTS, **options, speculate=speculate)
+            assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_neighbours_with_and_without_a_form_answer_as_if_they_were_alone(
+    target: Target, head: Head, overlap: bool
+) -> None:
+    """Also with a KV pool so small that they preempt each other."""
+    wanted: list[dict[str, Any]] = [
+        {"structured_outputs": form, "temperature": temperature}
+        for form in (*FORMS.values(), {"regex": "[a-d]{60,70}"}, None)
+        for temperature in (0.0, 0.8)
+    ]
+    wanted[0]["presence_penalty"] = 0.5
+    wanted[3]["logprobs"] = 2
+    for options in wanted:
+        options |= {"max_tokens": 80, "seed": 11}
+    prompts = [[100 + number, 5, 6, 7] for number in range(len(wanted))]
+    alone = [
+        Engine(target).generate([prompt], **options)[0]
+        for prompt, options in zip(prompts, wanted, strict=True)
+    ]
+    engine = Engine(target, head, max_batch=len(wanted), max_context=100, kv_tokens=200, overlap=overlap)
+    streams = [engine.stream_sync(prompt, **options) for prompt, options in zip(prompts, wanted, strict=True)]
+    done: dict[int, Completion] = {}
+    while len(done) < len(streams):
+        for number, stream in enumerate(streams):
+            if number not in done and (piece := next(stream)).completion is not None:
+                done[number] = piece.completion
+    assert [done[number].token_ids for number in range(len(wanted))] == [a.token_ids for a in alone]
+    assert overlap or sum(answer.stats.preemptions for answer in done.values()) > 0
+    engine.check()
+
+
+def test_each_node_is_masked_by_its_own_path(target: Target) -> None:
+    tokenizer = target.tokenizer
+    grammars = Grammars(tokenizer, VOCAB_SIZE, [3])
+    follower = grammars.follower({"regex": "a(b|cd)"})
+    a, b, c, d = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcd")
+    follower.take([a])
+    #  0 ─┬─ 1: b
+    #     ├─ 2: c ─── 4: d
+    #     └─ 3: d (not allowed)
+    tokens, parents = [a, b, c, d, d], [-1, 0, 0, 0, 2]
+    allowed = follower.allowed(tokens, parents, [0, 1, 2, 3, 4])
+    starts = [b, c, *([] if (cd := tokenizer.get_vocab().get("cd")) is None else [cd])]
+    rows = [row.nonzero()[:, 0].tolist() for row in allowed]
+    assert rows[0] == sorted(starts)
+    assert rows[1] == rows[4] == [3]
+    assert rows[2] == [d]
+    assert len(rows[3]) == VOCAB_SIZE
+    assert torch.equal(follower.allowed(tokens, parents, [4, 0]), allowed[[4, 0]])  # it is where it was
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ("json", "structured_outputs is 'json'"),
+        ({}, "nothing"),
+        ({"xml": "a"}, "xml"),
+        ({"json": {}, "regex": "a"}, "json, regex"),
+        ({"json_object": False}, "use True"),
+        ({"choice": []}, "list of texts"),
+        ({"choice": "yes"}, "list of texts"),
+        ({"regex": "(("}, r"structured_outputs\.regex can't be used"),
+        ({"json": {"type": "strong"}}, r"structured_outputs\.json can't be used"),
+        ({"json": "{"}, r"structured_outputs\.json can't be used"),
+        ({"grammar": "start: x"}, r"structured_outputs\.grammar can't be used"),
+    ],
+)
+def test_what_is_no_form_is_refused_at_once(target: Target, given: Any, part: str) -> None:
+    with pytest.raises(EngineError, match=part):
+        Engine(target).generate([[5]], structured_outputs=given)
+
+
+@pytest.mark.parametrize("other", [{"min_tokens": 1}, {"ignore_eos": True}])
+def test_an_answer_with_a_form_ends_with_it(target: Target, other: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match="leave out min_tokens and ignore_eos"):
+        Engine(target).generate([[5]], structured_outputs=FORMS["regex"], **other)
+
+
+def test_without_llguidance_the_error_says_how_to_install_it(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    with pytest.raises(EngineError, match=r'pip install "fledge\[structured\]"'):
+        Engine(target).generate([[5]], structured_outputs=FORMS["regex"])
