@@ -35,6 +35,23 @@ def test_a_data_set_is_streamed_from_any_row_on(dataset: Path, monkeypatch: pyte
     )
 
 
+def test_another_content_of_the_same_folder_is_another_data_set(dataset: Path) -> None:
+    pytest.importorskip("datasets")
+    options = SourceOptions(kind="dataset", path=str(dataset), licence="mit")
+    before = open_source(options).digest()
+    file = dataset / "train.jsonl"
+    file.write_text(file.read_text().replace("question 3", "question 8"))
+    assert open_source(options).digest() != before
+
+
+def test_a_data_set_saved_to_disk_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"prompt": [f"question {n}?" for n in range(7)]})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    source = open_source(SourceOptions(kind="dataset", path=str(tmp_path / "saved"), licence="mit"))
+    assert [record.turns for record in source.records(4)] == [(f"question {n}?",) for n in range(4, 7)]
+
+
 def test_a_data_set_without_a_licence_is_refused(dataset: Path) -> None:
     pytest.importorskip("datasets")
     with pytest.raises(DataError, match="no declared terms"):

@@ -12,7 +12,7 @@ import logging
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import IO, Any
@@ -61,16 +61,8 @@ class FileRows:
                         yield row
 
     def digest(self) -> str:
-        """Over each file's name, length, beginning and end."""
-        digest = hashlib.sha256()
-        for path in self._paths:
-            with _read(path):
-                size = self._filesystem.size(path) or 0
-                name = path.rsplit("/", 1)[-1]
-                digest.update(f"{name}\0{size}\0".encode())
-                digest.update(self._filesystem.read_block(path, 0, _CHUNK))
-                digest.update(self._filesystem.read_block(path, max(0, size - _CHUNK), _CHUNK))
-        return digest.hexdigest()
+        """Changes when the rows may have changed."""
+        return digest_of(self._filesystem, self._paths)
 
     def _text_rows(self, path: str) -> Iterator[Any]:
         kind = _kind(path)
@@ -109,6 +101,18 @@ class FileRows:
             return unpacked
         stream: IO[bytes] = self._filesystem.open(path, "rb", compression="infer")
         return stream
+
+
+def digest_of(filesystem: Any, paths: Sequence[str]) -> str:
+    """Over each file's name, length, beginning and end."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with _read(path):
+            size = filesystem.size(path) or 0
+            digest.update(f"{path.rsplit('/', 1)[-1]}\0{size}\0".encode())
+            digest.update(filesystem.read_block(path, 0, _CHUNK))
+            digest.update(filesystem.read_block(path, max(0, size - _CHUNK), _CHUNK))
+    return digest.hexdigest()
 
 
 def _find(path: str) -> tuple[Any, list[str]]:

@@ -7,6 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import fsspec
+
+from fledge import storage
+from fledge.data.sources.files import digest_of
 from fledge.data.sources.options import SourceOptions
 from fledge.errors import DataError, one_line
 
@@ -29,17 +33,13 @@ class HubRows:
             ) from error
 
     def digest(self) -> str:
-        """Over what names the data set; give a `revision` so that it can't change unnoticed."""
+        """Over what names the data set (give a `revision`, so that it can't change unnoticed), and a folder's files."""
         chosen = self._options
-        info = self._dataset.info
-        parts = [
-            chosen.path,
-            chosen.config,
-            chosen.split,
-            chosen.revision,
-            str(info.version),
-            info.dataset_size,
-        ]
+        parts = [chosen.path, chosen.config, chosen.split, chosen.revision]
+        parts += [str(self._dataset.info.version), self._dataset.info.dataset_size]
+        filesystem, place = fsspec.core.url_to_fs(chosen.path)
+        if filesystem.isdir(place):
+            parts.append(digest_of(filesystem, sorted(filesystem.find(place))))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
@@ -56,6 +56,8 @@ def _load(options: SourceOptions) -> Any:
             f"reading the data set {options.path} needs a package: pip install 'fledge[datasets]'"
         ) from error
     try:
+        if storage.exists(storage.join(options.path, "state.json")):
+            return datasets.load_from_disk(options.path)  # what its `save_to_disk` wrote
         return datasets.load_dataset(
             options.path, options.config, split=options.split, revision=options.revision, streaming=True
         )
