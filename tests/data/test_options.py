@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fledge.data import Opening, PromptOptions, RespondOptions
+from fledge.data import Opening, PromptOptions, RespondOptions, SourceOptions
 from fledge.data.openings import DEFAULT_OPENINGS, PLACEHOLDERS
 
 
@@ -41,6 +41,20 @@ def test_options_survive_json() -> None:
     respond = RespondOptions(temperatures={0: 1, 0.5: 2})
     assert PromptOptions.model_validate_json(prompts.model_dump_json()) == prompts
     assert RespondOptions.model_validate_json(respond.model_dump_json()) == respond
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        ({"path": "gs://ours/logs/2026-*.jsonl"}, "ours-logs-2026--.jsonl"),
+        ({"path": "данные/чаты.jsonl"}, "данные-чаты.jsonl"),
+        ({"path": "a.jsonl", "name": "our chats"}, "our-chats"),
+        ({"path": "a.jsonl", "name": ".."}, "file"),  # a folder of that name is another one
+        ({"kind": "self"}, "self"),
+    ],
+)
+def test_a_sources_name_is_one_folders(given: dict[str, str], label: str) -> None:
+    assert SourceOptions.model_validate(given).label == label
 
 
 def test_the_context_asked_for_holds_the_longest_request() -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Kind = Literal["self", "file", "dataset", "log"]
 ShapeName = Literal["auto", "sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating"]
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME = re.compile(r"[^\w.-]+")
 
 
 class SourceOptions(BaseModel):
@@ -56,8 +56,5 @@ class SourceOptions(BaseModel):
     @property
     def label(self) -> str:
         """The name used in records, folders and reports."""
-        if self.name:
-            return _NAME.sub("-", self.name)
-        if self.kind == "self":
-            return "self"
-        return _NAME.sub("-", self.path.split("://")[-1].strip("/*")).strip("-.") or self.kind
+        own = "self" if self.kind == "self" else self.path.split("://")[-1].strip("/*")
+        return _NAME.sub("-", self.name or own).strip("-.") or self.kind
