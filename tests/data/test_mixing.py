@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from fledge.data import PrivacyOptions, PromptOptions, make_prompts, prompt_summ
 from fledge.data.privacy import Treated
 from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
-from fledge.errors import DataError, FingerprintError
+from fledge.errors import DataError, FingerprintError, StorageError
 from fledge.target import Target
 from tests.data.conftest import Killed, files_of
 from tests.data.templates import FIXTURES
@@ -291,6 +292,14 @@ def test_rows_nothing_can_be_made_of_are_one_clear_error(target: Target, tmp_pat
     chosen = PromptOptions(sources=({"path": path, "licence": "own", "shape": "prompt"},))
     with pytest.raises(DataError, match=r"no row of the sources can be used \(.*shape 1.*\); correct"):
         make_prompts(target, None, chosen, str(tmp_path / "out"))
+
+
+def test_a_full_folder_of_temporary_files_is_named(
+    target: Target, sharegpt: str, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no folder"))
+    with pytest.raises(StorageError, match=r"among the temporary files .* TMPDIR"):
+        make_prompts(target, None, options(sharegpt, log), str(tmp_path / "out"))
 
 
 def test_undeclared_terms_leave_nothing_behind(target: Target, sharegpt: str, tmp_path: Path) -> None:

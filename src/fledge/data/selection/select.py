@@ -25,6 +25,7 @@ from fledge.data.seeds import salted_hash
 from fledge.data.selection.duplicates import KEPT, REASONS, DuplicateFinder
 from fledge.data.selection.matching import NgramCounts, TrafficModel, distance, features, gumbel
 from fledge.data.selection.quotas import share_out
+from fledge.errors import StorageError, one_line
 from fledge.storage import Manifest
 
 
@@ -66,9 +67,15 @@ def select_prompts(
         count_tokens: tokens of a prompt's turns.
         progress: told what goes on.
     """
-    with tempfile.TemporaryDirectory(prefix="fledge-select-") as scratch:
-        progress("looking for duplicates")
-        verdicts, noise = _duplicates(pools, options, Path(scratch))
+    progress("looking for duplicates")
+    try:
+        with tempfile.TemporaryDirectory(prefix="fledge-select-") as scratch:
+            verdicts, noise = _duplicates(pools, options, Path(scratch))
+    except OSError as error:
+        raise StorageError(
+            f"can't keep the prompts' keys among the temporary files ({one_line(error)}); free some space there, or "
+            "name another folder in TMPDIR, and run again"
+        ) from error
     sizes = [Manifest.load(pool.url).records for pool in pools]
     drawing = _Drawing(pools, sizes, verdicts == KEPT, noise, options)
     if traffic:
