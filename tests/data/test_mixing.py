@@ -151,6 +151,13 @@ def test_a_source_with_too_little_is_made_up_for_by_the_others(
     assert (sources["chat"]["wanted"], sources["chat"]["chosen"]) == (33, 40)
 
 
+def test_fewer_prompts_than_wanted_are_told(
+    target: Target, sharegpt: str, log: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_prompts(target, None, options(sharegpt, log, count=1000), str(tmp_path / "out"))
+    assert re.search(r"prompts.count is 1,000, but the sources have only \d+ fit prompts", caplog.text)
+
+
 def test_the_target_is_a_source_among_others(
     target: Target, engine: Engine, log: str, tmp_path: Path
 ) -> None:

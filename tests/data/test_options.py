@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fledge.data import Opening, PromptOptions, RespondOptions, SourceOptions
+from fledge.data import Opening, PrivacyOptions, PromptOptions, RespondOptions, SourceOptions
 from fledge.data.openings import DEFAULT_OPENINGS, PLACEHOLDERS
 
 
@@ -55,6 +55,36 @@ def test_options_survive_json() -> None:
 )
 def test_a_sources_name_is_one_folders(given: dict[str, str], label: str) -> None:
     assert SourceOptions.model_validate(given).label == label
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sources": [{"kind": "self", "limit": 5}]}, "kind self has no limit"),
+        ({"sources": [{"path": "a.jsonl", "split": "test"}]}, "kind file has no split"),
+        ({"traffic": [{"path": "a.jsonl"}]}, "name `sources`"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PromptOptions.model_validate(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deny": [{"entity": "ORGANIZATION", "words": ["Acme"]}]}, "ORGANIZATION would not be looked for"),
+        ({"policies": {"ORGANIZATION": "drop"}}, "ORGANIZATION would not be looked for"),
+        (
+            {"entities": ["PERSON"], "patterns": [{"entity": "BADGE", "regex": "B-\\d+"}]},
+            "BADGE would not be looked for",
+        ),
+        ({"patterns": [{"entity": "BADGE", "regex": "B-\\d+", "score": 0.4}]}, "would never count"),
+    ],
+)
+def test_what_the_privacy_filter_would_not_look_for_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PrivacyOptions.model_validate(options)
 
 
 def test_the_context_asked_for_holds_the_longest_request() -> None:

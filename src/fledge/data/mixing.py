@@ -115,6 +115,10 @@ def mix_prompts(
         count_tokens,
         lambda note: progress(0, 0, note),
     )
+    if (kept := sum(selected.chosen.values())) < options.count:
+        logger.warning(
+            "prompts.count is %s, but the sources have only %s fit prompts", f"{options.count:,}", f"{kept:,}"
+        )
     write_selection(output_url, _told(options.sources, by_name, pools, selected))
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fledge.data.sources.options import SourceOptions
 
@@ -109,6 +109,12 @@ class PromptOptions(BaseModel):
         if any(source.weight != 1.0 for source in traffic):
             raise ValueError("samples of traffic have no weight: each counts with the prompts it has")
         return traffic
+
+    @model_validator(mode="after")
+    def _traffic_has_a_choice(self) -> PromptOptions:
+        if self.traffic and not self.sources:
+            raise ValueError("traffic decides which of the sources' prompts are chosen; name `sources`, too")
+        return self
 
     @field_validator("languages")
     @classmethod

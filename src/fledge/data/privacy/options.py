@@ -135,8 +135,11 @@ class PrivacyOptions(BaseModel):
     @property
     def known_entities(self) -> tuple[str, ...]:
         """All entities these options can find, custom ones included."""
-        custom = [*(p.entity for p in self.patterns), *(d.entity for d in self.deny)]
-        return tuple(dict.fromkeys((*entities.ALL, *custom)))
+        return tuple(dict.fromkeys((*entities.ALL, *self._custom)))
+
+    @property
+    def _custom(self) -> list[str]:
+        return [*(pattern.entity for pattern in self.patterns), *(listed.entity for listed in self.deny)]
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -158,6 +161,13 @@ class PrivacyOptions(BaseModel):
         unknown = sorted(named - set(known))
         if unknown:
             raise ValueError(f"unknown entity {', '.join(unknown)}; use {', '.join(known)}")
+        unsought = sorted({*self.policies, *self._custom} - self.wanted)
+        if unsought:
+            raise ValueError(
+                f"{', '.join(unsought)} would not be looked for; name it in `entities`, or leave it out"
+            )
+        if any(pattern.score < self.threshold for pattern in self.patterns):
+            raise ValueError("a pattern whose score is below `threshold` would never count; raise its score")
 
     @property
     def answer_wanted(self) -> frozenset[str]:

@@ -9,6 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Kind = Literal["self", "file", "dataset", "log"]
 ShapeName = Literal["auto", "sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating"]
+_OF_DATASETS = ("config", "split", "revision")
+_NOT_OF: dict[Kind, tuple[str, ...]] = {
+    "self": ("path", "shape", "field", "system", "category", "limit", *_OF_DATASETS),
+    "file": _OF_DATASETS,
+    "log": _OF_DATASETS,
+    "dataset": (),
+}
 _NAME = re.compile(r"[^\w.-]+")
 
 
@@ -45,10 +52,11 @@ class SourceOptions(BaseModel):
     def _has_a_place(self) -> SourceOptions:
         if self.kind != "self" and not self.path:
             raise ValueError(f"a source of kind {self.kind} needs a path")
-        if self.kind == "self" and self.path:
-            raise ValueError("the target itself (kind self) has no path")
         if self.kind == "log" and self.shape not in ("auto", "request"):
             raise ValueError("a log's shape is always request; use kind file for another shape")
+        none_of_its = _NOT_OF[self.kind]
+        if wrong := [n for n in none_of_its if getattr(self, n) != type(self).model_fields[n].default]:
+            raise ValueError(f"a source of kind {self.kind} has no {', '.join(wrong)}; leave it out")
         if self.shape == "turns" and self.field == "data":
             raise ValueError("the column `data` holds answers between the turns; its shape is alternating")
         return self
