@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +29,15 @@ from fledge.data.privacy import entities as e
 
 console = Console()
 
+_OTHERS = {
+    "second": (make_second_corpus, "the corpus in other words and shapes, without neutral sentences"),
+    "third": (make_third_corpus, "of ten countries' identifiers and names, in forms, tables, logs, chats"),
+    "fourth": (
+        make_fourth_corpus,
+        "by who had not seen the rules: what people paste into a chat, and request logs",
+    ),
+    "fifth": (make_fifth_corpus, "the same kind in other words, written blind after version 7 of the rules"),
+}
 _PLACES = (e.LOCATION, e.STREET_ADDRESS)
 # What Presidio calls the entities that have another name here.
 _PRESIDIO = {
@@ -48,26 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="listed",
         help="unlisted: names the filter has no list of",
     )
-    parser.add_argument(
-        "--second",
-        action="store_true",
-        help="the corpus in other words and shapes, without neutral sentences",
-    )
-    parser.add_argument(
-        "--third",
-        action="store_true",
-        help="the corpus of ten countries' identifiers and names, in forms, tables, logs, chats",
-    )
-    parser.add_argument(
-        "--fourth",
-        action="store_true",
-        help="the corpus whose author had not seen the rules: what people paste into a chat, and request logs",
-    )
-    parser.add_argument(
-        "--fifth",
-        action="store_true",
-        help="the same kind in other words, written blind after version 7 of the rules",
-    )
+    for name, (make, told) in _OTHERS.items():
+        parser.add_argument(f"--{name}", action="store_const", const=make, dest="make", help=told)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="of the throughput measurement")
     parser.add_argument(
@@ -76,17 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mistakes", type=int, default=0, help="print so many misses and false alarms")
     parser.add_argument("--json", help="write the figures to this file")
     chosen = parser.parse_args(arguments)
-    if chosen.fifth:
-        made = make_fifth_corpus(chosen.records, chosen.half, chosen.seed)
-    elif chosen.fourth:
-        made = make_fourth_corpus(chosen.records, chosen.half, chosen.seed)
-    elif chosen.third:
-        made = make_third_corpus(chosen.records, chosen.half, chosen.seed)
-    elif chosen.second:
-        made = make_second_corpus(chosen.records, chosen.half, chosen.seed)
-    else:
-        made = make_corpus(chosen.records, chosen.half, chosen.seed, chosen.names)
-    corpus = list(made)
+    if chosen.make and chosen.names == "unlisted":
+        parser.error("--names unlisted is of the first corpus alone; leave the other's option out")
+    make = chosen.make or partial(make_corpus, names=chosen.names)
+    corpus = list(make(chosen.records, chosen.half, chosen.seed))
     found: list[Mistake] = []
     privacy = PrivacyFilter(policy="surrogate")
     scores = measure(corpus, privacy.scan, found)

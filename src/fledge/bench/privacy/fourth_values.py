@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from fledge.bench.privacy import fourth_numbers as n
 from fledge.bench.privacy import third_secrets as s
-from fledge.bench.privacy.shapes import HEX, WORD, ascii_only, random_text, shape
-from fledge.bench.privacy.third_values import MONTHS, THIRD_VALUES, ThirdValues
+from fledge.bench.privacy.shapes import HEX, MONTHS, WORD, ascii_only, one_filled, random_text, shape
+from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
 from fledge.data.privacy import entities as e
 
 
@@ -74,11 +74,8 @@ def _address(v: FourthValues) -> str:
     line, town, gap = _street(v), v.listed("towns"), v.rng.choice((", ", ", ", "\n"))
     if v.language == "en":
         british = v.rng.random() < 0.4
-        end = (
-            shape(v.rng, "??#_#??")
-            if british
-            else f"{v.rng.choice(('OH', 'NM', 'WA', 'TX', 'NY'))} {_zip(v)}"
-        )
+        american = "" if british else v.rng.choice(("OH", "NM", "WA", "TX", "NY"))
+        end = shape(v.rng, "??#_#??") if british else f"{american} {_zip(v)}"
         return f"{line}{gap}{town}{' ' if british else ', '}{end}"
     return f"{line}{gap}{_zip(v)} {town}"
 
@@ -147,14 +144,10 @@ def _dob(v: FourthValues, years: tuple[int, int] = _BIRTHS) -> str:
         first = "1er" if day == 1 else str(day)
         forms = [f"{first} {name} {year}", f"{first} {name} {short}", f"{day:02d} {name} {year}"]
     else:
-        forms = [
-            f"{day} de {name} de {year}",
-            f"{day} de {name} del {year}",
-            f"{day} {name} {year}",
-            f"{day}-{name[:3]}-{year}",
-        ]
-        if v.language == "pt":
-            forms[1] = f"{day} de {name.capitalize()} de {year}"
+        of = (
+            f"{day} de {name.capitalize()} de {year}" if v.language == "pt" else f"{day} de {name} del {year}"
+        )
+        forms = [f"{day} de {name} de {year}", of, f"{day} {name} {year}", f"{day}-{name[:3]}-{year}"]
     return v.rng.choice((*forms, _dob_digits(v, years)))
 
 
@@ -184,14 +177,8 @@ def _card(v: FourthValues) -> str:
 
 def _ip(v: FourthValues) -> str:
     ip = v.faker.ipv4_public()
-    return v.rng.choice(
-        (
-            ip,
-            ip,
-            f"192.168.{v.rng.randint(0, 254)}.{v.rng.randint(2, 254)}",
-            f"10.{v.rng.randint(0, 99)}.4.{v.rng.randint(2, 254)}",
-        )
-    )
+    home = f"192.168.{v.rng.randint(0, 254)}.{v.rng.randint(2, 254)}"
+    return v.rng.choice((ip, ip, home, f"10.{v.rng.randint(0, 99)}.4.{v.rng.randint(2, 254)}"))
 
 
 def _key(v: FourthValues) -> str:
@@ -207,26 +194,12 @@ def _key(v: FourthValues) -> str:
 
 def _opaque(v: FourthValues) -> str:
     long = base64.b64encode(v.rng.randbytes(32)).decode()
-    return v.rng.choice(
-        (long, random_text(v.rng, 32, HEX), random_text(v.rng, 48), random_text(v.rng, 40, WORD + "-_"))
-    )
+    return one_filled(v.rng, long + " {32h} {48} {40u}")
 
 
 def _password(v: FourthValues) -> str:
-    word = v.rng.choice(
-        (
-            "Sommer",
-            "azerty",
-            "Pumpkin",
-            "Gatito",
-            "saudade",
-            "Blumentopf",
-            "chouchou",
-            "Futebol",
-            "tequila",
-            "Wh1sky",
-        )
-    )
+    words = "Sommer azerty Pumpkin Gatito saudade Blumentopf chouchou Futebol tequila Wh1sky"
+    word = v.rng.choice(words.split())
     return v.rng.choice(
         (f"{word}{v.rng.randint(1, 2025)}!", f"{word.swapcase()}_{v.rng.randint(10, 99)}", random_text(v.rng, 14, WORD + "!@#%&*"),
          f"{word}.{random_text(v.rng, 4)}", random_text(v.rng, 10), f"{word}-{v.rng.choice(('tisch', 'lune', 'verde', 'rain'))}-{v.rng.randint(100, 999)}")
@@ -236,10 +209,8 @@ def _password(v: FourthValues) -> str:
 def _url(v: FourthValues) -> str:
     if v.rng.random() < 0.4:
         return s.SECRETS["urlsecret"][1](v.rng)
-    user, word = (
-        v.rng.choice(("sa", "etl", "reporting", "ci-bot", "wp_user")),
-        random_text(v.rng, v.rng.randint(8, 18)),
-    )
+    user = v.rng.choice(("sa", "etl", "reporting", "ci-bot", "wp_user"))
+    word = random_text(v.rng, v.rng.randint(8, 18))
     host = v.rng.choice(("pg01.corp.lan", "172.20.4.11", "db-eu.kontora.app", "mq.fretes.com.br"))
     return v.rng.choice(
         (f"postgres://{user}:{word}@{host}/billing", f"mssql://{user}:{word}@{host}:1433/erp", f"http://{user}:{word}@{host}:3128",

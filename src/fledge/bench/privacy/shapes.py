@@ -13,6 +13,27 @@ from types import ModuleType
 
 HEX = "0123456789abcdef"
 WORD = string.ascii_letters + string.digits
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+# What `fill` draws from, by the letter behind a length.
+_ALPHABETS = {
+    "": WORD,
+    "h": HEX,
+    "d": string.digits,
+    "l": string.ascii_letters,
+    "c": string.ascii_uppercase + string.digits,
+    "A": string.ascii_uppercase + "234567",  # base 32
+    "b": WORD + "+/",  # base 64,
+    "u": WORD + "-_",  # and as it stands in URLs
+    "s": BASE58,
+    "w": "023456789acdefghjklmnpqrstuvwxyz",  # base 32 of Bitcoin's addresses
+}
+MONTHS = {
+    "en": "January February March April May June July August September October November December",
+    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+    "es": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
+    "pt": "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro",
+}
 
 
 def shape(rng: _random.Random, form: str) -> str:
@@ -43,6 +64,18 @@ def _drawn(rng: _random.Random, sign: str) -> str:
 def random_text(rng: _random.Random, length: int, alphabet: str = WORD) -> str:
     """So many random characters."""
     return "".join(rng.choices(alphabet, k=length))
+
+
+def fill(rng: _random.Random, form: str) -> str:
+    """Random characters for `{20}`, and of another alphabet than letters and digits for `{20h}`."""
+    return re.sub(
+        r"\{(\d+)(\w?)\}", lambda found: random_text(rng, int(found[1]), _ALPHABETS[found[2]]), form
+    )
+
+
+def one_filled(rng: _random.Random, forms: str) -> str:
+    """All of the forms filled, and one of them chosen."""
+    return rng.choice([fill(rng, form) for form in forms.split()])
 
 
 def ascii_only(text: str) -> str:

@@ -9,13 +9,12 @@ import random
 import string
 from collections.abc import Callable
 
-from fledge.bench.privacy.shapes import HEX, WORD, random_text
+from fledge.bench.privacy.shapes import BASE58, HEX, WORD, one_filled, random_text
 from fledge.data.privacy import entities as e
 
 _UPPER = string.ascii_uppercase + string.digits
 _B64 = WORD + "+/"
 _URL64 = WORD + "-_"
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 # How a service's keys begin, how long the rest is, and of what. Split, so that no scanner takes this file for a leak.
 _KEYS = (
@@ -35,15 +34,7 @@ def _key(rng: random.Random) -> str:
 
 
 def _opaque(rng: random.Random) -> str:
-    return rng.choice(
-        (
-            random_text(rng, 40, _B64),
-            random_text(rng, 32, HEX),
-            random_text(rng, 64, HEX),
-            random_text(rng, 44, WORD),
-            random_text(rng, 24, WORD),
-        )
-    )
+    return one_filled(rng, "{40b} {32h} {64h} {44} {24}")
 
 
 def _coded(data: bytes) -> str:
@@ -52,11 +43,8 @@ def _coded(data: bytes) -> str:
 
 def _jwt(rng: random.Random) -> str:
     head = _coded(json.dumps({"alg": rng.choice(("HS256", "RS256")), "typ": "JWT"}).encode())
-    body = _coded(
-        json.dumps(
-            {"sub": str(rng.randint(10**6, 10**9)), "iat": 1_700_000_000 + rng.randint(0, 10**7)}
-        ).encode()
-    )
+    claims = {"sub": str(rng.randint(10**6, 10**9)), "iat": 1_700_000_000 + rng.randint(0, 10**7)}
+    body = _coded(json.dumps(claims).encode())
     return f"{head}.{body}.{_coded(rng.randbytes(32))}"
 
 
@@ -64,7 +52,7 @@ def _url(rng: random.Random) -> str:
     user = rng.choice(("admin", "svc_reports", "root", "deploy", "app"))
     word = random_text(rng, rng.randint(8, 16))
     host = rng.choice(
-        ("db.internal", "10.3.1.9", "cluster0.ab12c.mongodb.net", "mq.prod.acme.io", "git.acme.dev")
+        ["db.internal", "10.3.1.9", "cluster0.ab12c.mongodb.net", "mq.prod.acme.io", "git.acme.dev"]
     )
     return rng.choice(
         (
@@ -80,20 +68,8 @@ def _url(rng: random.Random) -> str:
 
 
 def _password(rng: random.Random) -> str:
-    word = rng.choice(
-        (
-            "sunshine",
-            "Dragon",
-            "monkey",
-            "Passw0rd",
-            "qwerty",
-            "Liverpool",
-            "trustno",
-            "Fluffy",
-            "winter",
-            "Tr0ub4dor",
-        )
-    )
+    words = "sunshine Dragon monkey Passw0rd qwerty Liverpool trustno Fluffy winter Tr0ub4dor"
+    word = rng.choice(words.split())
     return rng.choice(
         (
             f"{word}{rng.randint(10, 2024)}", f"{word}{rng.randint(1, 99)}{rng.choice('!?#*$')}", random_text(rng, 12, WORD + "!@#%^&*"),
@@ -103,16 +79,8 @@ def _password(rng: random.Random) -> str:
 
 
 def _pem(rng: random.Random) -> str:
-    kind = rng.choice(
-        (
-            "RSA PRIVATE KEY",
-            "EC PRIVATE KEY",
-            "OPENSSH PRIVATE KEY",
-            "PRIVATE KEY",
-            "ENCRYPTED PRIVATE KEY",
-            "PGP PRIVATE KEY BLOCK",
-        )
-    )
+    kind = rng.choice(("RSA ", "EC ", "OPENSSH ", "", "ENCRYPTED ", "PGP "))
+    kind += "PRIVATE KEY BLOCK" if kind == "PGP " else "PRIVATE KEY"
     ends = rng.choice(("\n", "\n", "\\n"))
     body = ends.join(random_text(rng, 64, _B64) for _ in range(rng.randint(2, 6)))
     return f"-----BEGIN {kind}-----{ends}{body}{ends}-----END {kind}-----"
@@ -124,7 +92,7 @@ def _base58check(rng: random.Random, version: int) -> str:
     number, made = int.from_bytes(data), ""
     while number:
         number, digit = divmod(number, 58)
-        made = _BASE58[digit] + made
+        made = BASE58[digit] + made
     return "1" * (len(data) - len(data.lstrip(b"\0"))) + made
 
 
@@ -134,7 +102,7 @@ def _wallet(rng: random.Random) -> str:
             _base58check(rng, 0), _base58check(rng, 5), _base58check(rng, 48), _base58check(rng, 30), _base58check(rng, 65),
             "bc1q" + random_text(rng, 38, _BECH32), "bc1p" + random_text(rng, 58, _BECH32), "ltc1q" + random_text(rng, 38, _BECH32),
             "0x" + random_text(rng, 40, HEX), "0x" + random_text(rng, 40, HEX + "ABCDEF"), "0x" + random_text(rng, 40, HEX),
-            "4" + rng.choice("1234567AB") + random_text(rng, 93, _BASE58),
+            "4" + rng.choice("1234567AB") + random_text(rng, 93, BASE58),
         )
     )  # fmt: skip
 
@@ -148,5 +116,5 @@ SECRETS: dict[str, tuple[str, Callable[[random.Random], str]]] = {
     "pin": (e.PASSWORD, lambda rng: random_text(rng, rng.choice((4, 6)), string.digits)),
     "pem": (e.PRIVATE_KEY, _pem),
     "wallet": (e.CRYPTO, _wallet),
-    "wallet58": (e.CRYPTO, lambda rng: random_text(rng, 44, _BASE58)),
+    "wallet58": (e.CRYPTO, lambda rng: random_text(rng, 44, BASE58)),
 }

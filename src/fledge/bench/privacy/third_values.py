@@ -13,7 +13,7 @@ from faker import Faker
 
 from fledge.bench.privacy import third_numbers as n
 from fledge.bench.privacy import third_secrets as s
-from fledge.bench.privacy.shapes import HEX, ascii_only, lists, random_text, shape
+from fledge.bench.privacy.shapes import HEX, MONTHS, ascii_only, lists, random_text, shape
 from fledge.data.privacy import entities as e
 
 LOCALES = {
@@ -24,13 +24,6 @@ LOCALES = {
     "pt": ("pt_BR", "pt_PT"),
 }
 _WORLD = ("it_IT", "pl_PL", "nl_NL", "tr_TR", "sv_SE", "ro_RO", "hu_HU", "id_ID", "cs_CZ", "vi_VN")
-MONTHS = {
-    "en": "January February March April May June July August September October November December",
-    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
-    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
-    "es": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
-    "pt": "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro",
-}
 
 
 class ThirdValues:
@@ -90,7 +83,7 @@ def _address(v: ThirdValues) -> str:
 def _email(v: ThirdValues) -> str:
     first, last = (ascii_only(x).lower() for x in (v.faker.first_name(), v.faker.last_name()))
     host = v.rng.choice(
-        (
+        [
             "gmail.com",
             "hotmail.co.uk",
             "gmx.de",
@@ -99,18 +92,14 @@ def _email(v: ThirdValues) -> str:
             "sapo.pt",
             "libero.it",
             "mail.tech-corp.io",
-        )
+        ]
     )
-    made = v.rng.choice(
-        (
-            f"{first}.{last}@{host}",
-            f"{first[0]}{last}{v.rng.randint(1, 99)}@{host}",
-            f"{last}_{first}+news@{host}",
-        )
+    local = v.rng.choice(
+        (f"{first}.{last}", f"{first[0]}{last}{v.rng.randint(1, 99)}", f"{last}_{first}+news")
     )
-    return v.rng.choice(
-        (made, made, made.upper(), v.faker.email(), v.faker.company_email(), v.faker.free_email())
-    )
+    made = f"{local}@{host}"
+    fakers = v.faker.email(), v.faker.company_email(), v.faker.free_email()
+    return v.rng.choice((made, made, made.upper(), *fakers))
 
 
 def _email_spoken(v: ThirdValues) -> str:
@@ -141,17 +130,11 @@ def _date(v: ThirdValues) -> str:
     elif v.language == "fr":
         forms = [
             f"{day} {name} {year}",
-            f"{day:02d}/{month:02d}/{year}",
-            f"{day:02d}-{month:02d}-{year}",
-            f"{day:02d}.{month:02d}.{year}",
+            *(sign.join((f"{day:02d}", f"{month:02d}", str(year))) for sign in "/-."),
         ]
     else:
-        forms = [
-            f"{day} de {name} de {year}",
-            f"{day:02d}/{month:02d}/{year}",
-            f"{day:02d}-{month:02d}-{year}",
-            f"{day}/{month}/{year % 100:02d}",
-        ]
+        forms = [f"{day} de {name} de {year}", *(sign.join((f"{day:02d}", f"{month:02d}", str(year))) for sign in "/-"),
+                 f"{day}/{month}/{year % 100:02d}"]  # fmt: skip
     return v.rng.choice([*forms, f"{year}-{month:02d}-{day:02d}"])
 
 
@@ -168,9 +151,8 @@ def _card(v: ThirdValues) -> str:
 
 
 def _iban(v: ThirdValues) -> str:
-    iban = v.of(
-        "de_DE", "en_GB", "fr_FR", "es_ES", "pt_PT", "it_IT", "nl_NL", "pl_PL", "de_AT", "de_CH"
-    ).iban()
+    locales = "de_DE en_GB fr_FR es_ES pt_PT it_IT nl_NL pl_PL de_AT de_CH"
+    iban = v.of(*locales.split()).iban()
     spaced = " ".join(iban[at : at + 4] for at in range(0, len(iban), 4))
     return v.rng.choice((iban, spaced, spaced, iban.lower(), spaced.replace(" ", "-")))
 
@@ -183,14 +165,8 @@ def _ip(v: ThirdValues) -> str:
 def _mac(v: ThirdValues) -> str:
     digits = random_text(v.rng, 12, HEX)
     pairs = [digits[at : at + 2] for at in range(0, 12, 2)]
-    return v.rng.choice(
-        (
-            ":".join(pairs),
-            "-".join(pairs).upper(),
-            ".".join((digits[:4], digits[4:8], digits[8:])),
-            ":".join(pairs).upper(),
-        )
-    )
+    colons, dots = ":".join(pairs), ".".join((digits[:4], digits[4:8], digits[8:]))
+    return v.rng.choice((colons, "-".join(pairs).upper(), dots, colons.upper()))
 
 
 Draw = Callable[[ThirdValues], str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import string
 import uuid
 from collections.abc import Callable
 from functools import cache
@@ -14,40 +13,8 @@ from stdnum.de import idnr
 from stdnum.es import dni
 from stdnum.gb import nhs
 
+from fledge.bench.privacy.shapes import HEX, lists, one_filled, random_text, shape
 from fledge.data.privacy import entities as e
-
-_PRODUCTS = [
-    "iPhone 15 Pro",
-    "Tesla Model 3",
-    "ThinkPad X1",
-    "Galaxy S24",
-    "Kindle Paperwhite",
-    "PlayStation 5",
-    "Mercedes C 220",
-    "Nikon Z6",
-    "Canon R5",
-    "Boeing 737-800",
-    "Airbus A320",
-    "Echo Dot",
-    "Surface Pro 9",
-    "Windows 11",
-    "Ubuntu 22.04",
-    "Core i7-13700K",
-    "RTX 4090",
-    "Raspberry Pi 5",
-    "Ford Focus",
-    "Fairphone 5",
-    "Volkswagen Golf",
-    "Renault Clio",
-    "Peugeot 208",
-    "Dyson V15",
-    "Bosch GSR 18V-55",
-    "Fritz!Box 7590",
-    "Model Y",
-    "Pixel 8",
-    "AirPods Max",
-    "Chromebook 14",
-]
 
 
 class Values:
@@ -66,24 +33,13 @@ class Values:
         """A family name."""
         return self.rng.choice(_unlisted_names()[1]) if self._unlisted else self.faker.last_name()
 
-    def digits(self, pattern: str) -> str:
-        """The pattern with digits for # and capitals for ?."""
-        return "".join(
-            self.rng.choice(string.digits)
-            if c == "#"
-            else self.rng.choice("ABCDEFGHJKLMNPRSTUVWXYZ")
-            if c == "?"
-            else c
-            for c in pattern
-        )
+    def digits(self, form: str) -> str:
+        """The form, filled as `shape` does."""
+        return shape(self.rng, form)
 
-    def pick(self, *patterns: str) -> str:
-        """One of the patterns, filled."""
-        return self.digits(self.rng.choice(patterns))
-
-    def text(self, length: int, letters: str = string.ascii_letters + string.digits) -> str:
-        """Random characters."""
-        return "".join(self.rng.choices(letters, k=length))
+    def pick(self, *forms: str) -> str:
+        """One of the forms, filled."""
+        return shape(self.rng, self.rng.choice(forms))
 
     def date(self) -> str:
         """A date as some people write it."""
@@ -141,54 +97,32 @@ def _nhs(values: Values) -> str:
 
 def _url_secret(values: Values) -> str:
     host = values.faker.domain_name()
-    return values.rng.choice(
-        (
-            f"https://{values.faker.user_name()}:{values.text(10)}@{host}/v1",
-            f"https://{host}/reset?token={values.text(24)}",
-            f"postgres://app:{values.text(12)}@{host}:5432/main",
-            f"https://{host}/v2/items?api_key={values.text(32)}&page=2",
-        )
+    forms = (
+        f"https://{values.faker.user_name()}:{{10}}@{host}/v1",
+        f"https://{host}/reset?token={{24}}",
+        f"postgres://app:{{12}}@{host}:5432/main",
+        f"https://{host}/v2/items?api_key={{32}}&page=2",
     )
+    return one_filled(values.rng, " ".join(forms))
 
 
 def _api_key(values: Values) -> str:
-    return values.rng.choice(
-        (
-            "sk-" + values.text(48),
-            "ghp_" + values.text(36),
-            "AKIA" + values.text(16, string.ascii_uppercase + "234567"),
-            "xoxb-" + values.text(12, string.digits) + "-" + values.text(24),
-            "glpat-" + values.text(20),
-            "AIza" + values.text(35),
-            values.text(40, "0123456789abcdef"),
-        )
-    )
+    return one_filled(values.rng, "sk-{48} ghp_{36} AKIA{16A} xoxb-{12d}-{24} glpat-{20} AIza{35} {40h}")
 
 
 def _private_key(values: Values) -> str:
-    body = "\n".join(values.text(64) for _ in range(3))
+    body = "\n".join(random_text(values.rng, 64) for _ in range(3))
     return f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----"
 
 
 def _wallet(values: Values) -> str:
-    base58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-    return values.rng.choice(
-        (
-            "bc1q" + values.text(38, "023456789acdefghjklmnpqrstuvwxyz"),
-            "0x" + values.text(40, "0123456789abcdef"),
-            "1" + values.text(33, base58),
-        )
-    )
+    return one_filled(values.rng, "bc1q{38w} 0x{40h} 1{33s}")
 
 
 def _password(values: Values) -> str:
-    return values.rng.choice(
-        (
-            values.faker.password(length=values.rng.randint(8, 14)),
-            values.faker.word() + values.digits("##") + "!",
-            values.text(10),
-        )
-    )
+    made = values.faker.password(length=values.rng.randint(8, 14))
+    word = f"{values.faker.word()}{values.digits('##')}!"
+    return values.rng.choice((made, word, random_text(values.rng, 10)))
 
 
 def _price(values: Values) -> str:
@@ -231,8 +165,11 @@ VALUES: dict[str, tuple[str | None, Callable[[Values], str]]] = {
     "cpf": (e.NATIONAL_ID, _cpf),
     "nhs": (e.MEDICAL_ID, _nhs),
     "passport": (e.PASSPORT, lambda v: v.pick("?########", "#########", "C##X##T##", "??#######")),
-    "license": (e.DRIVER_LICENSE, lambda v: v.pick("?#######", "?###-####-####", "########", "B###XY##N##")),
-    "medical": (e.MEDICAL_ID, lambda v: v.pick("########", "MRN######", "##-##-##-##", "?######")),
+    "license": (
+        e.DRIVER_LICENSE,
+        lambda v: v.pick("?#######", "?###-####-####", "########", r"B###XY##\N##"),
+    ),
+    "medical": (e.MEDICAL_ID, lambda v: v.pick("########", r"MR\N######", "##-##-##-##", "?######")),
     "insurance": (e.INSURANCE_ID, lambda v: v.pick("?#########", "POL-########", "### ### ###", "??-######")),
     "dob": (e.DATE_OF_BIRTH, Values.date),
     "ip": (e.IP_ADDRESS, lambda v: v.faker.ipv4_public()),
@@ -247,11 +184,11 @@ VALUES: dict[str, tuple[str | None, Callable[[Values], str]]] = {
     "honorific": (None, lambda v: v.rng.choice(("Mr.", "Mrs.", "Dr.", "Ms."))),
     "version": (None, lambda v: v.pick("#.##.#", "#.#", "1#.0.#.#", "v#.#.##-rc1")),
     "date": (None, Values.date),
-    "product": (None, lambda v: v.rng.choice(_PRODUCTS)),
+    "product": (None, lambda v: v.rng.choice(lists("templates")["any products"])),
     "order": (None, lambda v: v.pick("########", "####-####-##", "#########-##", "DE########")),
     "ticket": (None, lambda v: v.pick("PROJ-####", "#######", "BUG-###")),
     "price": (None, _price),
-    "sha": (None, lambda v: v.text(40, "0123456789abcdef")),
+    "sha": (None, lambda v: random_text(v.rng, 40, HEX)),
     "isbn": (None, lambda v: v.faker.isbn13()),
     "number": (None, lambda v: str(v.rng.randint(2, 5000))),
     "time": (None, lambda v: f"{v.rng.randint(0, 23):02d}:{v.rng.randint(0, 59):02d}"),
