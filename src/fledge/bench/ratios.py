@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from statistics import median
@@ -33,12 +33,11 @@ from pydantic import BaseModel
 from fledge.bench.concurrency import ClosedLoop, Throughput, run_level, run_side_by_side
 from fledge.bench.costs import measure_costs
 from fledge.bench.machine import machine_facts, versions
-from fledge.bench.results import Machine
+from fledge.bench.results import LevelRow, Machine
 from fledge.bench.statistics import Interval, alternation, compare_paired, refuse_nothing
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine
-from fledge.engine.request import CompletionStats
 from fledge.errors import DataError
 from fledge.storage import write_json
 from fledge.target import Target
@@ -117,19 +116,33 @@ class Bench:
 
     def engines(self, *names: str, max_batch: int, longest: int = 0) -> dict[str, Engine]:
         """Warm engines by name; no prefix cache, so that every repeat does the same work."""
-        longest = max(longest, *map(len, self.prompts))
         heads = {PLAIN: None, HEAD: self.head, BAD: None}
         if BAD in names:
             heads[BAD] = random_head(self.target, self.head.vocabulary)
-        room = math.ceil(max(_LENGTHS) * self.sizes.tokens) + _ROOM
-        options = {"max_batch": max_batch, "max_context": longest + room}
-        made = {
-            name: Engine(self.target, heads[name], prefix_cache=False, **options)  # type: ignore[arg-type]
-            for name in names
-        }
+        made = {name: self._engine(heads[name], max_batch, longest) for name in names}
         for engine in made.values():
             engine.generate(self.prompts[:2], max_tokens=8, ignore_eos=True)
         return made
+
+    def _engine(
+        self,
+        head: Head | None,
+        max_batch: int,
+        longest: int = 0,
+        *,
+        overlap: bool | None = None,
+        cuda_graphs: bool = False,
+    ) -> Engine:
+        answer = math.ceil(max(_LENGTHS) * self.sizes.tokens)
+        return Engine(
+            self.target,
+            head,
+            max_batch=max_batch,
+            max_context=max(longest, *map(len, self.prompts)) + answer + _ROOM,
+            prefix_cache=False,
+            overlap=overlap,
+            cuda_graphs=cuda_graphs,
+        )
 
     def levels(self) -> Iterator[Ratio]:
         """Throughput at every level: the head and the random head over plain decode."""
@@ -172,10 +185,8 @@ class Bench:
         engines = self.engines(PLAIN, HEAD, max_batch=8, longest=size)
         for level in (1, 8):
             found: dict[str, list[float]] = {PLAIN: [], HEAD: []}
-            for names in alternation([PLAIN, HEAD], self.sizes.repeats):
-                for name in names:
-                    requests = longs[: max(2, level)]
-                    found[name].append(run_level(engines[name], name, requests, level, 8).median_ttft_ms)
+            for name, row in self._alternate(engines, longs[: max(2, level)], level, 8):
+                found[name].append(row.median_ttft_ms)
             what = f"time to first token, {size} tokens, {level} at once: head over plain"
             yield _paired(what, found[PLAIN], found[HEAD], "ms")
 
@@ -207,64 +218,66 @@ class Bench:
                 self.prompts, alternation(["quiet", "busy"], len(self.prompts)), strict=True
             ):
                 for state in states:
-                    with _busy_process(state == "busy"):
-                        times[state].append(self._answer(engine, prompt).tpot_ms)
+                    with _busy_process() if state == "busy" else nullcontext():
+                        (answer,) = engine.generate([prompt], max_tokens=self.sizes.tokens, ignore_eos=True)
+                    times[state].append(answer.stats.tpot_ms)
             yield _paired(
                 f"time per token, {name}: busy neighbour over none", times["quiet"], times["busy"], "ms"
             )
 
     def overlap(self) -> Iterator[Ratio]:
         """Throughput at eight requests with the overlap scheduler over that without, and the host's exposed share."""
-        longest = max(map(len, self.prompts)) + self.sizes.tokens + _ROOM
         engines = {
-            name: Engine(
-                self.target, self.head, max_batch=8, max_context=longest, prefix_cache=False, overlap=on
-            )
-            for name, on in (("off", False), ("on", True))
+            name: self._engine(self.head, 8, overlap=on) for name, on in (("off", False), ("on", True))
         }
         requests = self._requests(16)
         for engine in engines.values():
             run_level(engine, "warm", requests[:8], 8, 16)
+        before = {name: engine.stats().phases for name, engine in engines.items()}
         speeds: dict[str, list[float]] = {name: [] for name in engines}
         shares: dict[str, list[float]] = {name: [] for name in engines}
-        for names in alternation(list(engines), self.sizes.repeats):
-            for name in names:
-                before = engines[name].stats().phases
-                row = run_level(engines[name], name, requests, 8, self.sizes.tokens)
-                spent = engines[name].stats().phases.since(before)
-                rounds = spent.draft + spent.verify + spent.accept + spent.extend + spent.host
-                speeds[name].append(row.output_throughput)
-                shares[name].append(100 * spent.host / rounds)
+        for name, row in self._alternate(engines, requests, 8, self.sizes.tokens):
+            now = engines[name].stats().phases
+            spent, before[name] = now.since(before[name]), now
+            rounds = spent.draft + spent.verify + spent.accept + spent.extend + spent.host
+            speeds[name].append(row.output_throughput)
+            shares[name].append(100 * spent.host / rounds)
         yield _paired("throughput, 8 at once: overlap on over off", speeds["off"], speeds["on"], "tokens/s")
         what = "host time exposed, share of the rounds, 8 at once: overlap off, on"
         yield Ratio(what=what, base=median(shares["off"]), other=median(shares["on"]), unit="%")
 
     def graphs(self) -> Iterator[Ratio]:
         """Throughput with CUDA graphs over that without, plainly and with the head, at one and eight requests."""
-        longest = max(map(len, self.prompts)) + self.sizes.tokens + _ROOM
         for name, head in ((PLAIN, None), (HEAD, self.head)):
             engines = {
-                state: Engine(
-                    self.target, head, max_batch=8, max_context=longest, prefix_cache=False, cuda_graphs=on
-                )
-                for state, on in (("off", False), ("on", True))
+                state: self._engine(head, 8, cuda_graphs=on) for state, on in (("off", False), ("on", True))
             }
             for level in (1, 8):
                 requests = self._requests(max(2 * level, 4))
                 speeds: dict[str, list[float]] = {state: [] for state in engines}
-                for repeat, states in enumerate(alternation(list(engines), self.sizes.repeats + 1)):
-                    for state in states:
-                        row = run_level(engines[state], name, requests, level, self.sizes.tokens)
-                        if repeat:  # the first records
-                            speeds[state].append(row.output_throughput)
+                # The first records.
+                for state, row in self._alternate(engines, requests, level, self.sizes.tokens, warmup=1):
+                    speeds[state].append(row.output_throughput)
                 what = f"throughput, {level} at once, {name}: CUDA graphs on over off"
                 yield _paired(what, speeds["off"], speeds["on"], "tokens/s")
 
     def _requests(self, count: int) -> list[list[int]]:
         return [self.prompts[n % len(self.prompts)] for n in range(count)]
 
-    def _answer(self, engine: Engine, prompt: list[int]) -> CompletionStats:
-        return engine.generate([prompt], max_tokens=self.sizes.tokens, ignore_eos=True)[0].stats
+    def _alternate(
+        self,
+        engines: Mapping[str, Engine],
+        requests: list[list[int]],
+        level: int,
+        tokens: int,
+        warmup: int = 0,
+    ) -> Iterator[tuple[str, LevelRow]]:
+        """Each engine's answers to the requests, repeat by repeat; the first `warmup` of them aren't told."""
+        for repeat, names in enumerate(alternation(list(engines), self.sizes.repeats + warmup)):
+            for name in names:
+                row = run_level(engines[name], name, requests, level, tokens)
+                if repeat >= warmup:
+                    yield name, row
 
 
 PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
@@ -325,11 +338,8 @@ def _single(what: str, base_ms: float, other_ms: float, ratio: float) -> Ratio:
 
 
 @contextmanager
-def _busy_process(wanted: bool) -> Iterator[None]:
-    """Another process that keeps one core busy, if `wanted`."""
-    if not wanted:
-        yield
-        return
+def _busy_process() -> Iterator[None]:
+    """Another process that keeps one core busy."""
     process = subprocess.Popen([sys.executable, "-c", _BUSY])
     try:
         time.sleep(0.2)  # until it runs

@@ -10,11 +10,13 @@ from statistics import median
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
 from fledge.bench.report.exports import table
-from fledge.bench.report.formats import number, times
+from fledge.bench.report.formats import ABSENT, interval, number, times
 from fledge.bench.statistics import compare_paired
-from fledge.storage import join, read_bytes, write_atomic
+from fledge.storage import join, read_bytes, write_atomic, write_json
 
 _BASELINE = ("fledge", "plain")
+_COLUMNS = ["engine", "mode", "in flight", "TPOT ms", "tokens/s", "over fledge plain", "95 %"]
+_COLUMNS += ["as its plain", "as fledge"]
 
 
 @dataclass(frozen=True)
@@ -35,29 +37,19 @@ def peers_table(found: PeersFound) -> PeersTable:
         speed = median(row.throughput for row in own)
         tpots = [row.tpot_ms for row in own if row.tpot_ms is not None]
         base = _select(found.rows, level, *_BASELINE)
-        ratio = interval = "–"
+        over = [ABSENT, ABSENT]
         if base:
-            difference = compare_paired([r.throughput for r in base], [r.throughput for r in own]).ratio
-            ratio, interval = times(difference.value), f"{difference.low:.2f}–{difference.high:.2f}"
+            ratio = compare_paired([r.throughput for r in base], [r.throughput for r in own]).ratio
+            over = [times(ratio.value), interval(ratio.low, ratio.high)]
         first = own[0]  # greedy answers don't change from repeat to repeat
         same = [
-            "–" if count is None else f"{count} of {first.answers}" for count in (first.own, first.identical)
+            ABSENT if count is None else f"{count} of {first.answers}"
+            for count in (first.own, first.identical)
         ]
-        tpot = number(median(tpots), 2) if tpots else "–"
-        cells = [own[0].version, mode, str(level), tpot, number(speed), ratio, interval, *same]
+        tpot = number(median(tpots) if tpots else None, 2)
+        cells = [first.version, mode, str(level), tpot, number(speed), *over, *same]
         rows.append((level, -speed, cells))
-    columns = [
-        "engine",
-        "mode",
-        "in flight",
-        "TPOT ms",
-        "tokens/s",
-        "over fledge plain",
-        "95 %",
-        "as its plain",
-        "as fledge",
-    ]
-    return PeersTable(columns, [cells for *_, cells in sorted(rows)], [*_behind(found), *found.missing])
+    return PeersTable(_COLUMNS, [cells for *_, cells in sorted(rows)], [*_behind(found), *found.missing])
 
 
 def write_peers(folder: str, found: PeersFound) -> PeersTable:
@@ -67,13 +59,13 @@ def write_peers(folder: str, found: PeersFound) -> PeersTable:
     write_atomic(join(folder, "peers.jsonl"), lines.encode())
     machine = machine_facts()
     setting = {"options": asdict(found.options), "machine": machine.model_dump(), "versions": versions()}
-    write_atomic(join(folder, "peers.json"), (json.dumps(setting, indent=2) + "\n").encode())
+    write_json(join(folder, "peers.json"), setting)
     notes = "".join(f"- {line}\n" for line in made.notes)
     setup = (
         f"{machine.cpu}, {machine.cores} cores; interleaved, greedy, {found.options.max_tokens} new tokens"
     )
-    head = f"Peers on {setup}.\n\n"
-    write_atomic(join(folder, "peers.md"), (head + table(made.columns, made.rows) + f"\n\n{notes}").encode())
+    page = f"Peers on {setup}.\n\n{table(made.columns, made.rows)}\n\n{notes}"
+    write_atomic(join(folder, "peers.md"), page.encode())
     return made
 
 
