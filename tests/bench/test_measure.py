@@ -13,7 +13,7 @@ from fledge.bench.concurrency import ClosedLoop, run_level, run_side_by_side, sw
 from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, machine_facts, measure_bandwidth
-from fledge.bench.measure import Limits, answer_row, measure_answers, reason_to_reject, token_pieces
+from fledge.bench.measure import answer_row, measure_answers, reason_to_reject, token_pieces
 from fledge.bench.results import BenchResult, LevelRow
 from fledge.bench.run import estimate_seconds
 from fledge.bench.workloads import Prompt, Workload, own_workload
@@ -146,11 +146,13 @@ def test_engines_take_turns_and_the_time_limit_is_kept(target: Target, head: Hea
     for name, engine in engines.items():
         engine.name = name
     workload = Workload("w", own_workload().prompts[:3])
-    limits = Limits(max_tokens=4, repeats=2, warmup=0, max_seconds=None, samples=0)
-    measure_answers(target, engines, [workload], limits, lambda *_: None)
+    options = BenchOptions(max_tokens=4, repeats=2, warmup=0, samples=0)
+    measure_answers(target, engines, [workload], options, lambda *_: None)
     abba = ["plain", "trained", "trained", "plain"]
     assert order == [*abba, "trained", "plain", "plain", "trained", *abba]
-    found = measure_answers(target, engines, [workload], limits._replace(max_seconds=1e-6), lambda *_: None)
+    found = measure_answers(
+        target, engines, [workload], options.model_copy(update={"max_seconds": 1e-6}), lambda *_: None
+    )
     assert len(found.rows) == 1
     assert found.notes == ["w: 2 prompts left out after 0 s"]
 
@@ -158,8 +160,8 @@ def test_engines_take_turns_and_the_time_limit_is_kept(target: Target, head: Hea
 def test_sampled_answers_are_their_seeds_with_and_without_a_head(target: Target, head: Head) -> None:
     engines = {"plain": Engine(target, max_batch=1), "trained": Engine(target, head, max_batch=1)}
     workload = Workload("w", own_workload().prompts[:2])
-    limits = Limits(max_tokens=8, repeats=1, warmup=0, max_seconds=None, samples=2, temperature=1.0)
-    found = measure_answers(target, engines, [workload], limits, lambda *_: None)
+    options = BenchOptions(max_tokens=8, repeats=1, warmup=0, samples=2, temperature=1.0)
+    found = measure_answers(target, engines, [workload], options, lambda *_: None)
     assert [row.outcome for row in found.rows] == ["identical"] * 2
     ids = target.chat.prompt_ids(workload.prompts[1].messages)
     wanted = engines["plain"].generate([ids], max_tokens=8, temperature=1.0, seed=1)[0]
@@ -224,7 +226,8 @@ def test_of_a_levels_repeats_the_middle_one_counts(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(concurrency, "run_level", run)
     engines: dict[str, Engine] = dict.fromkeys(speeds)  # type: ignore[arg-type]
-    rows = sweep(engines, [[1]], [2], max_tokens=4, min_requests=1, repeats=3, progress=lambda *_: None)
+    options = BenchOptions(concurrency=(2,), sweep_tokens=4, sweep_requests=1)
+    rows = sweep(engines, [[1]], options, lambda *_: None)
     assert [(row.engine, row.output_throughput) for row in rows] == [("plain", 20.0), ("head", 6.0)]
     assert order == ["plain", "head", "head", "plain", "head", "plain"]
 

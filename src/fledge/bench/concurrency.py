@@ -8,10 +8,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import mean, median, quantiles
+from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from fledge.bench.measure import Progress
+from fledge.bench.options import BenchOptions
 from fledge.bench.results import LevelRow
 from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import interleaved
@@ -19,25 +22,19 @@ from fledge.engine import Completion, Engine, SamplingParams
 
 
 def sweep(
-    engines: Mapping[str, Engine],
-    prompts: Sequence[list[int]],
-    levels: Sequence[int],
-    *,
-    max_tokens: int,
-    min_requests: int,
-    repeats: int = 1,
-    temperature: float = 0.0,
-    progress: Progress,
+    engines: Mapping[str, Engine], prompts: Sequence[list[int]], options: BenchOptions, progress: Progress
 ) -> list[LevelRow]:
     """Every engine at every level, on the same prompts, in alternation; of the repeats the one of median throughput."""
     found: defaultdict[tuple[int, str], list[LevelRow]] = defaultdict(list)
-    for turn in interleaved(levels, list(engines), repeats):
-        requests = [prompts[n % len(prompts)] for n in range(max(min_requests, 2 * turn.level))]
-        row = run_level(engines[turn.name], turn.name, requests, turn.level, max_tokens, temperature)
+    for turn in interleaved(options.concurrency, list(engines), options.sweep_repeats):
+        count = max(options.sweep_requests, 2 * turn.level)
+        requests = [prompts[n % len(prompts)] for n in range(count)]
+        engine, tokens = engines[turn.name], options.sweep_tokens
+        row = run_level(engine, turn.name, requests, turn.level, tokens, options.temperature)
         found[turn.level, turn.name].append(row)
         note = f"{turn.name}, {turn.level} at once: {row.output_throughput:.0f} tokens/s"
         progress(turn.number, turn.total, note)
-    return [_middle(found[level, name]) for level in levels for name in engines]
+    return [_middle(found[level, name]) for level in options.concurrency for name in engines]
 
 
 def _middle(rows: Sequence[LevelRow]) -> LevelRow:
@@ -95,8 +92,23 @@ def run_level(
     loop, before = ClosedLoop(engine, requests, concurrency, max_tokens, temperature), shape_rounds(engine)
     while not loop.done:
         loop.step()
-    row = level_row(name, concurrency, loop.answers, loop.seconds)
-    return row.model_copy(update={"shapes": rounds_since(before, engine)})
+    # Answers of a single token have no time per output token.
+    stats = [answer.stats for answer in loop.answers]
+    tpots = [one.tpot_ms for one in stats if one.tokens > 1] or [0.0]
+    tokens = sum(one.tokens for one in stats)
+    return LevelRow(
+        concurrency=concurrency,
+        engine=name,
+        requests=len(stats),
+        output_tokens=tokens,
+        seconds=loop.seconds,
+        output_throughput=tokens / loop.seconds,
+        median_tpot_ms=median(tpots),
+        p95_tpot_ms=float(np.percentile(tpots, 95)),
+        median_ttft_ms=median(one.ttft_ms for one in stats),
+        tau=_tau(loop.answers),
+        shapes=rounds_since(before, engine),
+    )
 
 
 class Throughput(NamedTuple):
@@ -120,25 +132,6 @@ def run_side_by_side(loops: Mapping[str, ClosedLoop]) -> dict[str, Throughput]:
         )
         for name, loop in loops.items()
     }
-
-
-def level_row(name: str, concurrency: int, answers: Sequence[Completion], seconds: float) -> LevelRow:
-    """The level's figures. Answers of a single token have no time per output token."""
-    stats = [answer.stats for answer in answers]
-    tpots = [one.tpot_ms for one in stats if one.tokens > 1] or [0.0]
-    tokens = sum(one.tokens for one in stats)
-    return LevelRow(
-        concurrency=concurrency,
-        engine=name,
-        requests=len(answers),
-        output_tokens=tokens,
-        seconds=seconds,
-        output_throughput=tokens / seconds,
-        median_tpot_ms=median(tpots),
-        p95_tpot_ms=quantiles(tpots, n=20, method="inclusive")[-1] if len(tpots) > 1 else mean(tpots),
-        median_ttft_ms=median(one.ttft_ms for one in stats),
-        tau=_tau(answers),
-    )
 
 
 def _tau(answers: Sequence[Completion]) -> float:

@@ -18,6 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 from fledge.bench.identity import GREEDY, Draw, Identity, compare
+from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
 from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import relative_noise
@@ -37,45 +38,38 @@ class Measured(NamedTuple):
     notes: list[str]
 
 
-class Limits(NamedTuple):
-    """How much to measure."""
-
-    max_tokens: int
-    repeats: int
-    warmup: int
-    max_seconds: float | None
-    samples: int
-    temperature: float = 0.0
-
-
 def measure_answers(
     target: Target,
     engines: Mapping[str, Engine],
     workloads: Sequence[Workload],
-    limits: Limits,
+    options: BenchOptions,
     progress: Progress,
 ) -> Measured:
     """Answer every prompt with every engine (`engines` holds "plain" and the heads by name)."""
     found = Measured([], [], [])
     total, done = sum(len(workload.prompts) for workload in workloads), 0
-    wanted = _sample_ids(workloads[0], limits.samples) if workloads else set()
-    _warm_up(target, engines, workloads, limits)
+    wanted = _sample_ids(workloads[0], options.samples) if workloads else set()
+    _warm_up(target, engines, workloads, options)
     for workload in workloads:
         begin = time.perf_counter()
         for index, prompt in enumerate(workload.prompts):
-            if limits.max_seconds is not None and index and time.perf_counter() - begin > limits.max_seconds:
+            if (
+                options.max_seconds is not None
+                and index
+                and time.perf_counter() - begin > options.max_seconds
+            ):
                 left = len(workload.prompts) - index
                 found.notes.append(
-                    f"{workload.name}: {left} prompts left out after {limits.max_seconds:.0f} s"
+                    f"{workload.name}: {left} prompts left out after {options.max_seconds:.0f} s"
                 )
                 done += left
                 break
             ids = target.chat.prompt_ids(prompt.messages)
-            if len(ids) + limits.max_tokens > target.config.max_position_embeddings:
+            if len(ids) + options.max_tokens > target.config.max_position_embeddings:
                 found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
                 continue
-            draw = Draw(limits.temperature, seed=index)
-            runs, shapes = _alternate(engines, ids, limits, draw, swap=index % 2 == 1)
+            draw = Draw(options.temperature, seed=index)
+            runs, shapes = _alternate(engines, ids, options, options.repeats, draw, swap=index % 2 == 1)
             for head in engines:
                 if head == PLAIN:
                     continue
@@ -174,7 +168,13 @@ def token_pieces(target: Target, token_ids: Sequence[int], origins: Sequence[int
 
 
 def _alternate(
-    engines: Mapping[str, Engine], ids: list[int], limits: Limits, draw: Draw, *, swap: bool
+    engines: Mapping[str, Engine],
+    ids: list[int],
+    options: BenchOptions,
+    repeats: int,
+    draw: Draw,
+    *,
+    swap: bool,
 ) -> tuple[dict[str, list[Completion]], dict[str, dict[str, int]]]:
     """Each engine's answers to one prompt, and its rounds by tree shape in the first of them.
 
@@ -182,22 +182,22 @@ def _alternate(
     """
     runs: dict[str, list[Completion]] = {name: [] for name in engines}
     shapes: dict[str, dict[str, int]] = {}
-    for repeat in range(limits.repeats):
+    for repeat in range(repeats):
         names = list(engines)
         for name in reversed(names) if swap != (repeat % 2 == 1) else names:
             before = shape_rounds(engines[name])
-            runs[name] += engines[name].generate([ids], max_tokens=limits.max_tokens, **draw._asdict())
+            runs[name] += engines[name].generate([ids], max_tokens=options.max_tokens, **draw._asdict())
             shapes.setdefault(name, rounds_since(before, engines[name]))
     return runs, shapes
 
 
 def _warm_up(
-    target: Target, engines: Mapping[str, Engine], workloads: Sequence[Workload], limits: Limits
+    target: Target, engines: Mapping[str, Engine], workloads: Sequence[Workload], options: BenchOptions
 ) -> None:
-    for prompt in [prompt for workload in workloads for prompt in workload.prompts][: limits.warmup]:
+    for prompt in [prompt for workload in workloads for prompt in workload.prompts][: options.warmup]:
         ids = target.chat.prompt_ids(prompt.messages)
-        if len(ids) + limits.max_tokens <= target.config.max_position_embeddings:
-            _alternate(engines, ids, limits._replace(repeats=1), Draw(limits.temperature, 0), swap=False)
+        if len(ids) + options.max_tokens <= target.config.max_position_embeddings:
+            _alternate(engines, ids, options, 1, Draw(options.temperature, 0), swap=False)
 
 
 def _sample_ids(workload: Workload, count: int) -> set[str]:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from fledge.bench.concurrency import sweep
 from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
-from fledge.bench.measure import Limits, Measured, Progress, measure_answers
+from fledge.bench.measure import Measured, Progress, measure_answers
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
 from fledge.bench.sets import find_workload
 from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
-from fledge.draft import DraftWeights, Head, head_runner
+from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.engine.build import make_recorder
 from fledge.errors import DataError, EngineError
@@ -60,47 +60,23 @@ def run_bench(
     device = target.decoder.device
     bandwidths = [measure_bandwidth(bytes_read, device)] if options.bandwidth else []
 
-    limits = Limits(
-        options.max_tokens,
-        options.repeats,
-        options.warmup,
-        options.max_seconds,
-        options.samples,
-        options.temperature,
-    )
-    measured = _subjects(heads, tree, options)
-    engines = _engines(
-        target, measured, workloads, max_batch=1, max_tokens=options.max_tokens, options=options
-    )
-    found = Measured([], [], [])
+    measured = _subjects(heads, options)
+    found, shapes = Measured([], [], []), {}
     if heads:
-        found = measure_answers(target, engines, workloads, limits, steps.part("answers"))
-    shapes = {name: shape_rounds(engine) for name, engine in engines.items() if name != PLAIN}
-    del engines
+        engines = _engines(target, measured, tree, workloads, options, 1, options.max_tokens)
+        found = measure_answers(target, engines, workloads, options, steps.part("answers"))
+        shapes = {name: shape_rounds(engines[name]) for name in measured}
+        del engines
 
     costs = _costs(target, heads, options)
     levels: list[LevelRow] = []
     if options.concurrency:
+        measured_too = {name: subject for name, subject in measured.items() if name in heads}
         slots = max(options.concurrency)
-        measured = {name: subject for name, subject in measured.items() if name in heads}
-        engines = _engines(
-            target,
-            measured,
-            workloads[:1],
-            max_batch=slots,
-            max_tokens=options.sweep_tokens,
-            options=options,
-        )
-        levels = sweep(
-            engines,
-            _fitting_prompts(target, workloads[0], options.sweep_tokens),
-            options.concurrency,
-            max_tokens=options.sweep_tokens,
-            min_requests=options.sweep_requests,
-            repeats=options.sweep_repeats,
-            temperature=options.temperature,
-            progress=steps.part("sweep"),
-        )
+        tokens = options.sweep_tokens
+        engines = _engines(target, measured_too, tree, workloads[:1], options, slots, tokens)
+        prompts = _fitting_prompts(target, workloads[0], tokens)
+        levels = sweep(engines, prompts, options, steps.part("sweep"))
     if options.bandwidth:
         bandwidths.append(measure_bandwidth(bytes_read, device))
     return BenchResult(
@@ -112,7 +88,7 @@ def run_bench(
             backend=target.backend,
             tree=str(tree) if tree else "adaptive",
         ),
-        heads=list(_subjects(heads, tree, options)),
+        heads=list(measured),
         answers=found.rows,
         levels=levels,
         costs=costs,
@@ -189,58 +165,44 @@ class _Steps:
         return update
 
 
-class _Drafting(NamedTuple):
-    """What an engine drafts with."""
-
-    head: Head | None
-    tree: TreeShape | None
-    lookup: int | None
-    weights: DraftWeights | None
-
-
-def _subjects(
-    heads: Mapping[str, Head], tree: TreeShape | None, options: BenchOptions
-) -> dict[str, _Drafting]:
-    """By name, what is measured beside plain decode."""
-    found = {
-        name: _Drafting(head, tree, options.lookup, options.draft_weights) for name, head in heads.items()
-    }
+def _subjects(heads: Mapping[str, Head], options: BenchOptions) -> dict[str, tuple[Head, int | None]]:
+    """By name, what is measured beside plain decode: a head, and how many tokens prompt lookup may add to its trees."""
+    found: dict[str, tuple[Head, int | None]] = {name: (head, options.lookup) for name, head in heads.items()}
     if options.without_lookup and heads:
         name, head = next(iter(heads.items()))
-        found[f"{name}{WITHOUT_LOOKUP}"] = _Drafting(head, tree, 0, options.draft_weights)
+        found[f"{name}{WITHOUT_LOOKUP}"] = head, 0
     return found
 
 
 def _engines(
     target: Target,
-    measured: Mapping[str, _Drafting],
+    measured: Mapping[str, tuple[Head, int | None]],
+    tree: TreeShape | None,
     workloads: Sequence[Workload],
-    *,
+    options: BenchOptions,
     max_batch: int,
     max_tokens: int,
-    options: BenchOptions,
 ) -> dict[str, Engine]:
     """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
     longest = max(len(ids) for fitting in prompts for ids in fitting)
     context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
-    # Prompts are asked again and again: a prefix cache would hide what their prefill costs.
-    plain = _Drafting(None, None, None, None)
-    return {
-        name: Engine(
+
+    def engine(head: Head | None, lookup: int | None) -> Engine:
+        return Engine(
             target,
             head,
             max_batch=max_batch,
             max_context=context,
-            tree=tree,
+            tree=tree if head else None,
             lookup=lookup,
-            prefix_cache=False,
-            draft_weights=weights,
+            prefix_cache=False,  # prompts are asked again and again: it would hide what their prefill costs
+            draft_weights=options.draft_weights if head else None,
             overlap=options.overlap,
             cuda_graphs=options.cuda_graphs,
         )
-        for name, (head, tree, lookup, weights) in {PLAIN: plain, **measured}.items()
-    }
+
+    return {PLAIN: engine(None, None), **{name: engine(*subject) for name, subject in measured.items()}}
 
 
 def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> list[list[int]]:
