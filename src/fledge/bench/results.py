@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +23,7 @@ PLAIN = "plain"  # the name of plain decode where heads are named too
 WITHOUT_LOOKUP = " without lookup"  # added to the name of a head that is measured so, too
 TRAINED = "trained"  # the run's own head
 RELEASED = "released"  # the name of the head that ships with the package
+_Model = TypeVar("_Model", bound=BaseModel)
 Outcome = Literal["identical", "near_tie", "different"]
 
 
@@ -179,16 +180,9 @@ class BenchResult(BaseModel):
             raise StorageError(
                 f"{url} is not a benchmark of format {FORMAT_VERSION}; delete it and run `fledge bench` again"
             )
-        value["answers"] = _read_rows(join(folder, "answers.jsonl"))
-        value["levels"] = _read_rows(join(folder, "concurrency.jsonl"))
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise StorageError(
-                f"{folder}: {place}: {first['msg']}; delete the folder and run `fledge bench` again"
-            ) from error
+        value["answers"] = read_rows(join(folder, "answers.jsonl"), "fledge bench")
+        value["levels"] = read_rows(join(folder, "concurrency.jsonl"), "fledge bench")
+        return validated(cls, value, folder)
 
 
 def _write_rows(url: str, rows: Sequence[BaseModel]) -> None:
@@ -196,10 +190,21 @@ def _write_rows(url: str, rows: Sequence[BaseModel]) -> None:
     write_atomic(url, text.encode())
 
 
-def _read_rows(url: str) -> list[Any]:
+def read_rows(url: str, command: str) -> list[Any]:
+    """The values of a JSON lines file that `command` wrote."""
     try:
         return [json.loads(line) for line in read_bytes(url).splitlines() if line]
     except ValueError as error:
+        raise StorageError(f"{url} is damaged ({error}); delete it and run `{command}` again") from error
+
+
+def validated(kind: type[_Model], value: Any, url: str) -> _Model:
+    """What `fledge bench` left at `url`. Raises StorageError for the first field that isn't as it should be."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
         raise StorageError(
-            f"{url} is damaged ({error}); delete its folder and run `fledge bench` again"
+            f"{url}: {place}: {first['msg']}; delete it and run `fledge bench` again"
         ) from error

@@ -36,13 +36,20 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from fledge.bench.machine import Bandwidth, Machine
-from fledge.bench.results import RELEASED, WITHOUT_LOOKUP, AnswerRow, BenchResult, LevelRow, Subject
+from fledge.bench.results import (
+    RELEASED,
+    WITHOUT_LOOKUP,
+    AnswerRow,
+    BenchResult,
+    LevelRow,
+    Subject,
+    validated,
+)
 from fledge.bench.statistics import bootstrap_median
 from fledge.bench.workloads import OWN_WORKLOAD
-from fledge.errors import StorageError
 from fledge.storage import read_json, write_json
 
 SUMMARY_VERSION: Literal[1] = 1
@@ -125,12 +132,7 @@ class Summary(HeadSummary):
     @classmethod
     def load(cls, url: str) -> Summary:
         """Read the file."""
-        try:
-            return cls.model_validate(read_json(url))
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise StorageError(f"{url}: {place}: {first['msg']}; run `fledge bench` again") from error
+        return validated(cls, read_json(url), url)
 
 
 def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = None) -> Summary:

@@ -14,8 +14,8 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import asdict
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -85,44 +85,38 @@ def plan_levels(workload: Workload, options: LoadOptions, traffic: Sequence[Arri
     return [Level(c, None, closed_loop(prompts, options.requests_at(c))) for c in options.concurrency]
 
 
+@dataclass
 class _Test:
-    def __init__(
-        self,
-        specs: Sequence[ServerSpec],
-        workload: str,
-        options: LoadOptions,
-        levels: Sequence[Level],
-        api_key: str | None,
-        ready_s: float,
-        progress: Progress,
-    ) -> None:
-        self._specs, self._workload, self._options, self._levels = specs, workload, options, levels
-        self._api_key, self._ready_s, self._progress = api_key, ready_s, progress
-        self.rows: list[dict[str, Any]] = []
-        self._models: dict[str, str] = {}
-        self._same: dict[tuple[str, Any], tuple[int, int]] = {}
-        self._first: dict[tuple[Any, str], Answers] = {}
+    specs: Sequence[ServerSpec]
+    workload: str
+    options: LoadOptions
+    levels: Sequence[Level]
+    api_key: str | None
+    ready_s: float
+    progress: Progress
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    models: dict[str, str] = field(default_factory=dict)
+    same: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
+    first: dict[tuple[Any, str], Answers] = field(default_factory=dict)
 
     async def run(self, *, fresh: bool) -> None:
         async with open_session() as session, AsyncExitStack() as stack:
             calls: dict[str, Call] = {}
             if not fresh:
-                for spec in self._specs:
-                    place = await stack.enter_async_context(
-                        running(spec, session, self._api_key, self._ready_s, self._options.model)
-                    )
+                for spec in self.specs:
+                    place = await stack.enter_async_context(self._running(spec, session))
                     calls[spec.name] = await self._ready(session, spec, place)
             await self._measure(session, calls)
 
     def result(self) -> LoadResult:
         """All that was measured until now."""
         return LoadResult(
-            servers=[spec.name for spec in self._specs],
-            models=self._models,
-            commands={spec.name: spec.url or shlex.join(spec.command) for spec in self._specs},
-            workload=self._workload,
-            options=json.loads(json.dumps(asdict(self._options))),  # as the file will have them
-            comparisons=compare_levels(self.rows, [spec.name for spec in self._specs], self._same),
+            servers=[spec.name for spec in self.specs],
+            models=self.models,
+            commands={spec.name: spec.url or shlex.join(spec.command) for spec in self.specs},
+            workload=self.workload,
+            options=json.loads(json.dumps(asdict(self.options))),  # as the file will have them
+            comparisons=compare_levels(self.rows, [spec.name for spec in self.specs], self.same),
             machine=machine_facts(),
             versions=versions(),
             notes=self._notes(),
@@ -130,23 +124,28 @@ class _Test:
         )
 
     async def _measure(self, session: aiohttp.ClientSession, calls: dict[str, Call]) -> None:
-        by_name = {spec.name: spec for spec in self._specs}
-        names = [spec.name for spec in self._specs]
-        for turn in interleaved(self._levels, names, self._options.repeats):
+        by_name = {spec.name: spec for spec in self.specs}
+        names = [spec.name for spec in self.specs]
+        for turn in interleaved(self.levels, names, self.options.repeats):
             if turn.name in calls:
                 row = await self._block(session, calls[turn.name], turn.name, turn.level, turn.repeat)
             else:
                 spec = by_name[turn.name]
-                async with running(spec, session, self._api_key, self._ready_s, self._options.model) as place:
+                async with self._running(spec, session) as place:
                     call = await self._ready(session, spec, place)
                     row = await self._block(session, call, turn.name, turn.level, turn.repeat)
-            self._progress(turn.number, turn.total, f"{turn.name} at {_describe(turn.level)}: {_brief(row)}")
+            self.progress(turn.number, turn.total, f"{turn.name} at {_describe(turn.level)}: {_brief(row)}")
+
+    def _running(
+        self, spec: ServerSpec, session: aiohttp.ClientSession
+    ) -> AbstractAsyncContextManager[tuple[str, str]]:
+        return running(spec, session, self.api_key, self.ready_s, self.options.model)
 
     async def _ready(self, session: aiohttp.ClientSession, spec: ServerSpec, place: tuple[str, str]) -> Call:
         """How to call a server, after its warm-up."""
         url, model = place
-        self._models[spec.name] = model
-        options = self._options
+        self.models[spec.name] = model
+        options = self.options
         call = Call(
             url=url,
             model=model,
@@ -154,10 +153,10 @@ class _Test:
             temperature=options.temperature,
             ignore_eos=options.ignore_eos,
             token_counts=options.token_counts,
-            api_key=self._api_key,
+            api_key=self.api_key,
             timeout_s=options.timeout_s,
         )
-        prompts = [arrival.prompt for arrival in self._levels[0].arrivals]
+        prompts = [arrival.prompt for arrival in self.levels[0].arrivals]
         if options.warmup:
             warm = await drive(session, call, closed_loop(prompts, options.warmup), options.warmup)
             errors = [record.error for record in warm.records if record.error]
@@ -176,15 +175,15 @@ class _Test:
         driven = await drive(session, call, level.arrivals, level.concurrency)
         speculation = between(before, await read_counters(session, call.url))
         setting = LevelSetting(
-            name, self._workload, level.concurrency, level.rate, repeat, self._options.max_tokens
+            name, self.workload, level.concurrency, level.rate, repeat, self.options.max_tokens
         )
         row = level_figures(
             setting,
             driven.records,
             driven.seconds,
             speculation,
-            self._options.slo,
-            self._options.price_per_hour,
+            self.options.slo,
+            self.options.price_per_hour,
         )
         self.rows.append(row)
         self._compare_answers(driven, name, level, repeat)
@@ -192,23 +191,23 @@ class _Test:
 
     def _compare_answers(self, driven: Driven, name: str, level: Level, repeat: int) -> None:
         """Count answers equal to the baseline's. Only greedy answers can be compared."""
-        if self._options.temperature > 0 or repeat:
+        if self.options.temperature > 0 or repeat:
             return
         key = (level.concurrency, level.rate)
         answers = {(r.question_id, r.turn): r.text for r in driven.records if r.ok}
-        self._first[key, name] = answers
-        baseline = self._first.get((key, self._specs[0].name))
+        self.first[key, name] = answers
+        baseline = self.first.get((key, self.specs[0].name))
         if baseline is None:
             return
-        for spec in self._specs[1:]:
-            other = self._first.get((key, spec.name))
+        for spec in self.specs[1:]:
+            other = self.first.get((key, spec.name))
             if other is not None:
                 both = baseline.keys() & other.keys()
-                self._same[spec.name, key] = (sum(baseline[one] == other[one] for one in both), len(both))
+                self.same[spec.name, key] = (sum(baseline[one] == other[one] for one in both), len(both))
 
     def _notes(self) -> list[str]:
         notes, answered = [], [row for row in self.rows if row["completed"]]
-        wanted = len(self._levels) * self._options.repeats * len(self._specs)
+        wanted = len(self.levels) * self.options.repeats * len(self.specs)
         if len(self.rows) < wanted:
             notes.append(f"Ended early: {len(self.rows)} of {wanted} blocks were measured.")
         if any(row["tokens_counted_by"] == "chunks" for row in answered):

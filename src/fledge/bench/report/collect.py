@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fledge.bench.report.facts import Curve, DataFacts, TrainingFacts
+from fledge.bench.results import read_rows
 from fledge.data import conversation_statistics, prompt_summary, read_conversations
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
-from fledge.errors import StorageError
-from fledge.storage import Manifest, exists, file_size, join, read_bytes
+from fledge.storage import Manifest, exists, file_size, join
 
 _SOURCES = {
     "self": "The target wrote the prompts itself, from the bare start of a user turn in its own template, and answered "
@@ -48,7 +47,7 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
     """How a head was trained: the curves of its trainer's `metrics.jsonl`, and the facts in its config."""
     if not exists(metrics) or not exists(join(head_url, WEIGHTS_NAME)):
         return None
-    rows, head = _json_lines(metrics), Head.load(head_url)
+    rows, head = read_rows(metrics, "fledge train"), Head.load(head_url)
     facts = head.metadata.training
     tokens, epochs = facts.get("supervised_tokens"), facts.get("epochs")
     return TrainingFacts(
@@ -66,13 +65,6 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
 def _curve(rows: list[dict[str, Any]], key: str) -> Curve | None:
     known = [(int(row["step"]), row[key]) for row in rows if row.get(key) is not None]
     return Curve([step for step, _ in known], [value for _, value in known]) if known else None
-
-
-def _json_lines(url: str) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in read_bytes(url).splitlines()]
-    except ValueError as error:
-        raise StorageError(f"{url} is damaged ({error}); run `fledge train` again") from error
 
 
 def _coverage_and_sources(conversations: str, head: Head | None) -> tuple[float | None, list[str]]:
