@@ -104,8 +104,11 @@ def bench_server(
         str | None, typer.Option(help="to ask for; left out: the first that each server names")
     ] = None,
     token_counts: Annotated[
-        bool, typer.Option("--token-counts", help="ask for the tokens of each chunk (vLLM), for true ITLs")
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="ask for the tokens of each chunk, for true TPOTs and ITLs [default: of servers that know it]"
+        ),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="start each server anew for every block")] = False,
     ready_timeout: Annotated[float, typer.Option(help="seconds a started server may take")] = 600.0,
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",

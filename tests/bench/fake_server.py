@@ -54,18 +54,20 @@ class Fake:
         self.bodies.append(body)
         if self.options.fail:
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
+        if self.options.refuse_counts and "continuous_usage_stats" in body["stream_options"]:
+            return web.json_response({"error": {"message": "unknown"}}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         options, tokens = self.options, min(self.options.tokens, body["max_tokens"])
         sent, chunk = 0, 0
         while sent < tokens:
-            # The first chunk holds the prompt's own token; the others `per_chunk` of them.
-            count = min(options.per_chunk, tokens - sent) if sent else 1
+            # The first chunk holds the prompt's own token, with a round's if they were sent together.
+            count = min(options.per_chunk, tokens - sent) if sent else options.first_chunk
             await asyncio.sleep(came + (options.ttft_ms + chunk * options.itl_ms) / 1e3 - time.perf_counter())
             sent, chunk = sent + count, chunk + 1
             self.drafts, self.accepted = self.drafts + (chunk > 1), self.accepted + (count - 1)
             value: dict = {"choices": [{"index": 0, "delta": {"content": f"w{sent} " * count}}]}
-            if body.get("stream_options", {}).get("continuous_usage_stats"):
+            if body.get("stream_options", {}).get("continuous_usage_stats") and not options.no_usage:
                 value["usage"] = {"prompt_tokens": 7, "completion_tokens": sent}
             await response.write(f"data: {json.dumps(value)}\n\n".encode())
         if not options.no_usage:
@@ -82,6 +84,8 @@ def main() -> None:
     parser.add_argument("--itl-ms", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--per-chunk", type=int, default=1)
+    parser.add_argument("--first-chunk", type=int, default=1)
+    parser.add_argument("--refuse-counts", action="store_true")
     parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--fail", action="store_true")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -266,6 +267,22 @@ def test_servers_are_named_started_or_refused() -> None:
         parse_servers(["a=http://x:1", "a=http://x:2"])
 
 
+def test_the_tokens_of_each_chunk_are_asked_for_where_the_server_knows_how() -> None:
+    options = LoadOptions(concurrency=(1,), requests=2, repeats=1, warmup=1, max_tokens=9)
+    chunks = ("--first-chunk", "5", "--per-chunk", "4", "--itl-ms", "30")
+    result = run_load(
+        [fake("known", *chunks), fake("refused", *chunks, "--refuse-counts")], WORKLOAD, options
+    )
+    one, other = result.rows
+    assert (one["failed"], other["failed"]) == (0, 0)
+    assert (one["itl_basis"], other["itl_basis"]) == ("tokens", "chunks")
+    # Five tokens at once and four 30 ms later, which is 30 / 4 ms a token and not 30 / 8.
+    assert one["median_tpot_ms"] > 7.4
+    assert any("for one token" in note for note in result.notes)
+    told = run_load([fake("known", *chunks)], WORKLOAD, replace(options, token_counts=False))
+    assert told.rows[0]["itl_basis"] == "chunks"
+
+
 def test_a_load_test_starts_servers_compares_them_and_comes_back_from_disk(tmp_path: Path) -> None:
     options = LoadOptions(
         concurrency=(1, 3), requests=4, repeats=2, warmup=1, max_tokens=7, price_per_hour=1.0
@@ -306,7 +323,7 @@ def test_what_was_measured_before_an_error_is_kept(tmp_path: Path) -> None:
     flaky += "sys.executable, [sys.executable, '-m', 'tests.bench.fake_server', '--port', '{port}'])"
     servers = [fake("plain"), ServerSpec("eagle3", command=(sys.executable, "-c", flaky))]
     kept: list[LoadResult] = []
-    options = LoadOptions(concurrency=(1, 2), requests=2, repeats=1)
+    options = LoadOptions(concurrency=(1, 2), requests=2, repeats=1, token_counts=False)
     with pytest.raises(ServerError, match="ended with code 3"):
         run_load(servers, WORKLOAD, options, fresh=True, ended_early=kept.append)
     (found,) = kept

@@ -5,9 +5,9 @@
                           |------------- (tokens - 1) * TPOT ------------|
      |------------------------------- E2E ------------------------------|
 
-Under speculation a chunk may hold several tokens. TPOT is right whatever the chunks are, as it divides by the number
-of tokens the server counts (`usage`). Gaps are per chunk; they become inter-token latencies only where the server
-tells the tokens of each chunk.
+Under speculation a chunk may hold several tokens, the first one too. Where the server tells the tokens of each chunk,
+TPOT is over those after the first chunk, and gaps become inter-token latencies. Where it only counts them in the end
+(`usage`), TPOT takes the first chunk for one token, as vLLM's and SGLang's benchmarks do, and gaps are per chunk.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class LoadOptions:
     slo: Objective | None = None
     price_per_hour: float | None = None  # of one server's machine, for the cost of a million output tokens
     model: str | None = None  # to ask for; None: the first that each server names
-    # Ask for the number of tokens with every chunk (vLLM's continuous_usage_stats)
-    token_counts: bool = False
+    # Ask for the number of tokens with every chunk (vLLM's continuous_usage_stats); None: where the warm-up is answered
+    token_counts: bool | None = None
 
     def __post_init__(self) -> None:
         numbers = {"max_tokens": self.max_tokens, "repeats": self.repeats}

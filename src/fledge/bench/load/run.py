@@ -15,7 +15,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -152,17 +152,20 @@ class _Test:
             max_tokens=options.max_tokens,
             temperature=options.temperature,
             ignore_eos=options.ignore_eos,
-            token_counts=options.token_counts,
+            token_counts=options.warmup > 0 if options.token_counts is None else options.token_counts,
             api_key=self.api_key,
             timeout_s=options.timeout_s,
         )
         prompts = [arrival.prompt for arrival in self.levels[0].arrivals]
         if options.warmup:
-            warm = await drive(session, call, closed_loop(prompts, options.warmup), options.warmup)
-            errors = [record.error for record in warm.records if record.error]
-            if errors and len(errors) == len(warm.records):
+            arrivals = closed_loop(prompts, options.warmup)
+            warm = await drive(session, call, arrivals, options.warmup)
+            if options.token_counts is None and not any(record.ok for record in warm.records):
+                call = replace(call, token_counts=False)  # some refuse what they don't know
+                warm = await drive(session, call, arrivals, options.warmup)
+            if not any(record.ok for record in warm.records):
                 raise ServerError(
-                    f"{spec.name} at {url} answers no request: {errors[0]}; "
+                    f"{spec.name} at {url} answers no request: {warm.records[0].error}; "
                     "send one by hand to see what it wants"
                 )
         return call
@@ -216,7 +219,10 @@ class _Test:
                 "is too high and its throughput too low."
             )
         if any(row["itl_basis"] == "chunks" for row in answered):
-            notes.append("ITL is the time between chunks; a chunk may hold several tokens under speculation.")
+            notes.append(
+                "A server doesn't tell its chunks' tokens: ITL is the time between chunks, and TPOT takes the first "
+                "for one token. Under speculation a chunk may hold several, and then TPOT is too low."
+            )
         return notes
 
 
