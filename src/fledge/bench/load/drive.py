@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import aiohttp
 
 from fledge.bench.load.arrivals import Arrival
 from fledge.bench.load.client import Call, RequestRecord, send
-
-Notice = Callable[[RequestRecord], None]
 
 
 class Driven(NamedTuple):
@@ -30,11 +28,7 @@ class Driven(NamedTuple):
 
 
 async def drive(
-    session: aiohttp.ClientSession,
-    call: Call,
-    arrivals: Sequence[Arrival],
-    concurrency: int | None,
-    notice: Notice = lambda record: None,
+    session: aiohttp.ClientSession, call: Call, arrivals: Sequence[Arrival], concurrency: int | None
 ) -> Driven:
     """Send all conversations; `concurrency` limits how many are in flight (None: no limit)."""
     records: list[RequestRecord] = []
@@ -53,7 +47,6 @@ async def drive(
                 )
                 await send(session, call, messages, record)
                 records.append(record)
-                notice(record)
                 if not record.ok:
                     return
                 messages.append({"role": "assistant", "content": record.content})

@@ -23,7 +23,7 @@ import aiohttp
 from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
 from fledge.bench.load.client import Call, open_session
 from fledge.bench.load.counters import between, read_counters
-from fledge.bench.load.drive import Driven, drive
+from fledge.bench.load.drive import drive
 from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.options import LoadOptions
 from fledge.bench.load.results import LoadResult, compare_levels
@@ -96,8 +96,7 @@ class _Test:
     progress: Progress
     rows: list[dict[str, Any]] = field(default_factory=list)
     models: dict[str, str] = field(default_factory=dict)
-    same: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
-    first: dict[tuple[Any, str], Answers] = field(default_factory=dict)
+    answers: dict[tuple[str, Any], Answers] = field(default_factory=dict)  # by server and level
 
     async def run(self, *, fresh: bool) -> None:
         async with open_session() as session, AsyncExitStack() as stack:
@@ -116,7 +115,7 @@ class _Test:
             commands={spec.name: spec.url or shlex.join(spec.command) for spec in self.specs},
             workload=self.workload,
             options=json.loads(json.dumps(asdict(self.options))),  # as the file will have them
-            comparisons=compare_levels(self.rows, [spec.name for spec in self.specs], self.same),
+            comparisons=compare_levels(self.rows, [spec.name for spec in self.specs], self._same()),
             machine=machine_facts(),
             versions=versions(),
             notes=self._notes(),
@@ -189,24 +188,19 @@ class _Test:
             self.options.price_per_hour,
         )
         self.rows.append(row)
-        self._compare_answers(driven, name, level, repeat)
+        if not repeat and not self.options.temperature:  # only greedy answers can be compared
+            texts = {(record.question_id, record.turn): record.text for record in driven.records if record.ok}
+            self.answers[name, (level.concurrency, level.rate)] = texts
         return row
 
-    def _compare_answers(self, driven: Driven, name: str, level: Level, repeat: int) -> None:
-        """Count answers equal to the baseline's. Only greedy answers can be compared."""
-        if self.options.temperature > 0 or repeat:
-            return
-        key = (level.concurrency, level.rate)
-        answers = {(r.question_id, r.turn): r.text for r in driven.records if r.ok}
-        self.first[key, name] = answers
-        baseline = self.first.get((key, self.specs[0].name))
-        if baseline is None:
-            return
-        for spec in self.specs[1:]:
-            other = self.first.get((key, spec.name))
-            if other is not None:
-                both = baseline.keys() & other.keys()
-                self.same[spec.name, key] = (sum(baseline[one] == other[one] for one in both), len(both))
+    def _same(self) -> dict[tuple[str, Any], tuple[int, int]]:
+        """By server and level: answers equal to the baseline's, and those that both gave."""
+        found = {}
+        for (server, level), answers in self.answers.items():
+            baseline = self.answers.get((self.specs[0].name, level), {})
+            both = baseline.keys() & answers.keys()
+            found[server, level] = sum(baseline[one] == answers[one] for one in both), len(both)
+        return found
 
     def _notes(self) -> list[str]:
         notes, answered = [], [row for row in self.rows if row["completed"]]
