@@ -100,9 +100,8 @@ def test_hybrid_asks_the_target_once_for_each_conversation_and_keeps_a_sound_sto
     assert len(asked) == len(trainable)
     train_online(target, conversations, tmp_path, "hybrid")
     assert_same_head(tmp_path, stored)
-    kept = FeatureStore(str(tmp_path / "kept")) if (tmp_path / "kept" / "manifest.json").exists() else None
-    if kept is not None:
-        assert {info.conversation_id for info in kept.samples} <= trainable
+    kept = FeatureStore(str(tmp_path / "kept")).samples
+    assert {info.conversation_id for info in kept} == trainable
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp8"])
@@ -112,8 +111,9 @@ def test_hybrid_gives_the_values_of_its_store_before_they_are_in_it(
     """A killed run reads from the store what it had fresh from the target before."""
     options = FeatureOptions(feed="hybrid", codec=codec)  # type: ignore[arg-type]
     online = OnlineFeatures(target, conversations, options, str(tmp_path / "kept"))
-    infos = online.split("train")
+    infos = online.split("train")[1:]  # training may never ask for some: too short, or train.response_tokens
     made = online.read_many(infos)
+    online.read_many(infos[:1])  # the second pass
     kept = FeatureStore(str(tmp_path / "kept"))
     for sample, info in zip(made, kept.samples, strict=True):
         stored = kept.read(info)

@@ -78,13 +78,17 @@ class OnlineFeatures:
         """Several with their hidden states: those not kept yet go through the target together."""
         with self._lock, torch.no_grad():
             fresh = {sample.conversation_id: sample for sample in self._fresh}
+            if any(i.conversation_id in fresh for i in infos):  # another pass has begun: all are made that ever will be
+                self._write()
             missing = [
                 i for i in infos if i.conversation_id not in self._places and i.conversation_id not in fresh
             ]
             made = self._extract(missing)
             found = [self._one(info, fresh | made) for info in infos]
             if self._keep_url is not None:
-                self._keep(list(made.values()))
+                self._fresh += made.values()
+                if sum(len(s.token_ids) for s in self._fresh) >= self._shard_tokens:
+                    self._write()
         return found
 
     def _one(self, info: SampleInfo, made: dict[str, FeatureSample]) -> FeatureSample:
@@ -103,15 +107,12 @@ class OnlineFeatures:
             samples = [_rounded(sample) for sample in samples]
         return {sample.conversation_id: sample for sample in samples}
 
-    def _keep(self, samples: Sequence[FeatureSample]) -> None:
-        """Add to the store once there is a shard's worth, or everything has been made."""
-        self._fresh += samples
-        everything = len(self._places) + len(self._fresh) == len(self._known)
-        if self._fresh and (everything or sum(len(s.token_ids) for s in self._fresh) >= self._shard_tokens):
-            assert self._keep_url is not None
-            write_shard(Manifest.load(self._keep_url), self._fresh, self._options.codec)
-            self._fresh = []
-            self._reopen()
+    def _write(self) -> None:
+        """Add what has been made to the store, as a shard."""
+        assert self._keep_url is not None
+        write_shard(Manifest.load(self._keep_url), self._fresh, self._options.codec)
+        self._fresh = []
+        self._reopen()
 
     def _reopen(self) -> None:
         assert self._keep_url is not None
