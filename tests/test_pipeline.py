@@ -278,6 +278,9 @@ def test_the_estimate_knows_what_is_stored_and_drawn(finished_run: Path, recipe:
     few = expected(train={"response_tokens": 10})
     assert online["features"].bytes == pytest.approx(whole["features"].bytes * recipe.respond.heldout)
     assert online["train"].tokens == whole["train"].tokens
+    hybrid = expected(features={"feed": "hybrid"})
+    stored = (hybrid[stage].bytes - online[stage].bytes for stage in hybrid)
+    assert sum(stored) == pytest.approx(whole["features"].bytes - online["features"].bytes)
     assert few["train"].tokens < whole["train"].tokens / 10
     assert whole["features"].seconds is not None
     # Timing it would load a target that may not fit.

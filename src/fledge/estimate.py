@@ -76,22 +76,22 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     answers = count * _answered(recipe.respond)
     tokens = conversation_tokens(run, known="respond" not in pending)
     drawn = _drawn_share(run, tokens * (1 - heldout))
-    trained = tokens * (1 - heldout) * drawn * recipe.train.epochs
+    learnt_from = tokens * (1 - heldout) * drawn
+    trained = learnt_from * recipe.train.epochs
     # What the target does while training reads its features from it; what it doesn't is stored beforehand.
     feed = recipe.features.feed
     extracted = tokens if feed == "offline" else tokens * heldout
-    online = {"offline": 0.0, "online": trained, "hybrid": tokens * (1 - heldout) * drawn}[feed]
+    online = {"offline": 0.0, "online": trained, "hybrid": min(trained, learnt_from)}[feed]
+    token_bytes = bytes_per_token(run.target.config.hidden_size, recipe.features.codec)
+    kept = online * token_bytes if feed == "hybrid" else 0.0
     pauses = trained / recipe.train.batch_tokens / recipe.train.evaluate_every  # to measure tau
     measured = pauses * min(tokens * heldout, recipe.train.evaluate_tokens)
     judged = min(tokens * heldout, recipe.evaluate.max_tokens)
     sizes = {
         "prompts": (written, count * _PROMPT_TOKENS * _PARQUET_BYTES),
         "respond": (answers, tokens * _PARQUET_BYTES),
-        "features": (
-            extracted,
-            extracted * bytes_per_token(run.target.config.hidden_size, recipe.features.codec),
-        ),
-        "train": (trained, speeds.head_size * _CHECKPOINT_BYTES),
+        "features": (extracted, extracted * token_bytes),
+        "train": (trained, speeds.head_size * _CHECKPOINT_BYTES + kept),
         "evaluate": (judged, 0.0),
     }
     seconds: dict[str, Callable[[], float | None]] = {
