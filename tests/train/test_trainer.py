@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from fledge.data.conversations import Conversation
 from fledge.draft import Head
@@ -264,6 +265,13 @@ def test_without_training_conversations_there_is_an_error(target: Target, tmp_pa
     extract_features(target, url, FeatureOptions(), str(tmp_path / "features"))
     with pytest.raises(DataError, match="no training conversations"):
         run(target, str(tmp_path / "features"), tmp_path)
+
+
+def test_the_largest_seed_orders_and_a_larger_one_is_refused(features: str):
+    infos = FeatureStore(features).split("train")
+    assert epoch_batches(infos, 128, TrainOptions(seed=2**32 - 1).seed, 99)
+    with pytest.raises(ValidationError, match="less than 4294967296"):
+        TrainOptions(seed=2**32)
 
 
 def test_every_conversation_is_in_an_epoch_once_and_batches_hold_like_lengths(features: str):

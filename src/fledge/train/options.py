@@ -66,7 +66,7 @@ class TrainOptions(BaseModel):
     ema: float = Field(
         0.0, ge=0.0, lt=1.0, description="decay of averaged weights; 0: the last weights are the head"
     )
-    seed: int = Field(0, ge=0, description="seed of the order of conversations")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of conversations")
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
         description="under torchrun: ddp keeps everything in each process, fsdp splits masters and optimiser state",
