@@ -342,6 +342,15 @@ def test_a_wrong_head_is_noticed_before_anything_takes_time(tmp_path: Path, reci
     assert not (tmp_path / "run" / "prompts").exists()
 
 
+def test_a_run_does_not_replace_the_head_it_goes_on_from(run_copy: Path, recipe: Recipe) -> None:
+    shutil.rmtree(run_copy / "train")
+    before = head_digest(str(run_copy / "head"))
+    options = recipe.train.model_copy(update={"init_head": f"{run_copy}/../{run_copy.name}/head/"})
+    with pytest.raises(RecipeError, match="is where this run puts its own head"):
+        run_stage(Run(recipe.model_copy(update={"train": options}), str(run_copy)), "train")
+    assert head_digest(str(run_copy / "head")) == before
+
+
 def sharded(head: Path, folder: Path) -> Path:
     """The head's weights in two files."""
     folder.mkdir()

@@ -17,7 +17,7 @@ from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME, local_url, weight_urls
-from fledge.errors import StorageError
+from fledge.errors import RecipeError, StorageError
 from fledge.recipe import Recipe
 from fledge.released import head_url, released_folder
 from fledge.storage import Fingerprint, join
@@ -121,8 +121,13 @@ class Run:
 
     def refuse_wrong_heads(self) -> None:
         """Raise HeadError for a head that doesn't exist or is another target's, before anything takes time."""
-        if self.train_options.init_head is not None:
-            Head.load(self.train_options.init_head).check_target(self.target)  # it learns from these features
+        if (start := self.train_options.init_head) is not None:
+            if _same_folder(start, self.url("head")):
+                raise RecipeError(
+                    f"train.init_head={start} is where this run puts its own head, and the run could never tell again what "
+                    "it began with; name another --run-dir, or move that head away first"
+                )
+            Head.load(start).check_target(self.target)  # it learns from these features
         if self.given_heads:
             self.heads()
 
@@ -166,6 +171,11 @@ class Run:
             ) from error
         except OSError as error:
             raise StorageError(f"can't use {self.folder}: {error}; name another --run-dir") from error
+
+
+def _same_folder(one: str, other: str) -> bool:
+    here, there = storage.local_path(one), storage.local_path(other)
+    return here.resolve() == there.resolve() if here and there else one.rstrip("/") == other.rstrip("/")
 
 
 def head_digest(url: str) -> str:

@@ -78,7 +78,7 @@ class OnlineFeatures:
         """Several with their hidden states: those not kept yet go through the target together."""
         with self._lock, torch.no_grad():
             fresh = {sample.conversation_id: sample for sample in self._fresh}
-            if any(i.conversation_id in fresh for i in infos):  # another pass has begun: all are made that ever will be
+            if any(i.conversation_id in fresh for i in infos):  # another pass has begun: all has been made
                 self._write()
             missing = [
                 i for i in infos if i.conversation_id not in self._places and i.conversation_id not in fresh
