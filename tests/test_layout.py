@@ -24,7 +24,7 @@ ORDER = [
     ("bench",),
     ("console", "recipe", "released"),
     ("run_folder",),
-    ("ask", "closing", "estimate", "exchange", "server", "template"),
+    ("ask", "closing", "estimate", "exchange", "installation", "server", "template"),
     ("deploy",),
     ("ablation_report", "feature_report", "judge"),
     ("stages",),

@@ -6,11 +6,13 @@ from __future__ import annotations
 import logging
 import posixpath
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from fledge.console import say
+from fledge.console import StageProgress, say
 from fledge.doctor import diagnose
 from fledge.draft import Head
 from fledge.draft.card import model_card
@@ -105,18 +107,28 @@ def import_head(
 
 
 def examine(
-    target: str, head: str, *, engine: str | None, reference: str | None, depth: int, max_tokens: int
+    target: str,
+    head: str,
+    *,
+    engine: str | None,
+    reference: str | None,
+    depth: int,
+    max_tokens: int,
+    device: str,
+    chat_template_kwargs: Mapping[str, Any],
 ) -> int:
     """Print what the doctor finds; the exit code."""
-    loaded = Target.load(target)
-    found = diagnose(
-        loaded,
-        head_url(loaded, head),
-        engine=engine,
-        reference=reference,
-        depth=depth,
-        max_tokens=max_tokens,
-    )
+    loaded = Target.load(target, device=device, chat_template_kwargs=chat_template_kwargs)
+    with StageProgress("doctor") as progress:
+        found = diagnose(
+            loaded,
+            head_url(loaded, head),
+            engine=engine,
+            reference=reference,
+            depth=depth,
+            max_tokens=max_tokens,
+            progress=progress.update,
+        )
     for row in found.measured:
         say(f"{row.name}: {row.value}", dim=True)
     for finding in found.findings:

@@ -226,20 +226,56 @@ def import_(
 
 
 def doctor(
-    target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
-    head: Annotated[str, typer.Argument(help="the head: folder, URL, hub id, or released")],
+    context: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Argument(help="folder, hub id, GGUF file or package", metavar="[TARGET]", show_default=False),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Argument(
+            help="the head: folder, URL, hub id, or released", metavar="[HEAD]", show_default=False
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm or sglang: its traps; a URL: compare with that server")
     ] = None,
     reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
-    depth: Annotated[int, typer.Option(help="tokens drafted in a row, as the server is set")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="length of the answers it measures on")] = 48,
+    depth: Annotated[int, typer.Option(min=1, help="tokens drafted in a row, as the server is set")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=2, help="length of the answers it measures on")] = 48,
+    device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
+    chat_template_kwargs: TemplateKwargs = None,
 ) -> None:
-    """Say why acceptance is low. Exit code 1 if something is wrong."""
+    """Check machine and installation; given a target and its head, say why acceptance is low.
+
+    Exit code 1 if something is wrong.
+    """
+    if target is None:
+        from fledge.installation import examine_installation
+
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
+        if given:
+            raise EngineError(f"--{given[0].replace('_', '-')} is for a head: name TARGET and HEAD, too")
+        raise typer.Exit(examine_installation())
+    if head is None:
+        raise EngineError(
+            f"name {target}'s head, too: its folder, URL or hub id, or released for the shipped one"
+        )
     from fledge.exchange import examine
+    from fledge.target.options import parse_template_kwargs
 
     raise typer.Exit(
-        examine(target, head, engine=engine, reference=reference, depth=depth, max_tokens=max_tokens)
+        examine(
+            target,
+            head,
+            engine=engine,
+            reference=reference,
+            depth=depth,
+            max_tokens=max_tokens,
+            device=device,
+            chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
+        )
     )
 
 

@@ -103,6 +103,15 @@ def shuffled_rows(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     tensors["lm_head.weight"] = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
 
 
+def test_the_steps_of_an_examination_are_told(patient: Patient) -> None:
+    told: list[tuple[float, float, str]] = []
+    examine(patient.target, patient.head, progress=lambda *step: told.append(step))
+    done = [one for one, _, _ in told]
+    assert done == sorted(done)
+    assert done[-1] < told[-1][1]
+    assert {note for _, _, note in told} == {"reads the head", "the target answers", "the head proposes"}
+
+
 def test_a_sound_head_has_no_finding(patient: Patient) -> None:
     for engine in (None, "sglang", "vllm"):
         assert examine(patient.target, patient.head, engine=engine).findings == []

