@@ -98,6 +98,15 @@ def test_a_shell_completes_commands_and_options(typed: str, offered: list[str]) 
     assert found.stdout.split() == offered
 
 
+def test_the_first_process_of_a_container_ends_at_sigterm() -> None:
+    script = (
+        "import os, signal, sys\nfrom fledge import cli\nown = os.getpid()\nos.getpid = lambda: 1\n"
+        "cli.app = lambda: os.kill(own, signal.SIGTERM)\ntry:\n    cli.main()\nfinally:\n    print('unwound')"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (143, "unwound\n")
+
+
 def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> None:
     line = fledge.error("run", "demo", "train.epoch=2", "--run-dir", tmp_path / "run")
     assert "unknown key train.epoch; did you mean train.epochs?" in line

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import shlex
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,6 +53,8 @@ Actors = Annotated[int, typer.Option(min=1, help="Ray actors")]
 
 def main() -> None:
     """The entry point: expected errors end in one line and exit code 2, an interrupt in 130."""
+    if os.getpid() == 1:  # in a container, where the system ignores a SIGTERM that nobody handles
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app()
     except FledgeError as error:
