@@ -1,7 +1,9 @@
 # fledge on a CPU. From the repository root:
 #   docker build -f deploy/docker/cpu.Dockerfile -t fledge:cpu .
-#   docker run -p 8080:8080 -v /models:/models:ro fledge:cpu serve /models/my-llm --host 0.0.0.0 --port 8080
-# The kernels are compiled on first use, for the processor they run on: that needs g++ at run time.
+#   docker run -p 8080:8080 -v /models:/models:ro -v fledge-cache:/home/fledge/.cache fledge:cpu \
+#       serve /models/my-llm --host 0.0.0.0 --port 8080
+# The kernels are compiled on first use, for the processor they run on: that needs g++ at run time. A volume keeps them, and
+# models from the hub; it is made with the owner of the image's folder, which is why that is there.
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
 COPY pyproject.toml constraints-cpu.txt README.md LICENSE ./
@@ -17,7 +19,8 @@ FROM python:3.12-slim-bookworm
 RUN apt-get update \
     && apt-get install --no-install-recommends -y g++ \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 10001 fledge
+    && useradd --create-home --uid 10001 fledge \
+    && install --directory --owner fledge --group fledge /home/fledge/.cache
 COPY --from=build /opt/fledge /opt/fledge
 ENV PATH=/opt/fledge/bin:$PATH \
     HF_HOME=/home/fledge/.cache/huggingface

@@ -1,5 +1,7 @@
 # fledge beside SGLang on CUDA. From the repository root:
 #   docker build -f deploy/docker/cuda.Dockerfile --build-arg SGLANG_TAG=TAG -t fledge:cuda .
+#   docker run --gpus all --shm-size 16g -p 8080:8080 -v fledge-cache:/home/fledge/.cache -e HF_TOKEN fledge:cuda \
+#       serve TARGET --head HEAD --engine sglang --python /usr/bin/python3 --host 0.0.0.0 --port 8080
 # fledge has an environment of its own, so that its packages and SGLang's never meet; it starts SGLang as a command.
 ARG SGLANG_TAG=v0.5.23
 FROM lmsysorg/sglang:${SGLANG_TAG} AS build
@@ -11,7 +13,8 @@ RUN python3 -m venv /opt/fledge \
     && /opt/fledge/bin/pip install --no-cache-dir ".[gcs,s3,serve]"
 
 FROM lmsysorg/sglang:${SGLANG_TAG}
-RUN useradd --create-home --uid 10001 fledge
+RUN useradd --create-home --uid 10001 fledge \
+    && install --directory --owner fledge --group fledge /home/fledge/.cache
 COPY --from=build /opt/fledge /opt/fledge
 RUN ln -s /opt/fledge/bin/fledge /usr/local/bin/fledge
 ENV HF_HOME=/home/fledge/.cache/huggingface

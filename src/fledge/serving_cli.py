@@ -294,10 +294,14 @@ def vertex(
     min_replicas: Annotated[int, typer.Option(help="replicas at least")] = 1,
     max_replicas: Annotated[int, typer.Option(help="replicas at most")] = 1,
     service_account: Annotated[str | None, typer.Option(help="that may read the head's bucket")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE for the server, or NAME: as it is here, such as HF_TOKEN; repeatable"),
+    ] = None,
     run: Annotated[bool, typer.Option("--run", help="make the calls; otherwise they are printed")] = False,
 ) -> None:
     """Upload the model and deploy an endpoint on Vertex AI; a dry run unless told otherwise."""
-    from fledge.deploy.vertex import VertexOptions, deploy_vertex
+    from fledge.deploy.vertex import VertexOptions, deploy_vertex, parse_environment
 
     options = VertexOptions(
         project=project,
@@ -313,5 +317,6 @@ def vertex(
         min_replicas=min_replicas,
         max_replicas=max_replicas,
         service_account=service_account,
+        environment=parse_environment(env or (), os.environ),
     )
     deploy_vertex(options, run=run)

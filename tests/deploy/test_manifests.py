@@ -103,6 +103,21 @@ def test_a_kustomization_names_files_that_exist_and_its_patches_apply(path: Path
         check(resource)
 
 
+def test_applying_again_leaves_the_autoscalers_replicas_alone() -> None:
+    scaled = load(KUBERNETES / "serving" / "autoscaler.yaml")["spec"]["scaleTargetRef"]["name"]
+    deployment = load(KUBERNETES / "serving" / "deployment.yaml")
+    assert deployment["metadata"]["name"] == scaled
+    assert "replicas" not in deployment["spec"]
+
+
+def test_whatever_takes_a_target_from_the_hub_has_a_token_for_it() -> None:
+    serving = load(KUBERNETES / "serving" / "deployment.yaml")["spec"]
+    job = load(KUBERNETES / "training" / "jobset.yaml")["spec"]["replicatedJobs"][0]["template"]["spec"]
+    for pod in (serving["template"]["spec"], job["template"]["spec"]):
+        (token,) = [v for v in pod["containers"][0]["env"] if v["name"] == "HF_TOKEN"]
+        assert token["valueFrom"]["secretKeyRef"]["name"] == "hub-token"
+
+
 def test_the_deployments_command_is_one_the_command_line_takes() -> None:
     from typer.testing import CliRunner
 
@@ -126,6 +141,7 @@ def test_a_dockerfile_is_clean(path: Path) -> None:
     text = path.read_text()
     assert "\nUSER 10001\n" in text
     assert "\nHEALTHCHECK " in text
+    assert "--owner fledge --group fledge /home/fledge/.cache" in text  # or a volume there is root's
     (extras,) = re.findall(r'"\.\[([a-z0-9,]+)\]"', text)
     assert {"gcs", "s3", "serve"} <= set(
         extras.split(",")

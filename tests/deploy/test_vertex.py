@@ -26,6 +26,7 @@ from fledge.deploy.vertex import (  # noqa: E402
     VertexOptions,
     as_dict,
     deploy_vertex,
+    parse_environment,
     send,
     vertex_requests,
 )
@@ -123,6 +124,27 @@ def test_our_own_engine_is_told_to_use_the_accelerator_it_was_given() -> None:
 def test_an_engine_is_told_of_all_accelerators_it_was_given(engine: str) -> None:
     requests = vertex_requests(replace(OPTIONS, engine=engine, accelerator_count=8))
     assert f"--argument={SHARED_BY[engine]}=8" in requests.upload.model.container_spec.args
+
+
+def test_the_server_gets_the_environment_and_nobody_sees_its_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    environment = parse_environment(["HF_TOKEN", "MODE=a=b", "EMPTY="], {"HF_TOKEN": "hf_secret"})
+    assert environment == {"HF_TOKEN": "hf_secret", "MODE": "a=b", "EMPTY": ""}
+    options = replace(OPTIONS, environment=environment)
+    sent = {v.name: v.value for v in vertex_requests(options).upload.model.container_spec.env}
+    assert sent == environment
+    deploy_vertex(options)
+    output = capsys.readouterr().out + repr(options)
+    assert '"HF_TOKEN"' in output
+    assert "hf_secret" not in output
+    for wrong, message in (
+        ("NOT_SET", "isn't set here"),
+        ("=x", "is no variable"),
+        ("A B=x", "is no variable"),
+    ):
+        with pytest.raises(EngineError, match=message):
+            parse_environment([wrong], {})
 
 
 def test_a_refusal_says_what_was_made_already(vertex: Vertex) -> None:

@@ -8,7 +8,9 @@ The requests are the library's own message types, so a field it doesn't know is 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fledge.console import console
@@ -25,6 +27,7 @@ PREDICT_ROUTES = {
 SHARED_BY = {"sglang": "--tp-size", "vllm": "--tensor-parallel-size"}
 _INSTALL = 'Vertex AI needs its client library: pip install "fledge[vertex]"'
 _PORT = 8080
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECONDS = 7200.0  # for one operation: a deployment waits for machines
 
 
@@ -45,6 +48,9 @@ class VertexOptions:
     min_replicas: int = 1
     max_replicas: int = 1
     service_account: str | None = None
+    environment: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # of the container, such as HF_TOKEN
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,13 @@ class VertexClients:
 
 
 def deploy_vertex(options: VertexOptions, *, run: bool = False) -> None:
-    """Print the calls; with `run`, make them and print the endpoint."""
+    """Print the calls, without the environment's values; with `run`, make them and print the endpoint."""
     requests = vertex_requests(options)
+    shown = vertex_requests(replace(options, environment=dict.fromkeys(options.environment, "***")))
     for call, request in (
-        ("ModelService.UploadModel", requests.upload),
-        ("EndpointService.CreateEndpoint", requests.endpoint),
-        ("EndpointService.DeployModel", requests.deploy),
+        ("ModelService.UploadModel", shown.upload),
+        ("EndpointService.CreateEndpoint", shown.endpoint),
+        ("EndpointService.DeployModel", shown.deploy),
     ):
         console.print(call, style="bold")
         console.print(json.dumps(as_dict(request), indent=2), markup=False, soft_wrap=True)
@@ -100,6 +107,7 @@ def vertex_requests(options: VertexOptions) -> VertexRequests:
                 image_uri=options.image,
                 command=["fledge"],
                 args=[*command, "--host", "0.0.0.0", "--port", str(_PORT)],
+                env=[v1.EnvVar(name=name, value=value) for name, value in options.environment.items()],
                 ports=[v1.Port(container_port=_PORT)],
                 predict_route=PREDICT_ROUTES[options.engine],
                 health_route="/health",
@@ -133,6 +141,21 @@ def vertex_requests(options: VertexOptions) -> VertexRequests:
         ) from error
     except (TypeError, ValueError) as error:
         raise EngineError(f"Vertex AI's library refuses the request ({error}): check the options") from error
+
+
+def parse_environment(given: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Variables from NAME=VALUE, or from NAME alone, whose value is taken from the environment here."""
+    found = {}
+    for text in given:
+        name, named, value = text.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            raise EngineError(
+                f"--env {name!r} is no variable: write NAME=VALUE, or NAME for the value it has here"
+            )
+        if not named and name not in own:
+            raise EngineError(f"--env {name} isn't set here: set it, or write {name}=VALUE")
+        found[name] = value if named else own[name]
+    return found
 
 
 def connect(region: str) -> VertexClients:
@@ -178,9 +201,9 @@ def as_dict(request: Any) -> dict[str, Any]:
 def _check(options: VertexOptions) -> None:
     if options.engine not in PREDICT_ROUTES:
         raise EngineError(f"no engine {options.engine!r}: use one of {', '.join(PREDICT_ROUTES)}")
-    for field in ("project", "region", "image", "target", "head", "name", "machine_type"):
-        if not getattr(options, field):
-            raise EngineError(f"{field} is empty: name it")
+    for name in ("project", "region", "image", "target", "head", "name", "machine_type"):
+        if not getattr(options, name):
+            raise EngineError(f"{name} is empty: name it")
     if options.accelerator is not None and options.accelerator_count < 1:
         raise EngineError(
             f"{options.accelerator_count} accelerators a replica can't be: use at least 1, or --accelerator none"
