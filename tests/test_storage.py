@@ -137,6 +137,18 @@ def test_a_file_where_a_folder_should_be_is_a_clear_error(tmp_path: Path) -> Non
         storage.write_atomic(str(tmp_path / "file" / "shard.bin"), b"")
 
 
+def test_a_place_that_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:
+    storage.refuse_unwritable(str(tmp_path / "new" / "result.json"))
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").write_text("kept")
+    storage.refuse_unwritable(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "kept"
+    with pytest.raises(StorageError, match="is a folder; name a file in it"):
+        storage.refuse_unwritable(str(tmp_path))
+    with pytest.raises(StorageError, match="file"):
+        storage.refuse_unwritable(str(tmp_path / "file" / "result.json"))
+
+
 def test_manifest_grows_and_is_loaded_again(folder: str) -> None:
     manifest = Manifest.load(folder)
     assert manifest.shards == ()

@@ -116,8 +116,9 @@ def bench_server(
     """Load OpenAI-compatible servers, in alternation, and compare them with the first."""
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
     from fledge.bench.sets import find_workload
-    from fledge.closing import close_load, keep_load
+    from fledge.closing import REPORT_NAME, close_load, keep_load
     from fledge.console import StageProgress
+    from fledge.storage import join, refuse_unwritable
 
     _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
     options = LoadOptions(
@@ -135,6 +136,7 @@ def bench_server(
         token_counts=token_counts,
         model=model,
     )
+    refuse_unwritable(join(run_dir, REPORT_NAME))
     if replay:
         asked, traffic = read_traffic(replay, speed)
     else:
@@ -199,8 +201,10 @@ def bench_peers(
     from fledge.bench.peers.table import write_peers
     from fledge.console import StageProgress, print_table, say
     from fledge.released import head_url
+    from fledge.storage import join, refuse_unwritable
     from fledge.target import Target
 
+    refuse_unwritable(join(run_dir, "peers.md"))
     loaded = Target.load(target)
     options = PeerOptions(
         target=loaded.name,
@@ -299,8 +303,10 @@ def bench_ratios(
     from fledge.console import print_table, say
     from fledge.draft import Head
     from fledge.released import head_url
+    from fledge.storage import refuse_unwritable
     from fledge.target import Target
 
+    refuse_unwritable(output)
     loaded = Target.load(target, device=device)
     sizes = Sizes(
         levels=_numbers(concurrency, int, "--concurrency"),
@@ -336,8 +342,10 @@ def tune(
     from fledge.console import StageProgress, print_table, say
     from fledge.draft import Head
     from fledge.released import head_url
+    from fledge.storage import refuse_unwritable
     from fledge.target import Target
 
+    refuse_unwritable(output)
     loaded = Target.load(target, device=device)
     options = TuneOptions(
         shapes=parse_shapes(shapes),

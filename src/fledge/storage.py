@@ -124,6 +124,18 @@ def write_json(url: str, value: Any) -> None:
     write_atomic(url, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def refuse_unwritable(url: str) -> None:
+    """Raise StorageError if a local file couldn't be written here: before hours of work, not after them."""
+    path = local_path(url)
+    if path is None:
+        return
+    if path.is_dir():
+        raise StorageError(f"{url} is a folder; name a file in it")
+    probe = f"{url}.writable"
+    write_atomic(probe, b"")
+    remove(probe)
+
+
 def remove(url: str) -> None:
     """Delete a file or folder; nothing happens if it isn't there."""
     filesystem, path = _resolve(url)
