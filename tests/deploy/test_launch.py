@@ -75,11 +75,14 @@ def test_the_command_for_sglang() -> None:
         plan("sglang", "0.5.23", "/target", "/head", LaunchOptions(draft_tokens=2))
 
 
-def test_a_missing_engine_is_its_install_command_and_nothing_else(tmp_path: Path) -> None:
+def test_a_missing_engine_is_its_install_command_or_another_interpreter(tmp_path: Path) -> None:
     python = python_with(tmp_path, "other", "1.0")
     with pytest.raises(EngineError) as caught:
         engine_version("vllm", python)
-    assert str(caught.value) == "pip install vllm"
+    told = (
+        f"vllm isn't installed for {python}: pip install vllm, or name an interpreter that has it (--python)"
+    )
+    assert str(caught.value) == told
     with pytest.raises(EngineError, match="use one of fledge, sglang, vllm"):
         engine_version("tgi", python)
     with pytest.raises(EngineError, match="can't be run"):

@@ -126,7 +126,9 @@ def engine_version(engine: str, python: str) -> str:
     versions: Mapping[str, str] = json.loads(found.stdout)
     version = next((versions[name] for name in _PACKAGES[engine] if name in versions), None)
     if version is None:
-        raise EngineError(_INSTALL[engine])
+        raise EngineError(
+            f"{engine} isn't installed for {python}: {_INSTALL[engine]}, or name an interpreter that has it (--python)"
+        )
     if version_tuple(version) < _FIRST[engine]:
         first = ".".join(map(str, _FIRST[engine]))
         raise EngineError(
