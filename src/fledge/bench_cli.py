@@ -9,6 +9,7 @@ import difflib
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -228,7 +229,7 @@ def bench_peers(
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="a folder or config.json of the target")],
+    model: Annotated[str, typer.Argument(help="the target: a folder, config.json, hub id or package")],
     bandwidth: Annotated[float, typer.Option(help="memory bandwidth of one device, GB/s")],
     tflops: Annotated[float, typer.Option(help="dense bf16 throughput of one device, TFLOP/s")],
     devices: Annotated[int, typer.Option(help="devices that share the model (tensor parallel)")] = 1,
@@ -254,6 +255,7 @@ def plan(
     from fledge.bench.plan import CHECK_COLUMNS, PlanOptions, check_rows, make_plan, read_shape
     from fledge.console import print_table, say
     from fledge.storage import join
+    from fledge.target.resolve import config_place
 
     options = PlanOptions(
         bandwidth_gb_s=bandwidth,
@@ -271,7 +273,8 @@ def plan(
         draft_vocab=draft_vocab,
         price_per_hour=price,
     )
-    shape = read_shape(model)
+    place = config_place(model)
+    shape = read_shape(place) if place == model else replace(read_shape(place), name=model.rpartition("/")[2])
     made = make_plan(shape, options)
     print_table(made.title, made.speed_columns, made.speed_rows)
     print_table("Data, features, training", made.work_columns, made.work_rows)

@@ -22,6 +22,7 @@ from fledge.errors import StorageError, TargetError
 from fledge.target import DEFAULT_TARGET, Target, resolve_target
 from fledge.target import hub as hub_module
 from fledge.target import resolve as resolve_module
+from fledge.target.resolve import config_place
 from tests.target.tiny_gguf import write_gguf
 from tests.tiny import TinyShape, save_tiny_target
 
@@ -216,6 +217,25 @@ def test_the_package_where_it_is_not_installed_means_the_default(
     with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
         resolve_target("no-such-package", tmp_path)
     assert f"taking {DEFAULT_TARGET} from the model hub" in caplog.text
+
+
+def test_of_a_hub_model_the_config_can_be_had_alone(
+    tmp_path: Path, tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(repo_id: str, file: str, local_files_only: bool) -> str:
+        assert (repo_id, local_files_only) == ("org/model", False)
+        return str(tiny_target_folder / file)
+
+    monkeypatch.setattr(hub_module, "unreachable_reason", lambda repo_id: "")
+    monkeypatch.setattr(hub_module, "hf_hub_download", download)
+    assert config_place("org/model") == str(tiny_target_folder / "config.json")
+    for given in (str(tmp_path), "./missing", "memory://bucket/model"):
+        assert config_place(given) == given
+
+
+def test_a_config_nobody_has_is_one_clear_error(offline: None) -> None:
+    with pytest.raises(TargetError, match=r"no target 'nope'.*HF_HUB_OFFLINE is set.*give a local folder"):
+        config_place("nope")
 
 
 def test_a_hub_that_never_answers_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,13 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from fledge.errors import TargetError, first_line
 from fledge.target.weights import weight_files
@@ -43,15 +48,32 @@ def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
             return Path(snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=UNWANTED))
         folder = Path(snapshot_download(repo_id, allow_patterns=wanted, local_files_only=True))
     except GatedRepoError as error:
-        raise TargetError(
-            f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
-        ) from error
+        raise _licence(repo_id) from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(repo_id, reason or str(error)) from error
     if not weight_files(folder) and not any((folder / name).exists() for name in also):
         raise HubUnreachableError(repo_id, reason)
     logger.info("%s: %s; using the copy downloaded earlier", repo_id, reason)
     return folder
+
+
+def hub_config(repo_id: str) -> Path:
+    """A hub model's config.json, without its weights; errors as those of `hub_folder`."""
+    reason = unreachable_reason(repo_id)
+    try:
+        return Path(hf_hub_download(repo_id, "config.json", local_files_only=bool(reason)))
+    except GatedRepoError as error:
+        raise _licence(repo_id) from error
+    except LocalEntryNotFoundError as error:
+        raise HubUnreachableError(repo_id, reason or str(error)) from error
+    except EntryNotFoundError as error:
+        raise TargetError(f"{repo_id} has no config.json: name a decoder's repository") from error
+
+
+def _licence(repo_id: str) -> TargetError:
+    return TargetError(
+        f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
+    )
 
 
 def unreachable_reason(repo_id: str) -> str:

