@@ -27,6 +27,7 @@ def test_the_text_is_shown_as_it_is(
         seed=None,
         dtype="float32",
         device="cpu",
+        chat_template_kwargs={},
     )
     console.print("a line of a prompt: :smile:", markup=False)
     assert capsys.readouterr().out == "".join(pieces) + "a line of a prompt: :smile:\n"

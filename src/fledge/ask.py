@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fledge.console import say
 from fledge.draft import Head
 from fledge.engine import CompletionStats, Engine
@@ -19,9 +22,10 @@ def answer(
     seed: int | None,
     dtype: str,
     device: str,
+    chat_template_kwargs: Mapping[str, Any],
 ) -> None:
     """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
-    loaded = Target.load(target, dtype=dtype, device=device)
+    loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     drafts = None if head is None else _load_head(loaded, head)
     prompt = loaded.chat.prompt_ids([{"role": "user", "content": question}])
     context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)

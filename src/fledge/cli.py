@@ -16,7 +16,7 @@ import typer
 from fledge import __version__
 from fledge.bench_cli import DeviceOption, HeadOption, TargetOption, bench_app, plan, tune
 from fledge.errors import FledgeError
-from fledge.serving_cli import deploy_app, doctor, export, import_, serve
+from fledge.serving_cli import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
     from fledge.run_folder import Run
@@ -240,9 +240,11 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="of a sampled answer")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
     device: DeviceOption = "cpu",
+    chat_template_kwargs: TemplateKwargs = None,
 ) -> None:
     """Stream an answer, and show tau and the time per output token."""
     from fledge.ask import answer
+    from fledge.target.options import parse_template_kwargs
 
     answer(
         question,
@@ -253,6 +255,7 @@ def generate(
         seed=seed,
         dtype=dtype,
         device=device,
+        chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
     )
 
 
@@ -275,11 +278,13 @@ def card(run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
 def template(
     target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
     ids: Annotated[bool, typer.Option("--ids", help="show each token's id")] = False,
+    chat_template_kwargs: TemplateKwargs = None,
 ) -> None:
     """Show how conversations become ids and which are trained; exit code 1 if serving would see others."""
+    from fledge.target.options import parse_template_kwargs
     from fledge.template import show_template
 
-    if not show_template(target, show_ids=ids):
+    if not show_template(target, parse_template_kwargs(chat_template_kwargs), show_ids=ids):
         raise typer.Exit(1)
 
 

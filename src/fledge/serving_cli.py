@@ -22,7 +22,6 @@ TemplateKwargs = Annotated[
     str | None,
     typer.Option(
         "--chat-template-kwargs",
-        "--default-chat-template-kwargs",
         metavar="JSON",
         help='what the chat template is asked for, such as {"enable_thinking": false}',
     ),
@@ -229,13 +228,11 @@ def doctor(
     context: typer.Context,
     target: Annotated[
         str | None,
-        typer.Argument(help="folder, hub id, GGUF file or package", metavar="[TARGET]", show_default=False),
+        typer.Argument(help="folder, hub id, GGUF file or package", metavar="TARGET", show_default=False),
     ] = None,
     head: Annotated[
         str | None,
-        typer.Argument(
-            help="the head: folder, URL, hub id, or released", metavar="[HEAD]", show_default=False
-        ),
+        typer.Argument(help="the head: folder, URL, hub id, or released", metavar="HEAD", show_default=False),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm or sglang: its traps; a URL: compare with that server")

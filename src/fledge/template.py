@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.text import Text
 
@@ -23,9 +24,9 @@ _GIVEN = ("dim", "dim italic")
 _LONGEST_CHARACTER = 6  # tokens
 
 
-def show_template(spec: str, *, show_ids: bool) -> bool:
-    """Print everything; True if training and serving agree on every shape."""
-    target = Target.load(spec)
+def show_template(spec: str, options: Mapping[str, Any], *, show_ids: bool) -> bool:
+    """Print everything; True if training and serving agree on every shape. `options`: of the template."""
+    target = Target.load(spec, chat_template_kwargs=options)
     checked = check_template(target)
     colour = console.color_system is not None
     marks = "green tokens are trained" if colour else "«trained» tokens stand in marks"
