@@ -98,6 +98,11 @@ def test_chat_race_and_tree(browser: webdriver.Chrome, live: Running) -> None:
     assert "measured" in find(By.ID, "baseline").text
     shot(browser, "race")
 
+    browser.execute_script("document.getElementById('race-tokens').value = 1")
+    find(By.ID, "race-question").send_keys(Keys.ENTER)
+    wait.until(lambda _: "single token" in find(By.ID, "verdict").text)
+    assert find(By.ID, "race-start").is_enabled()
+
     for theme in ("light", "dark"):
         find(By.ID, "theme").click()
         assert find(By.TAG_NAME, "html").get_attribute("data-theme") == theme

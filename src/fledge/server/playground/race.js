@@ -69,7 +69,8 @@ const race = {
       const spec = await this.run("lane-spec", total, true, messages);
       showCounters(spec);
       await replayed;
-      const ratio = plain.tpot && spec.tpot ? plain.tpot / spec.tpot : 1, same = plain.text === spec.text;
+      if (!plain.tpot || !spec.tpot) { verdict.textContent = "An answer of a single token has no time per token: nothing to compare."; return; }
+      const ratio = plain.tpot / spec.tpot, same = plain.text === spec.text;
       byId(ratio >= 1 ? "lane-spec" : "lane-plain").classList.add("won");
       verdict.textContent = `Speculative took ${spec.tpot.toFixed(1)} ms per token, plain ${plain.tpot.toFixed(1)}: ${ratio.toFixed(2)}×, with ${same ? "the same text" : "another text (rounding of near-ties)"} and tau ${spec.tau.toFixed(2)}.`;
     } catch (error) {
