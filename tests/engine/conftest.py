@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from fledge.draft import DraftVocabulary, Head
-from fledge.engine import Engine, SamplingParams, TreeShape
+from fledge.engine import Engine, SamplingParams, TreeShape, native_tree
 from fledge.engine.plans import RoundPlan
 from fledge.engine.request import Completion
 from fledge.target.target import Target
@@ -61,6 +62,14 @@ def noisy_head(target: Target) -> Head:
     for tensor in made.weights.trainable().values():
         tensor += torch.randn(tensor.shape, generator=generator) * 0.05 * tensor.std()
     return made
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What has a kernel is done in torch alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_tree, "runs_here", lambda tensor: False)
+        yield
 
 
 def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]) -> list[Completion]:

@@ -56,7 +56,8 @@ def test_accept_equals_a_naive_walk(seed: int, requests: int, nodes: int) -> Non
         window_mask=columns[3],
         log_probs=torch.zeros(requests, nodes),
     )
-    accepted = accept(tree, torch.tensor(chosen), LAYOUTS.tree(requests, shape), torch.tensor(speculates))
+    layout = LAYOUTS.verify(requests, shape.nodes, shape.reach)
+    accepted = accept(tree, torch.tensor(chosen), layout, torch.tensor(speculates))
     for row, (parents, tokens, _, _) in enumerate(trees):
         path = naive_walk(parents, tokens, chosen[row]) if speculates[row] else [0]
         emits = int(accepted.emits[row])

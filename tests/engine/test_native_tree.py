@@ -24,18 +24,9 @@ from fledge.engine.lookup import Proposal
 from fledge.engine.native_tree import Passed
 from fledge.engine.plans import ConfidentPlan, Prices
 from fledge.engine.request import Request
-from fledge.engine.round import (
-    Round,
-    accept,
-    accept_plainly,
-    path_rows,
-    path_rows_plainly,
-    some_rows,
-    some_rows_plainly,
-    verify_rows,
-    verify_rows_plainly,
-)
+from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows
 from fledge.native import unavailable_reason
+from tests.engine.conftest import plainly
 
 LAYOUTS = Layouts(torch.device("cpu"))
 SHAPES = [
@@ -77,10 +68,6 @@ def grown(rng: random.Random, shape: TreeShape, requests: int, *, ties: bool) ->
     return growth
 
 
-def plainly(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(native_tree, "runs_here", lambda tensor: False)
-
-
 def same(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
@@ -98,8 +85,7 @@ def test_grown_trees_are_the_same(shape: TreeShape, seed: int, requests: int, ti
     ours = grown(random.Random(seed), shape, requests, ties=ties)
     scores, depths = ours.candidates()
     tree, mass = ours.select(min(shape.nodes, len(depths) + 1)), ours.open_mass
-    with pytest.MonkeyPatch.context() as patch:
-        plainly(patch)
+    with plainly():
         theirs = grown(random.Random(seed), shape, requests, ties=ties)
         same(ours.levels, theirs.levels)
         same((scores, depths), theirs.candidates())
@@ -122,26 +108,31 @@ def test_accepted_paths_are_the_same(
     nodes = 1 + max(counts) if apart else rng.randrange(1, most + 1)
     wanted = torch.tensor(counts) if apart else None
     tree = growth.select(nodes, wanted)
-    same(tree, growth.select_plainly(nodes, wanted))
+    with plainly():
+        same(tree, growth.select(nodes, wanted))
     layout = LAYOUTS.verify(requests, nodes, shape.cut(len(growth.levels), nodes).reach)
     length = torch.tensor([rng.randrange(99) for _ in range(requests)], dtype=torch.int32)
     picked = torch.tensor(sorted(rng.sample(range(requests * nodes), rng.randrange(1, requests * nodes + 1))))
     for which in (None, picked):
-        same_values(verify_rows(tree, length, which), verify_rows_plainly(tree, length, which))
+        ours = verify_rows(tree, length, which)
+        with plainly():
+            same_values(ours, verify_rows(tree, length, which))
     chosen = likely(rng, tree)
     speculates = torch.tensor([rng.random() < 0.8 for _ in range(requests)]) if some else None
     accepted = accept(tree, chosen, layout, speculates)
-    same(accepted, accept_plainly(tree, chosen, layout, speculates))
+    with plainly():
+        same(accepted, accept(tree, chosen, layout, speculates))
     assert int(accepted.path.max()) < nodes
 
     batch = running(rng, requests)
     this = Round(MODELS, batch, batch.view(), shape, layout, layout.node_rows, None)
-    same(path_rows(this, accepted), path_rows_plainly(this, accepted))
+    rows = path_rows(this, accepted)
+    with plainly():
+        same(rows, path_rows(this, accepted))
     before = [tensor.clone() for tensor in batch.view()]
     batch.advance(accepted.emits, accepted.emitted)
     after = [tensor.clone() for tensor in batch.view()]
-    with pytest.MonkeyPatch.context() as patch:
-        plainly(patch)
+    with plainly():
         for tensor, old in zip(batch.view(), before, strict=True):
             tensor.copy_(old)
         batch.advance(accepted.emits, accepted.emitted)
@@ -171,8 +162,7 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
     bound = TreeShape(4, 8, rng.randrange(5, 33), lookup=rng.choice([0, 15]))
     plan = ConfidentPlan(bound, cast(Prices, SimpleNamespace(match_rates=None, **vars(planner))), requests)
     found = plan.nodes(scores, depths if calibrated else None)
-    with pytest.MonkeyPatch.context() as patch:
-        plainly(patch)
+    with plainly():
         nodes, counts = plan.nodes(scores, depths if calibrated else None)
     assert found[0] == nodes <= bound.nodes
     assert (found[1] is None) == (counts is None) == (requests == 1)
@@ -204,8 +194,7 @@ def test_a_round_keeps_the_same(seed: int, requests: int, plain: bool) -> None:
     after = [tensor.clone() for tensor in batch.view()]
     assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert batch.pending[:requests] == counts.tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        plainly(patch)
+    with plainly():
         for tensor, old in zip(batch.view(), before, strict=True):
             tensor.copy_(old)
         batch.fall_behind(passed)
@@ -231,8 +220,7 @@ def test_rows_and_pages_are_kept_the_same(seed: int, requests: int, start: int, 
         return [tensor.clone() for tensor in batch.view()]
 
     ours = done()
-    with pytest.MonkeyPatch.context() as patch:
-        plainly(patch)
+    with plainly():
         same(ours, done())
 
 
@@ -242,7 +230,9 @@ def test_some_of_the_rows_are_the_same(seed: int, requests: int, width: int) -> 
     rng = random.Random(seed)
     counts = torch.tensor([rng.randrange(width + 1) for _ in range(requests)])
     layout = LAYOUTS.rows(requests, width)
-    (ours, index), (theirs, expected) = some_rows(layout, counts), some_rows_plainly(layout, counts)
+    ours, index = some_rows(layout, counts)
+    with plainly():
+        theirs, expected = some_rows(layout, counts)
     same((*ours, index), (*theirs, expected))
 
 

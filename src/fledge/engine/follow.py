@@ -51,12 +51,6 @@ class Follower:
             return scores
         if native_tree.runs_here(scores):
             return native_tree.raised(self.followed, level, tokens, scores, parents, first)
-        return self.raised_plainly(level, tokens, scores, parents, first)
-
-    def raised_plainly(
-        self, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int
-    ) -> Tensor:
-        """`raised` in torch alone, for any device."""
         proposed, rates, agreed, number, reached = self.followed
         rate = rates[:, level - 1, None]  # [B, 1]
         same = tokens == proposed[:, level - 1, None]
@@ -89,10 +83,6 @@ class Follower:
         """What the head's `candidates` candidates lack; `numbers` [M] are 0 .. M - 1."""
         if native_tree.runs_here(numbers):
             return Slots(*native_tree.slots(self.followed, candidates))
-        return self.slots_plainly(numbers, candidates)
-
-    def slots_plainly(self, numbers: Tensor, candidates: int) -> Slots:
-        """`slots` in torch alone, for any device."""
         tokens, rates = self.followed[:2]
         agreed, number, score = (column[:, None] for column in self.followed[2:])
         empty = (numbers < agreed) | (tokens < 0)

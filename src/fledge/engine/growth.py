@@ -125,42 +125,27 @@ class TreeGrowth:
 
         `counts` [B]: how many of them each request really gets; the nodes left over are empty and come last.
         """
-        if not native_tree.runs_here(self._layout.root):
-            return self.select_plainly(nodes, counts)
         scores = self.candidates()[0] if self._scores is None else self._scores
-        tokens, own = self._tokens, None
-        if self._slots is not None:
-            tokens, own = [*tokens, self._slots.token_ids], self._slots.parents
-        return native_tree.select(
-            torch.cat(tokens, 1),
-            scores,
-            self._depths,
-            torch.cat(self._expanded, 1),
-            own,
-            counts,
-            topk=self._shape.topk,
-            nodes=nodes,
-        )
-
-    def select_plainly(self, nodes: int, counts: Tensor | None = None) -> DraftTree:
-        """`select` in torch alone, for any device."""
-        layout, topk = self._layout, self._shape.topk
-        scores = self.candidates()[0] if self._scores is None else self._scores
+        layout, topk, tokens, slots = self._layout, self._shape.topk, self._tokens, self._slots
+        expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
+        all_tokens = torch.cat(tokens if slots is None else (*tokens, slots.token_ids), 1)
+        if native_tree.runs_here(layout.root):
+            own = None if slots is None else slots.parents
+            return native_tree.select(
+                all_tokens, scores, self._depths, expanded, own, counts, topk=topk, nodes=nodes
+            )
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : nodes - 1]
         if counts is not None:
             order = order.masked_fill(torch.arange(nodes - 1, device=order.device) >= counts[:, None], _EMPTY)
         numbers = torch.cat((layout.root, (order + 1).sort(1).values), 1)  # [B, N] candidate numbers
         empty = None if counts is None else numbers > _EMPTY
         chosen = numbers if empty is None else numbers.masked_fill(empty, 0)
-        expanded = torch.cat(self._expanded, 1)  # [B, 1 + (D - 1) * K]
         family = (chosen - 1).div_(topk, rounding_mode="floor").clamp_(0, expanded.shape[1] - 1)
         parent_candidate = expanded.gather(1, family)
-        tokens = torch.cat(self._tokens, 1)
-        if self._slots is not None:
-            slot = chosen - tokens.shape[1]
-            own = self._slots.parents.gather(1, slot.clamp(min=0))
+        if slots is not None:
+            slot = chosen - (all_tokens.shape[1] - slots.parents.shape[1])
+            own = slots.parents.gather(1, slot.clamp(min=0))
             parent_candidate = torch.where(slot >= 0, own, parent_candidate)
-            tokens = torch.cat((tokens, self._slots.token_ids), 1)
         parents = torch.searchsorted(numbers, parent_candidate)  # [B, N]; the root's own is 0
         mask, ancestor = layout.node_bit[:nodes].expand_as(parents), parents
         for _ in range(self._shape.reach.bit_length()):  # a mask covers 1, 2, 4, ... generations
@@ -168,7 +153,7 @@ class TreeGrowth:
             ancestor = ancestor.gather(1, ancestor)
         parents[:, 0].fill_(-1)
         tree = DraftTree(
-            token_ids=tokens.gather(1, chosen),
+            token_ids=all_tokens.gather(1, chosen),
             parents=parents,
             depths=self._depths[chosen],
             window_mask=mask,

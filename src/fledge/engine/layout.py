@@ -103,35 +103,29 @@ class RowLayout(NamedTuple):
 
 
 class TreeLayout(NamedTuple):
-    """Constants of B trees of one shape. D deepest node, K topk, N nodes, C candidates of the head, M of lookup."""
+    """What growing B trees of one shape needs. K topk, C candidates of the head, M of lookup."""
 
     draft_rows: RowLayout  # K rows per request
-    node_rows: RowLayout  # N rows per request
-    path_rows: RowLayout  # D + 1 rows per request
     draft_offset: list[Tensor]  # per expanded level: [B] int32, window index of its first row
     draft_bit: list[Tensor]  # per level: [B, K] int64, each row's own bit
     candidate_depth: list[Tensor]  # by levels drafted: [1 + C + M] int64; the root's, the head's, lookup's
     lookup_number: Tensor  # [M] int64: 0 .. M - 1
     node_bit: Tensor  # [64] int64, 1 << node
-    nodes: Tensor  # [B, N] int64, 0 .. N - 1
-    no_path: (
-        Tensor  # [B, D + 2] int64: 0 .. D, where accept starts from, and a column to write what is cut off
-    )
-    path_depths: Tensor  # [B, D] int64: 1 .. D
     root: Tensor  # [B, 1] int64 zeros
     first_level: Tensor  # [B, K] int64: 1 .. K, the first level's candidate numbers
     no_scores: Tensor  # [B, 1] float32 zeros, the root's log probability
 
 
 class VerifyLayout(NamedTuple):
-    """Those of a `TreeLayout`'s constants that verify, accept and extend need."""
+    """What verify, accept and extend of B trees need. N nodes, D the deepest level there can be."""
 
-    node_rows: RowLayout
-    path_rows: RowLayout
-    node_bit: Tensor
-    nodes: Tensor
-    no_path: Tensor
-    path_depths: Tensor
+    node_rows: RowLayout  # N rows per request
+    path_rows: RowLayout  # D + 1 rows per request
+    node_bit: Tensor  # [64] int64, 1 << node
+    nodes: Tensor  # [B, N] int64, 0 .. N - 1
+    no_path: (
+        Tensor  # [B, D + 2] int64: 0 .. D, where accept starts from, and a column to write what is cut off
+    )
 
 
 class Layouts:
@@ -168,7 +162,7 @@ class Layouts:
         return found
 
     def verify(self, requests: int, nodes: int, reach: int) -> VerifyLayout:
-        """What is left of that once the trees are drafted: it only depends on the nodes and the deepest level."""
+        """The layout of `requests` drafted trees of so many nodes."""
         found = self._verifies.get((requests, nodes, reach))
         if found is None:
             numbers = torch.arange(max(nodes, reach + 2), device=self.device).repeat(requests, 1)
@@ -178,22 +172,17 @@ class Layouts:
                 node_bit=self._bits,
                 nodes=numbers[:, :nodes],
                 no_path=numbers[:, : reach + 2],
-                path_depths=numbers[:, 1 : reach + 1],
             )
         return found
 
     def _build_tree(self, requests: int, shape: TreeShape) -> TreeLayout:
-        depth, topk, nodes = shape.depth, shape.topk, shape.nodes
-        device = self.device
-        bits = self._bits
+        depth, topk, device, bits = shape.depth, shape.topk, self.device, self._bits
         level = [1] * topk + [d for d in range(2, depth + 1) for _ in range(topk * topk)]
         copied = list(range(1, shape.lookup + 1))
         numbers = torch.arange(MASK_BITS + 2, device=device).repeat(requests, 1)  # [B, 66]
         levels = range(max(depth - 1, 0))
         return TreeLayout(
             draft_rows=self.rows(requests, topk),
-            node_rows=self.rows(requests, nodes),
-            path_rows=self.rows(requests, shape.reach + 1),
             draft_offset=[
                 torch.full((requests,), s * topk, dtype=torch.int32, device=device) for s in levels
             ],
@@ -204,9 +193,6 @@ class Layouts:
             ],
             lookup_number=numbers[0, : shape.lookup].contiguous(),
             node_bit=bits,
-            nodes=numbers[:, :nodes].contiguous(),
-            no_path=numbers[:, : shape.reach + 2].contiguous(),
-            path_depths=numbers[:, 1 : shape.reach + 1].contiguous(),
             root=torch.zeros(requests, 1, dtype=torch.int64, device=device),
             first_level=numbers[:, 1 : topk + 1].contiguous(),
             no_scores=torch.zeros(requests, 1, device=device),

@@ -103,11 +103,6 @@ def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Pro
     """
     if native_tree.runs_here(history):
         return Proposal(*native_tree.find_repeats(history, length, LONGEST, tokens, log_rates))
-    return find_plainly(history, length, tokens, log_rates)
-
-
-def find_plainly(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Proposal:
-    """`find` in torch alone, for any device."""
     free = native_tree.reads_are_free(history)
     if free:
         history = history[:, : int(length.max()) + 1]

@@ -27,7 +27,7 @@ from fledge.engine import in_one_call, native_tree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
-from fledge.engine.layout import RowLayout, TreeLayout, TreeShape, VerifyLayout
+from fledge.engine.layout import RowLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
 from fledge.engine.native_round import DraftInputs
@@ -223,36 +223,22 @@ def verify_rows(tree: DraftTree, length: Tensor, picked: Tensor | None) -> tuple
     """Tokens [R] int32, positions [R] and masks [R] of the `picked` nodes; None: of all."""
     if native_tree.runs_here(length):
         return native_tree.verify_rows(tree, length, picked)
-    return verify_rows_plainly(tree, length, picked)
-
-
-def verify_rows_plainly(
-    tree: DraftTree, length: Tensor, picked: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`verify_rows` in torch alone, for any device."""
     tokens = tree.token_ids.clamp(min=0).to(torch.int32).view(-1)  # an empty node is never accepted
     positions, mask = (length[:, None] + tree.depths).view(-1), tree.window_mask.reshape(-1)
     return (tokens, positions, mask) if picked is None else (tokens[picked], positions[picked], mask[picked])
 
 
 def accept(
-    tree: DraftTree, chosen: Tensor, layout: TreeLayout | VerifyLayout, speculates: Tensor | None = None
+    tree: DraftTree, chosen: Tensor, layout: VerifyLayout, speculates: Tensor | None = None
 ) -> Accepted:
     """The path of nodes that are what their parents chose. `speculates` [B]: which requests take drafts; None: all.
 
     A node is on the path if every bit of its ancestor mask belongs to a node that matched. Siblings differ, so at
     most one node per depth is, and scattering node numbers by depth yields the path.
     """
+    width = layout.no_path.shape[1] - 1
     if native_tree.runs_here(chosen):
-        return Accepted(*native_tree.accept(tree, chosen, layout.path_depths.shape[1] + 1, speculates))
-    return accept_plainly(tree, chosen, layout, speculates)
-
-
-def accept_plainly(
-    tree: DraftTree, chosen: Tensor, layout: TreeLayout | VerifyLayout, speculates: Tensor | None = None
-) -> Accepted:
-    """`accept` in torch alone, for any device."""
-    depth = layout.path_depths.shape[1]
+        return Accepted(*native_tree.accept(tree, chosen, width, speculates))
     matched = tree.token_ids == chosen.gather(1, tree.parents.clamp(min=0))  # [B, N]
     if speculates is not None:
         matched &= speculates[:, None]
@@ -261,8 +247,8 @@ def accept_plainly(
     missing = (~matched * layout.node_bit[: matched.shape[1]]).sum(1, keepdim=True)
     rejected = (tree.window_mask & missing) != 0  # [B, N]
     deepest = tree.depths.masked_fill(rejected, -1).amax(1)  # [B]
-    column = tree.depths.masked_fill(rejected, depth + 1)
-    path = layout.no_path.scatter(1, column, layout.nodes)[:, : depth + 1]
+    column = tree.depths.masked_fill(rejected, width)
+    path = layout.no_path.scatter(1, column, layout.nodes)[:, :width]
     return Accepted(emits=deepest + 1, path=path, emitted=chosen.gather(1, path))
 
 
@@ -290,16 +276,10 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
 
 def path_rows(this: Round, accepted: Accepted) -> PathRows:
     """What extend needs of the paths; on a CPU no further than each of them goes."""
-    page_table, size = this.now.page_table, this.models.decoder.page_size
-    if native_tree.runs_here(accepted.path):
-        return native_tree.path_rows(accepted, this.now.length, this.rows.first_row, page_table, size)
-    return path_rows_plainly(this, accepted)
-
-
-def path_rows_plainly(this: Round, accepted: Accepted) -> PathRows:
-    """`path_rows` in torch alone, for any device."""
-    now, layout, size = this.now, this.layout, this.models.decoder.page_size
-    rows, path = layout.path_rows, accepted.path
+    now, layout, size, path = this.now, this.layout, this.models.decoder.page_size, accepted.path
+    if native_tree.runs_here(path):
+        return native_tree.path_rows(accepted, now.length, this.rows.first_row, now.page_table, size)
+    rows = layout.path_rows
     index = torch.stack((path, layout.no_path[:, :-1])) + now.length[:, None]  # [2, B, D + 1]: from, to
     page = now.page_table.expand(2, -1, -1).gather(2, index // size)
     move = (page * size + index % size).view(2, -1)
@@ -337,11 +317,6 @@ def some_rows(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
     if native_tree.runs_here(counts):
         start, first, index = native_tree.some_rows(counts, len(layout.steps))
         return _laid_out(layout, start, first), index
-    return some_rows_plainly(layout, counts)
-
-
-def some_rows_plainly(layout: RowLayout, counts: Tensor) -> tuple[RowLayout, Tensor]:
-    """`some_rows` in torch alone, for any device."""
     ends = counts.cumsum(0)
     first = ends - counts
     index = (layout.steps < counts[:, None]).view(-1).nonzero()[:, 0]

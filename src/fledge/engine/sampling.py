@@ -72,11 +72,6 @@ def coins(key: Tensor, position: Tensor) -> Tensor:
     """
     if key.shape == position.shape and key.dim() == 1 and native_tree.runs_here(key):
         return native_tree.coins(key, position.to(torch.int64))
-    return plain_coins(key, position)
-
-
-def plain_coins(key: Tensor, position: Tensor) -> Tensor:
-    """`coins` in torch alone, for any device."""
     z = key + (position.to(torch.int64) + 1) * _signed(_GOLDEN)
     z = (z ^ _shift_right(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shift_right(z, 27)) * _signed(_MIX_2)

@@ -62,7 +62,7 @@ class ServingReplay:
         """The rounds of up to _ANSWERS answers. One that is done is drafted on, and not counted."""
         shape, size = self._shape, len(answers)
         models, pages = self._models(answers)
-        layout, plan = self._layouts.tree(size, shape), RoundPlan(shape)
+        layout, plan = self._layouts.verify(size, shape.nodes, shape.reach), RoundPlan(shape)
         batch = self._prefilled(models, answers, pages)
         now = batch.view()
         found: list[DraftRound] = []
