@@ -24,7 +24,8 @@ from fledge.engine.forwards import Models
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.plans import ConfidentPlan, Prices, RoundPlan
+from fledge.engine.planner import Planner
+from fledge.engine.plans import ConfidentPlan, RoundPlan
 from fledge.engine.shapes import copies
 from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
@@ -212,7 +213,7 @@ def plan_of(rng: random.Random, call: int, planner: Any, requests: int) -> Round
         headless_speed=lambda requests: 8 * price,
         scale=lambda *_, **__: 1.1,
     )
-    return ConfidentPlan(copies(7) if kind > 0.75 else shape, cast(Prices, prices), requests)
+    return ConfidentPlan(copies(7) if kind > 0.75 else shape, cast(Planner, prices), requests)
 
 
 def copied(done: Outcome) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts, TreeShape
 from fledge.engine.lookup import Proposal
 from fledge.engine.native_tree import Passed
-from fledge.engine.plans import ConfidentPlan, Prices
+from fledge.engine.planner import Planner
+from fledge.engine.plans import ConfidentPlan
 from fledge.engine.request import Request
 from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows
 from fledge.native import unavailable_reason
@@ -160,7 +161,7 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
         scale=lambda *_, **__: 1.1,
     )
     bound = TreeShape(4, 8, rng.randrange(5, 33), lookup=rng.choice([0, 15]))
-    plan = ConfidentPlan(bound, cast(Prices, SimpleNamespace(match_rates=None, **vars(planner))), requests)
+    plan = ConfidentPlan(bound, cast(Planner, SimpleNamespace(match_rates=None, **vars(planner))), requests)
     found = plan.nodes(scores, depths if calibrated else None)
     with plainly():
         nodes, counts = plan.nodes(scores, depths if calibrated else None)

@@ -37,7 +37,7 @@ OPTIONS = [
 def make_request(prompt: list[int], answer: list[int], **options: object) -> Request:
     params = SamplingParams(**options)  # type: ignore[arg-type]
     stop_ids = frozenset(params.stop_token_ids)
-    request = Request(0, prompt, params, seed=0, stop_ids=stop_ids, speculate=True, sink=None)
+    request = Request(prompt, params, seed=0, stop_ids=stop_ids, speculate=True, sink=None)
     request.output_ids = list(answer)
     return request
 

@@ -339,7 +339,7 @@ def test_whatever_happens_matched_pages_hold_the_requests_tokens(
             continue
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
         speculate = rng.random() < 0.7
-        request = Request(number, tokens, SamplingParams(max_tokens=1), 0, frozenset(), speculate, None)
+        request = Request(tokens, SamplingParams(max_tokens=1), 0, frozenset(), speculate, None, id=number)
         found, known = cache.match(request)
         if speculate and rng.random() < 0.7:
             found = found[:known]

@@ -1,6 +1,5 @@
 """The engine: scheduler, KV pool, the round draft -> verify -> accept -> extend, tree planner."""
 
-from fledge.engine.core import EngineStats
 from fledge.engine.engine import Engine, Piece, Prompt
 from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.logprobs import TokenLogprob
@@ -8,6 +7,7 @@ from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import PlannedShape
 from fledge.engine.request import Completion, CompletionStats, StepResult, TreeTrace
+from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopMatcher
 
 __all__ = [

@@ -26,12 +26,8 @@ from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, PrefillRun
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
 from fledge.engine.result import RoundResult, run_round
 from fledge.engine.stats import Counts, EngineStats
-from fledge.engine.stops import StopWatch
-from fledge.engine.structured import Follower
 from fledge.engine.trace import tree_traces
 from fledge.errors import EngineError
-
-Sink = Callable[[StepResult], None]
 
 
 class EngineCore:
@@ -68,34 +64,12 @@ class EngineCore:
         """True while some request isn't done, or the failure of its sink isn't told."""
         return self._scheduler.busy or bool(self._failed_sinks)
 
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        seed: int,
-        stop_ids: frozenset[int],
-        speculate: bool,
-        sink: Sink | None,
-        watch: StopWatch | None = None,
-        trace: bool = False,
-        grammar: Follower | None = None,
-    ) -> int:
-        """Queue a request; returns its id. `sink` gets each of its results from within the step that made it."""
-        self._refuse_impossible(prompt_ids, params)
+    def submit(self, request: Request) -> int:
+        """Queue a request; returns its id. Its sink gets each of its results from within the step that made it."""
+        self._refuse_impossible(request.prompt_ids, request.params)
+        request.speculate = request.speculate and self.speculative
         with self._queue_lock:  # not the step's lock: a request may arrive while a round runs
-            request = Request(
-                id=next(self._ids),
-                prompt_ids=list(prompt_ids),
-                params=params,
-                seed=seed,
-                stop_ids=stop_ids,
-                speculate=speculate and self._models.head is not None,
-                sink=sink,
-                watch=watch,
-                trace=trace,
-                grammar=grammar,
-            )
+            request.id = next(self._ids)
             self._requests[request.id] = request
             self._scheduler.waiting.append(request)
         return request.id
@@ -341,7 +315,7 @@ class EngineCore:
             asked = plan is not None and not plan.drafts
             self._lessons.take(Lesson(result, rows, accepted, seconds, asked), self._lane.exposed)
         elif self.speculative:
-            self._planner.count_plain(len(running), seconds)
+            self._planner.count(None, len(running), len(running), seconds)
 
     def _deliver(self, request: Request, emitted: Emitted, tree: TreeTrace | None = None) -> None:
         completion = None

@@ -18,12 +18,12 @@ from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
 from fledge.engine.build import build_parts
 from fledge.engine.checks import listed, switch, whole_numbers
-from fledge.engine.core import EngineCore, Sink
+from fledge.engine.core import EngineCore
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.params import SamplingOptions, SamplingParams
-from fledge.engine.request import Completion, StepResult
+from fledge.engine.request import Completion, Request, Sink, StepResult
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower, Grammars
@@ -211,17 +211,18 @@ class Engine:
         if not params.ignore_eos:
             stop_ids |= self.target.chat.turn_end_ids
         seed = random.getrandbits(63) if params.seed is None else params.seed
-        return self._core.submit(
-            prompt_ids,
+        request = Request(
+            list(prompt_ids),
             params,
             seed=seed,
             stop_ids=stop_ids,
             speculate=switch("speculate", speculate),
             sink=sink,
-            watch=(StopWatch(self.target.tokenizer, params.stop, params.min_tokens) if params.stop else None),
+            watch=StopWatch(self.target.tokenizer, params.stop, params.min_tokens) if params.stop else None,
             trace=trace,
             grammar=self.follower(params),
         )
+        return self._core.submit(request)
 
     def follower(self, params: SamplingParams) -> Follower | None:
         """What holds an answer to the form that `params` want; None: any form. Raises EngineError if that can't be."""

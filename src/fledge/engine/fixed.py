@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from fledge.engine.cost import CostModel
 from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.planner import Planner
@@ -14,6 +10,8 @@ from fledge.engine.plans import RoundPlan
 
 class FixedPlanner(Planner):
     """Always the same tree, whatever it costs; or never one."""
+
+    learns = False
 
     def __init__(self, cost: CostModel, shape: TreeShape) -> None:
         super().__init__(cost, topk=shape.topk, confident=False)
@@ -34,24 +32,3 @@ class FixedPlanner(Planner):
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
         """The same: nothing is known of costs."""
         return self.pays(requests)
-
-    def time(
-        self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float
-    ) -> None:
-        """Nothing depends on it."""
-
-    def observe(
-        self,
-        shape: TreeShape | None,
-        requests: int,
-        seconds: float,
-        depths: Sequence[int],
-        masses: Sequence[float] = (),
-        levels: Sequence[Tensor] = (),
-        *,
-        catch_up: float = 0.0,
-        rows: int | None = None,
-        asked: bool = False,
-    ) -> None:
-        """Only counts."""
-        self._count(shape, requests, requests + sum(depths), seconds)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fledge.engine.layout import TreeShape
 from fledge.engine.phases import HostSeconds
 from fledge.engine.planner import Planner
 from fledge.engine.result import RoundResult
@@ -60,13 +59,18 @@ class Lessons:
         """Before a round the head may have had to catch up."""
         result, rows, accepted, seconds, asked = lesson
         drafted, planner, late, requests = result.drafted, self._planner, result.catch_up, len(rows)
-        shape: TreeShape | None = None
+        shape = None if drafted is None else drafted.shape
         levels: list[Tensor] = []
+        if drafted is not None and drafted.proposal is not None:
+            planner.match_rates.observe(drafted.proposal, rows)
+        if not planner.learns:
+            planner.count(shape, requests, requests + sum(accepted), seconds - late)
+            return
         if drafted is None:
             planner.observe(None, requests, seconds, [], asked=asked)
         else:
-            shape, levels = drafted.shape, [level.cpu() for level in drafted.levels]
-            masses = _depth_masses(drafted.depths, drafted.log_probs, shape.reach)
+            levels = [level.cpu() for level in drafted.levels]
+            masses = _depth_masses(drafted.depths, drafted.log_probs, drafted.shape.reach)
             planner.observe(
                 shape,
                 requests,
@@ -78,8 +82,6 @@ class Lessons:
                 rows=drafted.rows,
                 asked=asked,
             )
-            if drafted.proposal is not None:
-                planner.observe_lookup(drafted.proposal, rows)
         if self._on_cpu:  # elsewhere the clock sees launches, not work
             verified = drafted.rows if drafted else requests
             planner.time(requests, shape, len(levels), verified, result.draft, result.verify)

@@ -29,7 +29,7 @@ from fledge.engine.beliefs import Beliefs
 from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.learnt import LearntCurve
-from fledge.engine.lookup import MatchRates, Proposal
+from fledge.engine.lookup import MatchRates
 from fledge.engine.pace import Kind, Pace
 from fledge.engine.plans import ConfidentPlan, RoundPlan
 from fledge.engine.shapes import MAX_DEPTH, NODES, TOPKS, copies, deepest, trees
@@ -92,6 +92,8 @@ def _group(requests: int) -> int:
 
 class Planner:
     """Plans rounds and learns from what came of them. One per engine."""
+
+    learns = True  # from more than what matches of prompt lookup came to
 
     def __init__(
         self,
@@ -211,7 +213,7 @@ class Planner:
         """
         self._forget_conclusions()
         tokens = requests + sum(depths)
-        record = self._count(shape, requests, tokens, seconds)
+        record = self.count(shape, requests, tokens, seconds)
         drafted = shape is not None and bool(levels or shape.depth)
         kind = Kind.DRAFTED if drafted else Kind.COPIED if asked else Kind.PLAIN
         predicted = self._time_round(kind, shape, requests, seconds, len(levels), rows)
@@ -229,11 +231,8 @@ class Planner:
             size.drafted += max(_GAIN_STEP, 1 / times) * (measured - size.drafted)
         self._keep_books(requests, drafted, seconds + catch_up, tokens)
 
-    def count_plain(self, requests: int, seconds: float) -> None:
-        """Take note of a round in which nobody speculates; nothing is learnt from it."""
-        self._count(None, requests, requests, seconds)
-
-    def _count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
+    def count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
+        """Take note of a round; nothing is learnt from it."""
         record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
         record.rounds += 1
         record.requests += requests
@@ -261,10 +260,6 @@ class Planner:
         if self._confident and times in _EARLY_ROUNDS:  # the first timings of a batch size change most
             self._bounds.pop(requests, None)
         return predicted
-
-    def observe_lookup(self, proposal: Proposal, rows: Sequence[Sequence[int]]) -> None:
-        """Learn what prompt lookup is worth; each row: how many tokens were emitted, then the tokens."""
-        self.match_rates.observe(proposal, rows)
 
     def time(
         self, requests: int, shape: TreeShape | None, levels: int, rows: int, draft: float, verify: float

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fledge.engine import native_tree
-from fledge.engine.beliefs import Beliefs
-from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import MatchRates
 
+if TYPE_CHECKING:
+    from fledge.engine.planner import Planner
+
 _COPY_MARGIN = 1.25  # a round with drafts also costs the host more than a plain one
-
-
-class Prices(Protocol):
-    """What a plan asks the planner."""
-
-    cost: CostModel
-    beliefs: Beliefs
-    match_rates: MatchRates
-
-    @property
-    def hoped(self) -> CostCurve:
-        """What a verify may be hoped to cost."""
-
-    def rate(self, requests: int) -> float:
-        """Tokens per second at this batch size."""
-
-    def headless_speed(self, requests: int) -> float:
-        """The same without the head."""
-
-    def scale(self, requests: int, *, drafts: bool = True) -> float:
-        """Measured over predicted seconds."""
 
 
 class Terms(NamedTuple):
@@ -83,7 +63,7 @@ class RoundPlan:
 class ConfidentPlan(RoundPlan):
     """Decides by the tree's own probabilities, with what the planner knows; on a CPU, where the host may look."""
 
-    def __init__(self, bound: TreeShape, planner: Prices, requests: int) -> None:
+    def __init__(self, bound: TreeShape, planner: Planner, requests: int) -> None:
         super().__init__(bound, planner.match_rates)
         self._planner, self._requests = planner, requests
         self._rate = planner.rate(requests) if self.drafts else planner.headless_speed(requests)
@@ -94,18 +74,15 @@ class ConfidentPlan(RoundPlan):
 
     def terms(self) -> Terms:
         if self._terms is None:
-            self._terms = self._make_terms()
+            beliefs, curve, price = self._planner.beliefs, self._planner.hoped, self._rate * self._scale
+            self._terms = Terms(
+                beliefs.calibration,
+                beliefs.next_levels,
+                curve.rows,
+                [price * seconds for seconds in curve.seconds],
+                price * self._planner.cost.head.at(self._requests * self.bound.topk),
+            )
         return self._terms
-
-    def _make_terms(self) -> Terms:
-        beliefs, curve, price = self._planner.beliefs, self._planner.hoped, self._rate * self._scale
-        return Terms(
-            beliefs.calibration,
-            beliefs.next_levels,
-            curve.rows,
-            [price * seconds for seconds in curve.seconds],
-            price * self._planner.cost.head.at(self._requests * self.bound.topk),
-        )
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
         beliefs = self._planner.beliefs

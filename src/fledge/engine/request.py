@@ -73,6 +73,9 @@ class StepResult:
     tree: TreeTrace | None = None  # for requests submitted with `trace`, in rounds that drafted
 
 
+Sink = Callable[[StepResult], None]
+
+
 class Emitted(NamedTuple):
     """What a request took of the tokens it was offered."""
 
@@ -86,16 +89,16 @@ class Emitted(NamedTuple):
 class Request:
     """A request inside the engine. Only the engine's own modules touch it."""
 
-    id: int
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
     stop_ids: frozenset[int]
     speculate: bool
-    sink: Callable[[StepResult], None] | None
+    sink: Sink | None
     watch: StopWatch | None = None  # set if there are stop strings
     trace: bool = False  # results carry the round's draft tree
     grammar: Follower | None = None  # at the answer's beginning; set if it has to have a form
+    id: int = -1  # from when it is queued on; later ones have larger ones
     submitted: float = field(default_factory=time.perf_counter)
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
