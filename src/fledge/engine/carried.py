@@ -261,21 +261,15 @@ class RunningBatch:
         now.recent_tokens[row, column] = passed.tokens
         now.recent_features[row, column] = features
 
-    def remember(self, tokens: Tensor) -> None:
-        """Take a round's tokens [B, W], the first of them x[L + 1]; later rounds overwrite what wasn't emitted."""
-        if not self.sizes.history:
-            return
-        now = self.view()
-        place = now.length[:, None] + torch.arange(1, tokens.shape[1] + 1, device=self.device)
-        now.history.scatter_(1, place.clamp_(max=self.sizes.history - 1), tokens.to(torch.int32))
-
     def advance(self, emits: Tensor, tokens: Tensor) -> None:
-        """Take a round's tokens [B, W], and go on behind the first `emits` [B] of them."""
+        """Take a round's tokens [B, W], x[L + 1] and so on, and go on behind the first `emits` [B] of them."""
         now = self.view()
         if native_tree.runs_here(tokens):
             native_tree.advance(emits, tokens, now.length, now.bonus, now.history)
             return
-        self.remember(tokens)
+        if self.sizes.history:  # what wasn't emitted is overwritten later
+            place = now.length[:, None] + torch.arange(1, tokens.shape[1] + 1, device=self.device)
+            now.history.scatter_(1, place.clamp_(max=self.sizes.history - 1), tokens.to(torch.int32))
         now.length.add_(emits)
         now.bonus.copy_(tokens.gather(1, emits[:, None] - 1)[:, 0])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, HeadRunner
 from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Behind, Carried
@@ -51,6 +52,14 @@ class Models:
     native: NativeRound | None = None  # a round's calls, where both models have CPU kernels,
     native_plain: NativePlain | None = None  # and a plain round's, where the target has
     rounds: RecordedRounds | None = None  # CUDA graphs, where they are wanted
+
+    def head_forward(
+        self, rows: ForwardBatch, features: Tensor | None, hidden: Tensor | None, k: int, drawn: Draws | None
+    ) -> DraftOutput:
+        """See `HeadRunner.forward`."""
+        if self.head is None or self.head_kv is None:
+            raise EngineError("this needs a draft head; give the engine one")
+        return self.head.forward(rows, self.head_kv, features=features, hidden=hidden, k=k, draws=drawn)
 
 
 class TargetRows(NamedTuple):
@@ -149,8 +158,6 @@ def run_head(
     token_ids [R] are each position's NEXT token, features [R, 3 * Ht] the position's own. `selection`: how one row of
     logits per request chooses.
     """
-    if models.head is None or models.head_kv is None or features is None:
-        raise EngineError("this needs a draft head and the target's features; give the engine a head")
     rows = ForwardBatch(
         token_ids=token_ids.to(torch.int32),
         positions=positions.clamp(max=models.last_position),
@@ -161,15 +168,11 @@ def run_head(
         logit_rows=last.to(torch.int32),
     )
     drawn = None if selection is None else draws(selection.sampling, positions.index_select(0, last) + AHEAD)
-    return models.head.forward(
-        rows, models.head_kv, features=features, hidden=None, k=models.topk, draws=drawn
-    )
+    return models.head_forward(rows, features, None, models.topk, drawn)
 
 
 def run_head_rows(models: Models, behind: Behind, last: Tensor) -> DraftOutput:
     """Extend the head by any number of positions per request; `last` [M] are the rows that propose."""
-    if models.head is None or models.head_kv is None:
-        raise EngineError("this needs a draft head; give the engine a head")
     now = behind.carried
     rows = ForwardBatch(
         token_ids=behind.tokens.to(torch.int32),
@@ -180,7 +183,7 @@ def run_head_rows(models: Models, behind: Behind, last: Tensor) -> DraftOutput:
         page_table=now.head_pages,
         logit_rows=last,
     )
-    return models.head.forward(rows, models.head_kv, features=behind.features, hidden=None, k=models.topk)
+    return models.head_forward(rows, behind.features, None, models.topk, None)
 
 
 def draft_step(
@@ -200,8 +203,6 @@ def draft_step(
 
     `selection`: how K rows of logits per request choose.
     """
-    if models.head is None or models.head_kv is None:
-        raise EngineError("drafting needs a draft head; give the engine one")
     position = (now.length + level).clamp_(max=models.last_position)
     rows = ForwardBatch(
         token_ids=token_ids.to(torch.int32),
@@ -213,4 +214,4 @@ def draft_step(
         window_mask=mask,
     )
     drawn = None if selection is None else draws(selection.sampling, rows.positions + AHEAD)
-    return models.head.forward(rows, models.head_kv, features=None, hidden=hidden, k=topk, draws=drawn)
+    return models.head_forward(rows, None, hidden, topk, drawn)

@@ -17,9 +17,7 @@ class TokenLogprob(NamedTuple):
 
     token_id: int
     logprob: float  # natural logarithm of its probability
-    top: list[
-        tuple[int, float]
-    ]  # the most likely tokens in its place, best first, whether or not it's among them
+    top: list[tuple[int, float]]  # the most likely in its place, best first, whether or not it's among them
 
 
 class LogprobRows(NamedTuple):

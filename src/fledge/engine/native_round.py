@@ -95,9 +95,8 @@ class NativeDraft:
         integers = requests * (copied + 3) + 6 * most
         floats = integers + -(-(requests * (copied + bound.candidates) + most) // 2)
         smalls = floats + -(-(requests + 1 + 2 * most) // 2)
-        self._room = torch.empty(
-            smalls, dtype=torch.int64
-        )  # one for all: two numbers of four bytes in each of eight
+        # One for all: two numbers of four bytes in each of eight.
+        self._room = torch.empty(smalls, dtype=torch.int64)
         self._begins = integers, floats
         at = self._room.data_ptr()
         self.raw = _Drafts(at, at + 8 * integers, at + 8 * floats)

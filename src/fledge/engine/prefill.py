@@ -73,15 +73,11 @@ def prefill_target(models: Models, chunks: Sequence[PrefillChunk], *, features: 
 
 def prefill_head(models: Models, chunks: Sequence[PrefillChunk], done: Prefilled) -> DraftOutput:
     """The head over the same positions, each with the token that follows it; one proposal row per chunk."""
-    if models.head is None or models.head_kv is None or done.features is None:
-        raise EngineError(
-            "prefilling a draft head needs a head and the target's features; give the engine a head"
-        )
     last = done.rows.row_start[1:] - 1
     following = following_tokens(chunks, done).to(torch.int32)
-    rows = _of_the_head(done.rows, [chunk.request.head_start for chunk in chunks], models.head.page_size)
+    rows = _of_the_head(done.rows, [chunk.request.head_start for chunk in chunks], models.decoder.page_size)
     rows = rows._replace(token_ids=following, logit_rows=last)
-    return models.head.forward(rows, models.head_kv, features=done.features, hidden=None, k=models.topk)
+    return models.head_forward(rows, done.features, None, models.topk, None)
 
 
 def _of_the_head(rows: ForwardBatch, starts: Sequence[int], page_size: int) -> ForwardBatch:
