@@ -124,8 +124,8 @@ class Run:
         if (start := self.train_options.init_head) is not None:
             if _same_folder(start, self.url("head")):
                 raise RecipeError(
-                    f"train.init_head={start} is where this run puts its own head, and the run could never tell again what "
-                    "it began with; name another --run-dir, or move that head away first"
+                    f"train.init_head={start} is where this run puts its own head, and the run could never tell again "
+                    "what it began with; name another --run-dir, or move that head away first"
                 )
             Head.load(start).check_target(self.target)  # it learns from these features
         if self.given_heads:
