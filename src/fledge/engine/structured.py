@@ -10,6 +10,7 @@ logits before anything is chosen, so a constrained answer is the one that plain 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from fledge.errors import EngineError
+
+logger = logging.getLogger("fledge")
 
 _WANTED = {
     "json": "a JSON schema: a dictionary, or its text",
@@ -110,7 +113,7 @@ class Follower:
 
     def __init__(self, matcher: Any, ends: Tensor, vocabulary: int) -> None:
         """`ends` [ceil(V / 32)] int32: the bits of what may stand behind a complete answer."""
-        self._matcher, self._ends, self._vocabulary = matcher, ends, vocabulary
+        self._matcher, self._ends, self._vocabulary, self._told = matcher, ends, vocabulary, False
 
     def after(self, tokens: Sequence[int]) -> Follower:
         """Another, so many tokens further on."""
@@ -121,6 +124,9 @@ class Follower:
     def take(self, tokens: Sequence[int]) -> None:
         """Go on by tokens of the answer; what comes behind its end is ignored."""
         self._matcher.try_consume_tokens(list(tokens))
+        if self._matcher.is_error() and not self._told:  # it has limits of work and memory
+            self._told = True
+            logger.warning("an answer ends before its form does: %s", self._matcher.get_error())
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """What may be chosen at these `nodes` of a tree, [len(nodes), V] bool.
