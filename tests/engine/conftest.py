@@ -72,6 +72,17 @@ def plainly() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """As a user's script may have set it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]) -> list[Completion]:
     """The requests' answers, in order; they share the engine's batch."""
     requests = [engine.submit(prompt, params) for prompt, params in zip(prompts, wanted, strict=True)]

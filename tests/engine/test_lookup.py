@@ -18,7 +18,7 @@ from fledge.engine.layout import Layouts
 from fledge.engine.lookup import LONGEST, MatchRates, Proposal, find
 from fledge.errors import EngineError
 from fledge.target.target import Target
-from tests.engine.conftest import plainly, scripted_head
+from tests.engine.conftest import default_type, plainly, scripted_head
 from tests.engine.test_growth import ROOT_TOKEN, paths_of
 from tests.engine.test_lossless import SETTINGS, token_ids
 
@@ -66,6 +66,15 @@ def test_it_finds_the_latest_of_the_longest_repetitions(contexts: list[list[int]
             for step in range(count):
                 expected = log_rates[min(matched + step, LONGEST)] if matched else torch.tensor(-torch.inf)
                 assert found.log_probs[row, step] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_torchs_default_type_changes_no_proposal(dtype: torch.dtype) -> None:
+    history, length = torch.tensor([[5, 6, 7, 5, 6]], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
+    expected = find(history, length, 3, MatchRates().log_rates(CPU))
+    with default_type(dtype):
+        found = find(history, length, 3, MatchRates().log_rates(CPU))
+    assert torch.equal(found.log_probs, expected.log_probs)
 
 
 def test_rates_follow_what_came_true() -> None:

@@ -27,7 +27,7 @@ from fledge.engine.plans import ConfidentPlan
 from fledge.engine.request import Request
 from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows
 from fledge.native import unavailable_reason
-from tests.engine.conftest import plainly
+from tests.engine.conftest import default_type, plainly
 
 LAYOUTS = Layouts(torch.device("cpu"))
 SHAPES = [
@@ -163,6 +163,8 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
     bound = TreeShape(4, 8, rng.randrange(5, 33), lookup=rng.choice([0, 15]))
     plan = ConfidentPlan(bound, cast(Planner, SimpleNamespace(match_rates=None, **vars(planner))), requests)
     found = plan.nodes(scores, depths if calibrated else None)
+    with default_type(torch.float64):
+        assert plan.nodes(scores, depths if calibrated else None)[0] == found[0]
     with plainly():
         nodes, counts = plan.nodes(scores, depths if calibrated else None)
     assert found[0] == nodes <= bound.nodes

@@ -195,5 +195,5 @@ class Layouts:
             node_bit=bits,
             root=torch.zeros(requests, 1, dtype=torch.int64, device=device),
             first_level=numbers[:, 1 : topk + 1].contiguous(),
-            no_scores=torch.zeros(requests, 1, device=device),
+            no_scores=torch.zeros(requests, 1, dtype=torch.float32, device=device),
         )

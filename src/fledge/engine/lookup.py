@@ -82,11 +82,11 @@ class MatchRates:
     def log_rates(self, device: torch.device) -> Tensor:
         """[LONGEST + 1] float32, natural logarithms by length; entry 0, no match, is -inf. Always the same tensor."""
         if self._log is None:
-            self._log = torch.empty(LONGEST + 1, device=device)
+            self._log = torch.empty(LONGEST + 1, dtype=torch.float32, device=device)
             self._changed = True
         if self._changed:  # the host may be learning meanwhile
             self._changed = False
-            self._log.copy_(torch.tensor([0.0, *self.rates]).log_())
+            self._log.copy_(torch.tensor([0.0, *self.rates], dtype=torch.float32).log_())
         return self._log
 
     def _count(self, index: int, hit: bool) -> None:

@@ -96,7 +96,8 @@ class ConfidentPlan(RoundPlan):
         return gain > self._rate * self._scale * step
 
     def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
-        calibration = None if depths is None else torch.tensor(self._planner.beliefs.calibration)
+        known = self._planner.beliefs.calibration
+        calibration = None if depths is None else torch.tensor(known, dtype=torch.float32)
         counts = self._shared_out(scores, calibration, depths)
         return 1 + max(counts.tolist()), counts if len(counts) > 1 else None
 
