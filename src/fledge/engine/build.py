@@ -24,7 +24,7 @@ from fledge.engine.planner import Planner
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler
-from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS, most_nodes
+from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS, deepest
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 
@@ -219,8 +219,7 @@ def _bounds(head: HeadRunner | None, tree: TreeShape | None, lookup: int) -> lis
         return [PLAIN]
     vocabulary = head.config.draft_vocab_size
     if tree is None:
-        widths = [topk for topk in TOPKS if topk <= vocabulary]
-        return [TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup) for topk in widths]
+        return [deepest(topk, lookup) for topk in TOPKS if topk <= vocabulary]
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
     return [tree]

@@ -93,16 +93,14 @@ def measure_cost(models: Models, max_rows: int) -> CostModel:
             return models.decoder.forward(batch, models.kv, logits="argmax", features=True)
 
         known[key] = _measure(sizes, _TARGET_WIDTH, run_target, models)
-    head, head_kv = models.head, models.head_kv
-    if head is None or head_kv is None:
+    head = models.head
+    if head is None:
         return CostModel(known[key], CostCurve((1,), (0.0,)))
-    hidden = torch.zeros(
-        max_rows, head.config.hidden_size, dtype=models.decoder.dtype, device=models.decoder.device
-    )
+    size, dtype, device = head.config.hidden_size, models.decoder.dtype, models.decoder.device
+    hidden = torch.zeros(sizes[-1], size, dtype=dtype, device=device)
 
     def run_head(batch: ForwardBatch) -> object:
-        rows = len(batch.token_ids)
-        return head.forward(batch, head_kv, features=None, hidden=hidden[:rows], k=models.topk)
+        return models.head_forward(batch, None, hidden[: len(batch.token_ids)], models.topk, None)
 
     return CostModel(known[key], _measure(sizes, _HEAD_WIDTH, run_head, models))
 

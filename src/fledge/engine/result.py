@@ -99,7 +99,10 @@ def run_round(
     drafted = None if done is None else _drafted(done, batch.speculating().rows)
     tree, path = (None, None) if done is None or not trace else (done.drafted.tree, done.path)
     steps, verify = 0.0 if done is None else done.draft_seconds, clock.of("verify") - verify
-    return RoundResult(made.emitted, made.logprobs, drafted, tree, path, *_heads(batch), late, steps, verify)
+    pending, restarted = batch.pending[: batch.size], batch.restarted[: batch.size]
+    return RoundResult(
+        made.emitted, made.logprobs, drafted, tree, path, pending, restarted, late, steps, verify
+    )
 
 
 def _launched(
@@ -149,7 +152,3 @@ def _drafted(done: Outcome, rows: Tensor | None) -> Trees | LateTrees:
     if isinstance(done.drafted, NativeDraft):  # on a CPU, where looking is free
         return late
     return Trees(late.shape, late.depths, late.log_probs, late.levels, late.rows, late.proposal, late.counts)
-
-
-def _heads(batch: RunningBatch) -> tuple[list[int], list[bool]]:
-    return batch.pending[: batch.size], batch.restarted[: batch.size]

@@ -12,15 +12,11 @@ TOPKS = (1, 2, 4, 8)
 NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 
 
-def most_nodes(topk: int) -> int:
-    """Nodes of the largest tree of this width."""
-    return min(MAX_NODES, 1 + TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates)
-
-
 @functools.cache
 def deepest(topk: int, lookup: int) -> TreeShape:
     """The largest tree of this width."""
-    return TreeShape(MAX_DEPTH, topk, most_nodes(topk), lookup)
+    candidates = TreeShape(MAX_DEPTH, topk, MAX_DEPTH + 1).candidates
+    return TreeShape(MAX_DEPTH, topk, min(MAX_NODES, 1 + candidates), lookup)
 
 
 @functools.cache
