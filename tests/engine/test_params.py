@@ -101,6 +101,7 @@ def test_what_an_engine_cannot_do_is_refused(plain: Engine, option: dict[str, ob
     [
         ({"head": "released"}, "load it first"),
         ({"head": Path("runs/demo/head")}, "load it first"),
+        ({"head": {}}, "load it first"),
         ({"tree": (2, 2, 4)}, "TreeShape"),
         ({"prefill_rows": 1.5}, "whole number"),
         ({"overlap": "on"}, "True or False"),

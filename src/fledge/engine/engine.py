@@ -8,7 +8,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
-from os import PathLike
 from typing import Any, Unpack
 
 import numpy as np
@@ -84,8 +83,8 @@ class Engine:
     ) -> None:
         if not isinstance(target, Target):
             raise EngineError(f"target is {target!r}; load it first: Target.load(...)")
-        if isinstance(head, str | PathLike):
-            raise EngineError(f"head is {str(head)!r}; load it first: Head.load(...)")
+        if not (head is None or hasattr(head, "allocate_kv") or isinstance(head, Head)):
+            raise EngineError(f"head is {head!r}; load it first: Head.load(...)")
         if isinstance(head, Head):
             target = head.target_it_reads(target)
         self.target = target
