@@ -29,6 +29,22 @@ def test_a_containers_limit_counts_without_cached_files(tmp_path: Path) -> None:
     assert memory.container_limit(tmp_path / "nowhere") is None
 
 
+def test_the_tightest_limit_of_the_groups_around_a_service_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "own")
+    (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/jobs.slice/one\n", "utf-8")
+    (tmp_path / "jobs.slice" / "one").mkdir(parents=True)
+    cpu = torch.device("cpu")
+    for inner, outer, free in (("1000000", "max", 500_000), ("max", "900000", 400_000)):
+        write_limits(tmp_path / "jobs.slice", outer)
+        write_limits(tmp_path / "jobs.slice" / "one", inner)
+        assert memory.free_memory(cpu) == free
+    (tmp_path / "own").unlink()
+    assert memory.free_memory(cpu) > 500_000
+
+
 def test_the_pool_takes_a_quarter_of_what_is_free_at_most(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,5 +52,6 @@ def test_the_pool_takes_a_quarter_of_what_is_free_at_most(
     token = target.decoder.kv_bytes_per_token()
     limit = 700_000 - 200_000 + 4 * 500 * token  # room for 500 tokens in a quarter of it
     monkeypatch.setattr(memory, "_CGROUP", write_limits(tmp_path, str(limit)))
+    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "none")
     pages = Engine(target, max_batch=16, max_context=200).stats().pages
     assert pages == 500 // target.decoder.page_size
