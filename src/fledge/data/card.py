@@ -14,7 +14,7 @@ from typing import Any
 
 from fledge import __version__, storage
 from fledge.data.conversations import conversation_rejects, conversation_statistics, read_conversations
-from fledge.data.privacy import Audit, read_audit
+from fledge.data.privacy import read_audit
 from fledge.data.prompt_store import (
     pool_urls,
     prompt_summary,
@@ -93,14 +93,8 @@ def privacy_counts(prompts_url: str, conversations_url: str) -> dict[str, Any]:
         "traffic": [traffic_url(prompts_url)],
         "answers": [conversations_url],
     }
-    found = {}
-    for name, urls in places.items():
-        total = Audit()
-        for url in urls:
-            total.merge(read_audit(url))
-        if total.scanned:
-            found[name] = total.to_dict()
-    return found
+    found = {name: read_audit(*urls) for name, urls in places.items()}
+    return {name: audit.to_dict() for name, audit in found.items() if audit.scanned}
 
 
 def write_card(folder: str, card: Mapping[str, Any]) -> str:

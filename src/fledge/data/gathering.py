@@ -18,7 +18,7 @@ from fledge.data.filters import Limits, foreign_reason, has_template_text
 from fledge.data.language import LanguageFilter
 from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
-from fledge.data.privacy import Audit, AuditWriter, Treated
+from fledge.data.privacy import Audit, Treated, write_audit
 from fledge.data.processes import map_in_processes
 from fledge.data.prompt_store import Prompt, PromptWriter, Reject
 from fledge.data.seeds import salted_hash, text_id
@@ -162,12 +162,10 @@ def gather(
     if writer.finished:
         return
     done = writer.shards * shard_size
-    audits = AuditWriter(url, writer.shards)
     progress(done)
     for examined in examine(_batches(source, done, shard_size)):
         rows = len(examined.prompts) + len(examined.rejects)
-        if examined.audit is not None:
-            audits.write(examined.audit)
+        write_audit(url, writer.shards, examined.audit)
         writer.write(examined.prompts, examined.rejects, tokens=0)
         done += rows
         progress(done)

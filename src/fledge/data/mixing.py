@@ -14,7 +14,7 @@ from typing import Any
 
 from fledge.data.gathering import Batch, ExamineAll, Examiner, ExaminerSettings, examine_here, gather
 from fledge.data.options import Progress, PromptOptions
-from fledge.data.privacy import Audit, AuditWriter
+from fledge.data.privacy import Audit, write_audit
 from fledge.data.prompt_store import (
     SELF_LICENCE,
     pool_url,
@@ -83,7 +83,7 @@ def mix_prompts(
     audit = Audit()
     traffic = read_traffic(sources.traffic, settings, audit)
     if audit.scanned:
-        AuditWriter(traffic_url(output_url), 0).write(audit)
+        write_audit(traffic_url(output_url), 0, audit)
     by_name = {source.name: source for source in sources.prompts}
     weights = {source.label: source.weight for source in options.sources}
     available = dict.fromkeys(weights, options.count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from itertools import count
 from typing import Any
 
@@ -15,7 +16,7 @@ from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.options import Progress, PromptOptions, silent
 from fledge.data.overlap import EvaluationIndex, RepeatIndex, read_evaluation_texts
-from fledge.data.privacy import Audit, AuditWriter, FilterFactory, PrivacyOptions
+from fledge.data.privacy import Audit, FilterFactory, PrivacyOptions, write_audit
 from fledge.data.prompt_store import (
     SELF_LICENCE,
     Prompt,
@@ -128,8 +129,35 @@ def _write_own(
         selection.remember(prompt.turns[0])
         accepted += 1
     progress(accepted, options.count, "")
-    if accepted < options.count:
-        _synthesise(target, engine, options, writer, selection, accepted, progress)
+    if accepted >= options.count:
+        return
+    jobs = PromptWriterJobs(target, options)
+    rate = TokenRate()
+    reasons: Counter[str] = Counter()
+    prompts: list[Prompt] = []  # of the attempts judged since the last shard was written
+    rejects: list[Reject] = []
+    attempts = count(writer.shards * options.shard_size)
+    with closing(run_in_order(engine, map(jobs.job, attempts), rate)) as results:
+        for draft in results:
+            judged = selection.judge(draft)
+            if isinstance(judged, Prompt):
+                prompts.append(judged)
+                accepted += 1
+            else:
+                rejects.append(judged)
+                reasons[judged.reason] += 1
+            _check_yield(draft.attempt + 1, accepted, options, reasons)
+            done = accepted == options.count
+            if done or len(prompts) + len(rejects) == options.shard_size:
+                tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in prompts)
+                # Before the shard, which is the sign that its counts are there.
+                write_audit(writer.url, writer.shards, selection.take_audit())
+                writer.write(prompts, rejects, tokens)
+                prompts, rejects = [], []
+            kept = accepted / (draft.attempt + 1)
+            progress(accepted, options.count, f"{rate.per_second():,.0f} tokens/s, {kept:.0%} kept")
+            if done:
+                return
 
 
 def prompts_fingerprint(
@@ -200,49 +228,6 @@ class Selection:
         """What the privacy filter counted since the last call; None without one."""
         taken, self._audit = self._audit, Audit()
         return taken if self._treatment is not None else None
-
-
-def _synthesise(
-    target: Target,
-    engine: Engine,
-    options: PromptOptions,
-    writer: PromptWriter,
-    selection: Selection,
-    accepted: int,
-    progress: Progress,
-) -> None:
-    jobs = PromptWriterJobs(target, options)
-    first = writer.shards * options.shard_size
-    rate = TokenRate()
-    reasons: Counter[str] = Counter()
-    prompts: list[Prompt] = []  # of the attempts judged since the last shard was written
-    rejects: list[Reject] = []
-    audits = AuditWriter(writer.url, writer.shards)
-    results = run_in_order(engine, (jobs.job(attempt) for attempt in count(first)), rate)
-    try:
-        for draft in results:
-            judged = selection.judge(draft)
-            if isinstance(judged, Prompt):
-                prompts.append(judged)
-                accepted += 1
-            else:
-                rejects.append(judged)
-                reasons[judged.reason] += 1
-            _check_yield(draft.attempt + 1, accepted, options, reasons)
-            done = accepted == options.count
-            if done or len(prompts) + len(rejects) == options.shard_size:
-                tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in prompts)
-                audit = selection.take_audit()
-                if audit is not None:  # before the shard, which is the sign that its counts are there
-                    audits.write(audit)
-                writer.write(prompts, rejects, tokens)
-                prompts, rejects = [], []
-            kept = accepted / (draft.attempt + 1)
-            progress(accepted, options.count, f"{rate.per_second():,.0f} tokens/s, {kept:.0%} kept")
-            if done:
-                return
-    finally:
-        results.close()
 
 
 def _check_yield(attempts: int, accepted: int, options: PromptOptions, reasons: Counter[str]) -> None:

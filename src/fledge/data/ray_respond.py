@@ -10,7 +10,7 @@ from fledge.data.conversations import Answered, ConversationWriter
 from fledge.data.dialogue import DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
-from fledge.data.privacy import PrivacyOptions
+from fledge.data.privacy import PrivacyOptions, write_audit
 from fledge.data.privacy.answers import answer_scan
 from fledge.data.privacy.filter import require_privacy_extra
 from fledge.data.prompt_store import read_prompts
@@ -20,7 +20,6 @@ from fledge.data.responses import (
     check_context,
     respond_fingerprint,
     respond_summary,
-    write_audit,
 )
 from fledge.data.served import AnswerServer, run_served
 from fledge.engine import Engine
@@ -53,7 +52,7 @@ def respond_on_ray(
         arguments = (spec, prompts_url, options.model_copy(update={"server": share}), privacy)
         answered = map_in_order(shards, _RespondActor, arguments, ray_options, gpus=ray_options.gpus)
         for shard, found in zip(shards, answered, strict=True):
-            write_audit(output_url, writer.shards, found)
+            write_audit(output_url, writer.shards, *(answered.audit for answered in found))
             writer.write(found)
             progress(min(prompts, (shard + 1) * options.shard_size), prompts, f"{ray_options.actors} actors")
     return respond_summary(prompts, output_url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge import storage
@@ -16,7 +15,7 @@ from fledge.data.conversations import (
 from fledge.data.dialogue import AnswerScan, DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
-from fledge.data.privacy import Audit, AuditWriter, PrivacyOptions
+from fledge.data.privacy import PrivacyOptions, write_audit
 from fledge.data.privacy.answers import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
@@ -85,7 +84,7 @@ def respond(
             done += 1
             shard.append(answered)
             if done % options.shard_size == 0 or done == prompts:
-                write_audit(output_url, writer.shards, shard)
+                write_audit(output_url, writer.shards, *(answered.audit for answered in shard))
                 writer.write(shard)
                 waiting.forget(done)
                 shard = []
@@ -94,16 +93,6 @@ def respond(
         results.close()
         waiting.save()
     return respond_summary(prompts, output_url)
-
-
-def write_audit(output_url: str, shards: int, answered: Sequence[Answered]) -> None:
-    """Write what the scan of a shard's answers counted, if there was one. The shard itself comes after it."""
-    audits = [found.audit for found in answered if found.audit is not None]
-    if audits:
-        total = Audit()
-        for audit in audits:
-            total.merge(audit)
-        AuditWriter(output_url, shards).write(total)
 
 
 def respond_summary(prompts: int, output_url: str) -> RespondSummary:

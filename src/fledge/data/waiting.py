@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -82,8 +81,5 @@ def _answered(
     prompt_id: str, conversations: list[dict[str, object]], reason: str | None, audit: str | None
 ) -> Answered:
     found = tuple(Conversation(**row) for row in conversations)  # type: ignore[arg-type]
-    if audit is None:
-        return Answered(prompt_id, found, reason)
-    counts = json.loads(audit)
-    counts |= {name: Counter(counts[name]) for name in ("dropped", "entities")}
-    return Answered(prompt_id, found, reason, Audit(**counts))
+    counted = None if audit is None else Audit.from_dict(json.loads(audit))
+    return Answered(prompt_id, found, reason, counted)

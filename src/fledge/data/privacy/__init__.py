@@ -19,7 +19,7 @@ beginnings    where long patterns can begin at all
 surrogates    invented values: fiction makes names, reserved knows them and what standards set aside
 """
 
-from fledge.data.privacy.audit import Audit, AuditWriter, read_audit
+from fledge.data.privacy.audit import Audit, read_audit, write_audit
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.filter import FilterFactory, PrivacyFilter, Treated
 from fledge.data.privacy.options import (
@@ -33,7 +33,6 @@ from fledge.data.privacy.options import (
 
 __all__ = [
     "Audit",
-    "AuditWriter",
     "CloudDlp",
     "CustomPattern",
     "DenyList",
@@ -45,4 +44,5 @@ __all__ = [
     "PrivacyOptions",
     "Treated",
     "read_audit",
+    "write_audit",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,28 +54,36 @@ class Audit:
             "entities": dict(sorted(self.entities.items())),
         }
 
-
-class AuditWriter:
-    """Adds the counts of one shard after the other; `shards` of the stage are there already."""
-
-    def __init__(self, url: str, shards: int) -> None:
-        self._manifest = Manifest.load(join(url, FOLDER)).truncated(shards)
-        self._shards = shards
-
-    def write(self, audit: Audit) -> None:
-        """Write the counts of the next shard."""
-        data = (json.dumps(audit.to_dict(), indent=1, sort_keys=True) + "\n").encode()
-        name = f"counts-{self._shards:05d}.json"
-        self._manifest = self._manifest.write_shard(name, data, records=audit.scanned, tokens=0)
-        self._shards += 1
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Audit:
+        """From what `to_dict` gave."""
+        return cls(
+            values["scanned"], values["changed"], Counter(values["dropped"]), Counter(values["entities"])
+        )
 
 
-def read_audit(url: str) -> Audit:
-    """The counts of a stage's folder; all zero if nothing was scanned."""
-    manifest = Manifest.load(join(url, FOLDER))
-    sum_ = Audit()
-    for shard in manifest.shards:
-        values = json.loads(manifest.read_shard(shard))
-        dropped, entities = Counter(values["dropped"]), Counter(values["entities"])
-        sum_.merge(Audit(values["scanned"], values["changed"], dropped, entities))
-    return sum_
+def write_audit(url: str, shards: int, *audits: Audit | None) -> None:
+    """Write the counts of the next shard of a stage's folder, which has `shards`; nothing where nothing was scanned."""
+    found = [audit for audit in audits if audit is not None]
+    if found:
+        total = _sum(found)
+        data = (json.dumps(total.to_dict(), indent=1, sort_keys=True) + "\n").encode()
+        manifest = Manifest.load(join(url, FOLDER)).truncated(shards)
+        manifest.write_shard(f"counts-{shards:05d}.json", data, records=total.scanned, tokens=0)
+
+
+def read_audit(*urls: str) -> Audit:
+    """The counts of stages' folders; all zero if nothing was scanned."""
+    manifests = [Manifest.load(join(url, FOLDER)) for url in urls]
+    return _sum(
+        Audit.from_dict(json.loads(manifest.read_shard(shard)))
+        for manifest in manifests
+        for shard in manifest.shards
+    )
+
+
+def _sum(audits: Iterable[Audit]) -> Audit:
+    total = Audit()
+    for audit in audits:
+        total.merge(audit)
+    return total
