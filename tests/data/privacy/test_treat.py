@@ -46,6 +46,20 @@ def test_a_name_found_once_is_found_in_capitals_too(redact: PrivacyFilter) -> No
     assert redact.treat(turns).turns == ["My name is <PERSON>.", "Form 3b: <PERSON>, as above"]
 
 
+def test_a_name_found_once_is_found_in_small_letters_too(
+    redact: PrivacyFilter, privacy: PrivacyFilter
+) -> None:
+    turns = ["My name is Anna Kowalski.", "was anna kowalski there? tell kowalski! and her mark is good"]
+    assert redact.treat(turns).turns == [
+        "My name is <PERSON>.",
+        "was <PERSON> there? tell <PERSON>! and her mark is good",
+    ]
+    treated = privacy.treat(turns).turns
+    assert treated is not None
+    given, family = treated[0].removeprefix("My name is ").removesuffix(".").split()
+    assert treated[1] == f"was {given} {family} there? tell {family}! and her mark is good"
+
+
 def test_drop_by_entity_drops_the_record_only_where_the_entity_is_found() -> None:
     options = PrivacyOptions(policy="redact", policies={e.CREDIT_CARD: "drop"})
     privacy = PrivacyFilter(options=options)

@@ -179,8 +179,10 @@ class PrivacyFilter:
                 if finding.entity == e.PERSON:
                     words = [w for w in re.findall(r"[^\W\d_]{3,}", value) if w[0].isupper()]
                     plain = [w for w in words if lexicon().stands_alone(w.lower())]
-                    forms = (form for w in plain for form in (w, w.upper(), w.capitalize()))
-                    values.update((form, (e.PERSON, 0.55)) for form in forms)
+                    forms = [form for w in plain for form in (w, w.upper(), w.capitalize())]
+                    forms += [w.lower() for w in plain if w.lower() not in lexicon().common]
+                    forms += [value.lower()] if len(words) > 1 else []
+                    values.update(dict.fromkeys(forms, (e.PERSON, 0.55)))
                 elif finding.entity not in (e.LOCATION, e.DATE_OF_BIRTH) and len(value) >= _REPEATED:
                     values.setdefault(value, (finding.entity, finding.score))
         return values

@@ -40,7 +40,8 @@ class Surrogates:
 
     def _person(self, value: str) -> str:
         """Word by word, so that "Ana Ruiz", "Ana" and "Ms Ruiz" stay the same person."""
-        words = [word for word in re.split(r"[\s,]+", value) if word and not _PARTICLE.match(word)] or [value]
+        parts = [word for word in re.split(r"[\s,]+", value) if word]
+        words = [word for word in parts if not _PARTICLE.match(word)] or parts
         return " ".join(
             self._name(word, last=len(words) > 1 and i == len(words) - 1) for i, word in enumerate(words)
         )
