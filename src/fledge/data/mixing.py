@@ -17,6 +17,7 @@ from fledge.data.options import Progress, PromptOptions
 from fledge.data.privacy import Audit, write_audit
 from fledge.data.prompt_store import (
     SELF_LICENCE,
+    by_reason,
     pool_url,
     read_selection,
     reject_counts,
@@ -164,7 +165,7 @@ def _told(
         rejects = reject_counts(pool.url)
         fit = Manifest.load(pool.url).records
         contaminated.update(
-            {detail: n for (reason, detail), n in rejects.details.items() if reason == "evaluation"}
+            {file: n for (reason, file), n in rejects.items() if reason == "evaluation" and file}
         )
         sources.append(
             {
@@ -176,8 +177,8 @@ def _told(
                 "terms_declared_by": source.terms.declared_by if source else "recipe",
                 "warnings": list(source.terms.warnings) if source else [],
                 "weight": options.weight,
-                "rows": fit + rejects.rows,
-                "rejected": rejects.reasons,
+                "rows": fit + rejects.total(),
+                "rejected": dict(by_reason(rejects)),
                 "fit": fit,
                 "wanted": selected.wanted[pool.name],
                 "chosen": selected.chosen[pool.name],
@@ -192,5 +193,5 @@ def _told(
 
 
 def _reasons(pools: Sequence[PoolSource]) -> str:
-    reasons = sum((Counter(reject_counts(pool.url).reasons) for pool in pools), Counter[str]())
+    reasons = by_reason(reject_counts(*(pool.url for pool in pools)))
     return ", ".join(f"{reason} {number}" for reason, number in reasons.most_common(4)) or "they are empty"

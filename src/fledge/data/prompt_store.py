@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -74,15 +73,6 @@ class PromptSummary:
     rejected: dict[str, int]  # reason -> count
 
 
-@dataclass(frozen=True)
-class RejectCounts:
-    """Rejects of one folder."""
-
-    rows: int
-    reasons: dict[str, int]
-    details: dict[tuple[str, str], int]  # (reason, detail) -> rows
-
-
 class PromptWriter:
     """Adds shards of attempts: rejects first, so that a shard of prompts is the sign that its attempts are done."""
 
@@ -118,52 +108,52 @@ class PromptWriter:
 
 def read_prompts(url: str, skip: int = 0) -> Iterator[Prompt]:
     """All prompts of a folder in order, without the first `skip`; one shard in memory at a time."""
-    manifest = Manifest.load(url)
-    if not manifest.shards:
+    if not Manifest.load(url).shards:
         raise DataError(f"no prompts in {url}; run `fledge prompts` first or name another folder")
-    for shard in manifest.shards:
-        if skip >= shard.records:
-            skip -= shard.records
-            continue
-        rows = read_rows(manifest, shard, _PROMPTS)
-        yield from (Prompt(**row) for row in islice(rows, skip, None))
-        skip = 0
+    for shard in prompt_shards(url, skip):
+        yield from shard
 
 
-def prompt_shards(url: str) -> Iterator[list[Prompt]]:
-    """A folder's shards in order; none if there are no prompts."""
+def prompt_shards(url: str, skip: int = 0) -> Iterator[list[Prompt]]:
+    """A folder's shards in order, without the first `skip` prompts; none if there are no prompts."""
     manifest = Manifest.load(url)
     for shard in manifest.shards:
-        yield [Prompt(**row) for row in read_rows(manifest, shard, _PROMPTS)]
+        if skip < shard.records:
+            yield [Prompt(**row) for row in read_rows(manifest, shard, _PROMPTS)[skip:]]
+        skip = max(0, skip - shard.records)
 
 
-def reject_counts(url: str) -> RejectCounts:
-    """Read a folder's rejects once and count."""
-    rejects = Manifest.load(join(url, "rejects"))
-    reasons: Counter[str] = Counter()
-    details: Counter[tuple[str, str]] = Counter()
-    for shard in rejects.shards:
-        for row in read_rows(rejects, shard, _REJECTS):
-            reasons[row["reason"]] += 1
-            if row["detail"]:
-                details[row["reason"], row["detail"]] += 1
-    return RejectCounts(rejects.records, dict(sorted(reasons.items())), dict(sorted(details.items())))
+def reject_counts(*urls: str) -> Counter[tuple[str, str]]:
+    """(reason, detail) -> rejects of the folders, each read once."""
+    manifests = [Manifest.load(join(url, "rejects")) for url in urls]
+    return Counter(
+        (row["reason"], row["detail"])
+        for rejects in manifests
+        for shard in rejects.shards
+        for row in read_rows(rejects, shard, _REJECTS)
+    )
+
+
+def by_reason(rejects: Mapping[tuple[str, str], int]) -> Counter[str]:
+    """Reason -> rejects, in the order of the reasons."""
+    counts: Counter[str] = Counter()
+    for (reason, _), number in sorted(rejects.items()):
+        counts[reason] += number
+    return counts
 
 
 def prompt_summary(url: str) -> PromptSummary:
     """Read a folder of prompts and its rejects once and count."""
     manifest = Manifest.load(url)
-    categories = (
-        Counter(prompt.category for prompt in read_prompts(url)) if manifest.records else Counter[str]()
-    )
-    counts = [reject_counts(url), *map(reject_counts, pool_urls(url))]
-    reasons = sum((Counter(found.reasons) for found in counts), Counter[str]())
+    categories = Counter(prompt.category for shard in prompt_shards(url) for prompt in shard)
+    rejects = reject_counts(url, *pool_urls(url))
+    surplus = int(read_selection(url).get("surplus", 0))  # fit, but not needed
     return PromptSummary(
         prompts=manifest.records,
-        attempts=manifest.records + sum(found.rows for found in counts) + surplus(url),
+        attempts=manifest.records + rejects.total() + surplus,
         tokens=manifest.tokens,
         categories=dict(sorted(categories.items())),
-        rejected=dict(sorted(reasons.items())),
+        rejected=dict(by_reason(rejects)),
     )
 
 
@@ -180,11 +170,6 @@ def pool_urls(url: str) -> list[str]:
 def traffic_url(url: str) -> str:
     """Where counts of the traffic samples lie within a folder of prompts."""
     return join(url, "traffic")
-
-
-def surplus(url: str) -> int:
-    """Rows of the pools that were fit but not needed."""
-    return int(read_selection(url).get("surplus", 0))
 
 
 def read_selection(url: str) -> dict[str, Any]:

@@ -95,14 +95,12 @@ def select_prompts(
         pool=len(verdicts),
         duplicates={name: int((verdicts == code).sum()) for code, name in REASONS.items()},
         surplus=int(((verdicts == KEPT) & (chosen < 0)).sum()),
-        wanted=_wanted(pools, options.count),
+        wanted=share_out(
+            options.count, {p.name: p.weight for p in pools}, {p.name: options.count for p in pools}
+        ),
         chosen=found,
         distances=_distances(pools, chosen, workloads, traffic, drawing.pool_counts) if traffic else {},
     )
-
-
-def _wanted(pools: Sequence[PoolSource], count: int) -> dict[str, int]:
-    return share_out(count, {pool.name: pool.weight for pool in pools}, {pool.name: count for pool in pools})
 
 
 def _duplicates(
