@@ -60,7 +60,8 @@ def make_prompts(
     """
     if make_treatment is None and privacy is not None:
         make_treatment = FilterFactory(privacy)
-    fingerprint = prompts_fingerprint(target, options, privacy)
+    sources = Sources.open(options)
+    fingerprint = prompts_fingerprint(target, options, privacy, sources)
     if ray is not None and not any(source.kind != "self" for source in options.sources):
         raise DataError(
             "the target's own prompts are written in one process; leave --ray out, or add sources"
@@ -69,7 +70,6 @@ def make_prompts(
         fingerprint.claim(output_url)
         _write_own(target, engine, options, output_url, fingerprint.digest, progress, make_treatment)
         return prompt_summary(output_url)
-    sources = Sources.open(options)
     if any(source.system for source in options.sources):
         _check_system_prompts(target)
     fingerprint.claim(output_url)
@@ -161,15 +161,18 @@ def _write_own(
 
 
 def prompts_fingerprint(
-    target: Target, options: PromptOptions, privacy: PrivacyOptions | None = None
+    target: Target,
+    options: PromptOptions,
+    privacy: PrivacyOptions | None = None,
+    sources: Sources | None = None,
 ) -> Fingerprint:
-    """What the stage's output depends on. `privacy`: the filter's options, where there is one."""
+    """What the stage's output depends on. `privacy`: the filter's options, where there is one; `sources`: opened."""
     chosen = options.model_dump(mode="json", exclude={"evaluation_files", "max_attempts", "max_batch"})
     if options.openings is None:
         shipped = [opening.model_dump(mode="json") for opening in DEFAULT_OPENINGS]
         chosen["openings"] = storage.sha256(repr((shipped, DEFAULT_MIX, PLACEHOLDERS)).encode())
     if options.sources:
-        chosen["digests"] = Sources.open(options).digests()
+        chosen["digests"] = (sources or Sources.open(options)).digests()
     files = sorted(storage.sha256(storage.read_bytes(url)) for url in options.evaluation_files)
     parts = {
         "stage": "prompts",
