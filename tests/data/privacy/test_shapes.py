@@ -22,6 +22,8 @@ FOUND = [
     ("die Krankenversichertennummer A800357607", "A800357607", "INSURANCE_ID"),
     ("cartão de cidadão 18981669 2 ZZ1", "18981669 2 ZZ1", "NATIONAL_ID"),
     ("pay to gb82west12345698765432 please", "gb82west12345698765432", "IBAN_CODE"),
+    ("auf fr14 2004 1010 0505 0001 3m02 606 bis zum 3.", "fr14 2004 1010 0505 0001 3m02 606", "IBAN_CODE"),
+    ("mt84 malt 0110 0001 2345 mtlc ast0 01s", "mt84 malt 0110 0001 2345 mtlc ast0 01s", "IBAN_CODE"),
     ("IBAN GB82 WEST 1234 5698 7654 32 PLEASE PAY", "GB82 WEST 1234 5698 7654 32", "IBAN_CODE"),
     ("write to burrows(at)web.de", "burrows(at)web.de", "EMAIL_ADDRESS"),
     ("I am jane [dot] doe [at] outlook [dot] com", "jane [dot] doe [at] outlook [dot] com", "EMAIL_ADDRESS"),

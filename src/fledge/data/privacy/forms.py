@@ -135,7 +135,7 @@ _MACS = re.compile(
 )
 _IBAN = re.compile(r"[A-Z](?<![\w.-].)[A-Z]\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,3})?(?!\w)")
 _IBAN_REST = re.compile(  # in lower case, from the first digit on
-    r"\d(?<=(?<![\w.-])[a-z]{2}\d)\d(?:[a-z0-9]{11,30}|(?: (?:[a-z]{4}|\d{4})){3,7}(?: \d{1,3})?)(?!\w)"
+    r"\d(?<=(?<![\w.-])[a-z]{2}\d)\d(?:[a-z0-9]{11,30}|(?: [a-z0-9]{4}){3,7}(?: (?=[a-z]{0,2}\d)[a-z0-9]{1,3})?)(?!\w)"
 )
 _WALLETS = re.compile(
     r"(?<![\w/-])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
