@@ -27,6 +27,8 @@ ROWS: dict[str, list[Any]] = {
         {"conversation": [{"role": "developer", "content": "S"},
                           {"role": "user", "content": [{"type": "text", "text": "one"}]},
                           {"role": "user", "content": "two"}]},
+        {"turns": [{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
+                   {"role": "assistant", "content": "FOREIGN"}, {"role": "user", "content": "two"}]},
         [{"role": "system", "content": "S"}, {"role": "user", "content": "one"}, {"role": "user", "content": "two"}],
     ],
     "alternating": [

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog")
+_LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns")
 _TEXTS = ("prompt", "text", "question", "query", "input")
 _BODIES = ("body", "request", "request_body", "requestBody", "payload", "params", "data")
 _CATEGORIES = ("category", "workload", "task")
