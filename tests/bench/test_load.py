@@ -308,6 +308,7 @@ def test_a_load_test_starts_servers_compares_them_and_comes_back_from_disk(tmp_p
     assert {c.compared for c in result.comparisons} == {4}
     assert {c.identical for c in result.comparisons} == {0}  # the fake says other words
     assert len(notes) == 8
+    assert [note.split(":")[0] for note in result.notes] == ["Prompts come again at every level and repeat"]
     result.save(str(tmp_path))
     assert LoadResult.load(str(tmp_path)) == result
     view = served_view(result)

@@ -64,9 +64,9 @@ def run_load(
         raise ServerError("--fresh can't start anew what runs already; give a server as NAME=start:COMMAND")
     levels = plan_levels(workload, options, traffic)
     api_key = os.environ.get("OPENAI_API_KEY")
-    test = _Test(specs, workload.name, options, levels, api_key, ready_s, progress)
+    test = _Test(specs, workload.name, options, levels, fresh, api_key, ready_s, progress)
     try:
-        asyncio.run(test.run(fresh=fresh))
+        asyncio.run(test.run())
     except BaseException:
         if test.rows:
             ended_early(test.result())
@@ -91,6 +91,7 @@ class _Test:
     workload: str
     options: LoadOptions
     levels: Sequence[Level]
+    fresh: bool
     api_key: str | None
     ready_s: float
     progress: Progress
@@ -98,10 +99,10 @@ class _Test:
     models: dict[str, str] = field(default_factory=dict)
     answers: dict[tuple[str, Any], Answers] = field(default_factory=dict)  # by server and level
 
-    async def run(self, *, fresh: bool) -> None:
+    async def run(self) -> None:
         async with open_session() as session, AsyncExitStack() as stack:
             calls: dict[str, Call] = {}
-            if not fresh:
+            if not self.fresh:
                 for spec in self.specs:
                     place = await stack.enter_async_context(self._running(spec, session))
                     calls[spec.name] = await self._ready(session, spec, place)
@@ -207,6 +208,11 @@ class _Test:
         wanted = len(self.levels) * self.options.repeats * len(self.specs)
         if len(self.rows) < wanted:
             notes.append(f"Ended early: {len(self.rows)} of {wanted} blocks were measured.")
+        if answered and not self.fresh and len(self.levels) * self.options.repeats > 1:
+            notes.append(
+                "Prompts come again at every level and repeat: a server with a prefix cache has computed them before, "
+                "and its TTFT is that of cached prompts. --fresh starts servers anew instead."
+            )
         if any(row["tokens_counted_by"] == "chunks" for row in answered):
             notes.append(
                 "A server sent no usage: its output tokens are counted as one per chunk, so under speculation its TPOT "
