@@ -75,7 +75,7 @@ def started(
 
     It has `term_s` seconds to end after SIGTERM, then it is killed; a Ctrl-C meanwhile kills it at once.
     """
-    with tempfile.TemporaryFile() as log, _stopping_on_sigterm():
+    with tempfile.TemporaryFile() as log, stopping_on_sigterm():
         try:
             process = subprocess.Popen(
                 command,
@@ -117,8 +117,8 @@ def _answers(url: str, api_key: str | None) -> bool:
 
 
 @contextmanager
-def _stopping_on_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that the server is ended before we are."""
+def stopping_on_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that what we started is ended before we are."""
     if not _handles_signals():
         yield
         return

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fledge.bench.peers import PeerOptions, PeersFound, run_peers
@@ -120,6 +123,24 @@ def test_a_worker_that_fails_is_told() -> None:
         start_worker(peer, "plain", sys.executable, config) as worker,
     ):
         worker.receive()
+
+
+def test_a_bench_that_is_told_to_end_leaves_no_stopped_worker(
+    tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    target = str(tiny_target_folder)
+    command = [sys.executable, "-m", "fledge", "bench", "peers", "--target", target, "--head", "none"]
+    command += ["--peer", "fledge", "--peer", "transformers", "--mode", "plain", "--prompts", "1"]
+    command += ["--concurrency", "1", "--max-tokens", "8", "--repeats", "100000", "--run-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+        workers: list[psutil.Process] = []
+        while bench.poll() is None and not any(w.status() == psutil.STATUS_STOPPED for w in workers):
+            time.sleep(0.05)
+            workers = psutil.Process(bench.pid).children()
+        bench.terminate()
+    gone, alive = psutil.wait_procs(workers, timeout=30)
+    assert len(gone) == 2
+    assert alive == []
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ import psutil
 from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.sets import find_workload
 from fledge.bench.statistics import interleaved, refuse_nothing
+from fledge.child import stopping_on_sigterm
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
 
@@ -162,7 +163,8 @@ def run_peers(
         )
     context = max(len(one["ids"]) for one in prompts) + options.max_tokens + _MARGIN
     rows: list[PeerRow] = []
-    with ExitStack() as stack:
+    # Without the first a worker that waits its turn, stopped, would outlive us.
+    with stopping_on_sigterm(), ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for peer, mode, program in chosen:
             config = {
