@@ -165,7 +165,6 @@ class Trainer:
         self._tracker = Tracker(options, train_url, leads=team.leads)
         self._drawn = 0  # rows that are in the TensorBoard curves
         self._step = 0
-        self._acceptance: Acceptance | None = None
         self.seconds = 0.0
 
     def run(self, progress: Progress) -> None:
