@@ -8,7 +8,7 @@ import torch
 
 from fledge.data.conversations import Conversation, shard_bytes
 from fledge.errors import DataError, FingerprintError, StorageError
-from fledge.features import FeatureOptions, FeatureStore, bytes_per_token, extract_features
+from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, bytes_per_token, extract_features
 from fledge.features import extract as extract_module
 from fledge.storage import Manifest
 from fledge.target import Target
@@ -157,6 +157,18 @@ def test_missing_input_and_too_long_conversations_are_explained(target: Target, 
     url = write_conversations(tmp_path / "long", long)
     with pytest.raises(DataError, match="1 to 2048"):
         extract_features(target, url, OPTIONS, str(tmp_path / "features"))
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("token", [-1, 512, 2**30])
+def test_conversations_of_another_target_are_refused_before_its_kernels_read_beyond_the_embedding(
+    tiny_target_folder: Path, backend: str, token: int
+):
+    foreign = make_conversations(2)
+    foreign[1].token_ids[3] = token
+    extractor = FeatureExtractor(Target.load(str(tiny_target_folder), backend=backend), 256)
+    with pytest.raises(DataError, match="c1 has tokens beyond the target's vocabulary of 512"):
+        extractor.extract(foreign)
 
 
 def test_bytes_per_token_matches_the_files(target: Target, tmp_path: Path):

@@ -219,6 +219,10 @@ def test_what_does_not_work_is_explained(tiny_target_folder: Path, tmp_path: Pat
     too_long[0].token_ids.extend([1] * 128)
     with pytest.raises(DataError, match="takes 1 to 128"):
         HookExtractor(tiny("mixtral")).extract(too_long)
+    foreign = make_conversations(1)
+    foreign[0].token_ids[3] = 2**20
+    with pytest.raises(DataError, match="beyond the target's vocabulary"):
+        HookExtractor(tiny("mixtral")).extract(foreign)
 
 
 def test_a_target_spread_over_devices_fills_the_run_s_store(tiny_target_folder: Path, tmp_path: Path):

@@ -110,6 +110,21 @@ def conversations_digest(url: str) -> str:
     return sha256("".join(shard.sha256 for shard in manifest.shards).encode())
 
 
+def check_runnable(conversations: Iterable[Conversation], limit: int, vocab_size: int) -> None:
+    """Refuse what a target of `limit` positions and `vocab_size` tokens can't run: its kernels don't look."""
+    for c in conversations:
+        if not 1 <= len(c.token_ids) <= limit:
+            raise DataError(
+                f"conversation {c.conversation_id} has {len(c.token_ids)} tokens, the target takes 1 to {limit}; "
+                "lower respond.max_prompt_tokens or respond.max_new_tokens and respond again"
+            )
+        if min(c.token_ids) < 0 or max(c.token_ids) >= vocab_size:
+            raise DataError(
+                f"conversation {c.conversation_id} has tokens beyond the target's vocabulary of {vocab_size}: "
+                "it was made with another target; take conversations of this one"
+            )
+
+
 def check_finite(features: Tensor, hidden: Tensor) -> None:
     """Refuse hidden states that training can't use."""
     if not bool(torch.isfinite(features).all() and torch.isfinite(hidden).all()):
@@ -147,19 +162,15 @@ class FeatureExtractor:
         self._decoder = target.decoder
         self.hidden_size = target.config.hidden_size
         self._limit = target.config.max_position_embeddings
+        self._vocab_size = target.config.vocab_size
         self._batch_tokens = batch_tokens
         self._kv: Tensor | None = None
         self._pages = 0
 
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
         """One forward over all of them."""
+        check_runnable(conversations, self._limit, self._vocab_size)
         lengths = [len(c.token_ids) for c in conversations]
-        longest = max(lengths)
-        if longest > self._limit or min(lengths) < 1:
-            raise DataError(
-                f"a conversation has {longest} tokens, the target takes 1 to {self._limit}; "
-                "lower respond.max_prompt_tokens or respond.max_new_tokens and respond again"
-            )
         pages = [-(-length // self._decoder.page_size) for length in lengths]
         table = torch.zeros(len(lengths), max(pages), dtype=torch.int32)
         for row, (first, count) in enumerate(zip(_starts(pages), pages, strict=True)):

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from fledge.data import Conversation, Progress
 from fledge.data.options import silent
-from fledge.errors import DataError, TargetError, first_line
+from fledge.errors import TargetError, first_line
 from fledge.features.extract import (
     FeatureSummary,
     check_finite,
+    check_runnable,
     conversations_digest,
     features_fingerprint,
     fill_store,
@@ -60,7 +61,7 @@ class HookExtractor:
         self._batch_tokens = batch_tokens
         text = model.config.get_text_config()
         self._limit = int(getattr(text, "max_position_embeddings", 0) or 2**31)
-        self.hidden_size = int(text.hidden_size)
+        self.hidden_size, self._vocab_size = int(text.hidden_size), int(text.vocab_size)
         self.feature_layers = feature_layers or default_feature_layers(len(self._layers))
         model.eval()
         if getattr(model.config, "quantization_config", None) is not None:
@@ -107,12 +108,7 @@ class HookExtractor:
     @torch.no_grad()
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
         """Their features, in order."""
-        for c in conversations:
-            if not 1 <= len(c.token_ids) <= self._limit:
-                raise DataError(
-                    f"conversation {c.conversation_id} has {len(c.token_ids)} tokens, the target takes 1 to "
-                    f"{self._limit}; lower respond.max_prompt_tokens or respond.max_new_tokens and respond again"
-                )
+        check_runnable(conversations, self._limit, self._vocab_size)
         order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].token_ids))
         found: dict[int, FeatureSample] = {}
         for group in self._groups(conversations, order):
