@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge.draft import DraftVocabulary, count_generated
-from fledge.errors import HeadError
+from fledge.errors import DataError, HeadError
 
 
 @given(counts=st.lists(st.integers(0, 5), min_size=4, max_size=60), data=st.data())
@@ -34,6 +34,8 @@ def test_coverage_is_the_share_of_counted_tokens():
 def test_only_generated_positions_are_counted():
     samples = [(torch.tensor([1, 2, 2, 3]), torch.tensor([0, 1, 1, 0], dtype=torch.uint8))]
     assert count_generated(samples, 5).tolist() == [0, 0, 2, 0, 0]
+    with pytest.raises(DataError, match="token 2 was generated, the target's vocabulary is 2"):
+        count_generated(samples, 2)
 
 
 def test_a_vocabulary_too_small_for_its_fixed_tokens_is_refused():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.errors import HeadError
+from fledge.errors import DataError, HeadError
 
 
 @dataclass(frozen=True)
@@ -81,5 +81,11 @@ def count_generated(samples: Iterable[tuple[Tensor, Tensor]], vocab_size: int) -
     """How often each token was generated, [V] int64, from pairs of token ids [n] and loss mask [n]."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for token_ids, loss_mask in samples:
-        counts += torch.bincount(token_ids[loss_mask.bool()].long(), minlength=vocab_size)
+        found = torch.bincount(token_ids[loss_mask.bool()].long(), minlength=vocab_size)
+        if len(found) > vocab_size:
+            raise DataError(
+                f"token {len(found) - 1} was generated, the target's vocabulary is {vocab_size}: what training reads "
+                "was made with another target; name that one, or make it again with this one"
+            )
+        counts += found
     return counts
