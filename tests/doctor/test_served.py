@@ -25,15 +25,18 @@ DEPTH = 3
 class Backend:
     """An engine with counters, as a server keeps them."""
 
-    def __init__(self, patient: Patient, folder: Path | None, *, sglang: bool, template: bool) -> None:
+    def __init__(
+        self, patient: Patient, folder: Path | None, *, sglang: bool, template: bool, owner: str, depth: int
+    ) -> None:
         head = None if folder is None else Head.load(str(folder))
-        self.engine = Engine(patient.target, head, tree=TreeShape(DEPTH, 1, DEPTH + 1) if head else None)
+        self.engine = Engine(patient.target, head, tree=TreeShape(depth, 1, depth + 1) if head else None)
+        self.owner = owner
         self.sglang, self.template = sglang, template
         self.drafts = self.accepted = 0
 
     def get(self, path: str) -> Any:
         if path == "/v1/models":
-            return {"data": [{"id": "tiny"}]}
+            return {"data": [{"id": "tiny", "owned_by": self.owner}]}
         if path == "/get_model_info" and self.sglang:
             return {"model_path": "tiny"}
         if path == "/metrics":
@@ -72,9 +75,15 @@ def serve(patient: Patient) -> Iterator[Callable[..., str]]:
     servers = []
 
     def start(
-        *, head: Path | None = patient.head, sglang: bool = False, template: bool = True, key: str = ""
+        *,
+        head: Path | None = patient.head,
+        sglang: bool = False,
+        template: bool = True,
+        key: str = "",
+        owner: str = "someone",
+        depth: int = DEPTH,
     ) -> str:
-        backend = Backend(patient, head, sglang=sglang, template=template)
+        backend = Backend(patient, head, sglang=sglang, template=template, owner=owner, depth=depth)
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -130,6 +139,27 @@ def test_a_server_that_accepts_as_we_do_has_no_finding(
     served, ours = rows["prompt 1: tau served / ours"].split(" / ")
     assert float(served) == pytest.approx(float(ours), rel=0.2)
     assert float(ours) > 1.5
+
+
+def test_a_server_that_plans_its_drafts_is_not_held_against_chains(
+    patient: Patient, serve: Callable[..., str]
+) -> None:
+    for owner, faults in (("someone", ["served-tau"]), ("fledge", [])):
+        url = serve(depth=1, owner=owner)
+        found = diagnose(
+            patient.target, str(patient.head), engine=url, prompts=PROMPTS[:3], max_tokens=TOKENS, depth=DEPTH
+        )
+        assert [f.fault for f in found.findings] == faults, found.measured
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_takes_time(patient: Patient) -> None:
+    told: list[str] = []
+    with pytest.raises(EngineError, match="can't be reached"):
+        diagnose(
+            patient.target, str(patient.head), engine="http://127.0.0.1:9",
+            progress=lambda done, total, note: told.append(note),
+        )  # fmt: skip
+    assert "the target answers" not in told
 
 
 def test_a_server_without_speculation_and_with_another_template_is_named(

@@ -69,15 +69,15 @@ def diagnose(
         depth: tokens drafted in a row; the served engine must draft as many for its tau to compare.
         progress: is told the steps done, of how many, and what comes next.
     """
-    served = engine is not None and "://" in engine
-    steps = Steps(progress, 2 + Probe.SCORES + (1 + len(prompts) if served else 0))
+    served = ServedEngine(engine) if engine is not None and "://" in engine else None
+    steps = Steps(progress, 2 + Probe.SCORES + (0 if served is None else 1 + len(prompts)))
     steps.next("reads the head")
     url = local_url(url)
     raw, tensors = read_files(url)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
     findings = list(file_findings(raw, named, target, url))
     measured: list[Measured] = []
-    if engine is not None and not served:
+    if engine is not None and served is None:
         findings += engine_findings(engine, raw, tensors, target)
     try:
         head = Head.load(url)
@@ -98,9 +98,8 @@ def diagnose(
         answers = _answers(target, prompts, max_tokens, steps)
         probe = Probe(target, answers, steps.next)
         findings += _forwards(head, probe, measured, half=is_half(raw), explained=bool(findings))
-    if engine is not None and served:
-        served_engine = ServedEngine(engine)
-        findings += _served(target, head, served_engine, prompts, answers, max_tokens, depth, measured, steps)
+    if served is not None:
+        findings += _served(target, head, served, prompts, answers, max_tokens, depth, measured, steps)
     return Diagnosis(findings, measured)
 
 
@@ -219,7 +218,8 @@ def _served(
         name, ours = ("tau served / ours", f" / {own[number - 1]:.2f}") if own else ("tau served", "")
         measured.append(Measured(f"prompt {number}: {name}", f"{reply.tau:.2f}{ours}"))
     told = [r.tau for r in replies if r.tau]
-    least = (1 - _SERVED_SHORTFALL) * mean(own) if own else _USELESS_TAU
+    comparable = bool(own) and not served.plans
+    least = (1 - _SERVED_SHORTFALL) * mean(own) if comparable else _USELESS_TAU
     if not told:
         findings.append(
             Finding(
@@ -227,7 +227,9 @@ def _served(
             )
         )
     elif mean(told) < least:
-        beside = f", our engine's {mean(own):.2f} with chains of {depth}" if own else ": it accepts nothing"
+        beside = (
+            f", our engine's {mean(own):.2f} with chains of {depth}" if comparable else ": it accepts nothing"
+        )
         findings.append(
             Finding(
                 "served-tau",

@@ -46,6 +46,9 @@ class ServedEngine:
             raise EngineError(
                 f"{self.url} names no model at /v1/models: give an OpenAI-compatible server"
             ) from None
+        self.plans = (
+            found["data"][0].get("owned_by") == "fledge"
+        )  # how much to draft, by the load it is under
         self.kind = "sglang" if self._try("/get_model_info") or self._try("/model_info") else "vllm"
 
     def prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
