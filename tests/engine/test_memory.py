@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fledge.engine import Engine, memory
+from fledge.native import cgroup
 from fledge.target.target import Target
 
 
@@ -32,8 +33,8 @@ def test_a_containers_limit_counts_without_cached_files(tmp_path: Path) -> None:
 def test_the_tightest_limit_of_the_groups_around_a_service_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "own")
     (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/jobs.slice/one\n", "utf-8")
     (tmp_path / "jobs.slice" / "one").mkdir(parents=True)
     cpu = torch.device("cpu")
@@ -51,7 +52,7 @@ def test_the_pool_takes_a_quarter_of_what_is_free_at_most(
     assert 0 < memory.memory_for_kv(torch.device("cpu")) <= psutil.virtual_memory().total // 4
     token = target.decoder.kv_bytes_per_token()
     limit = 700_000 - 200_000 + 4 * 500 * token  # room for 500 tokens in a quarter of it
-    monkeypatch.setattr(memory, "_CGROUP", write_limits(tmp_path, str(limit)))
-    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "none")
+    monkeypatch.setattr(cgroup, "ROOT", write_limits(tmp_path, str(limit)))
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "none")
     pages = Engine(target, max_batch=16, max_context=200).stats().pages
     assert pages == 500 // target.decoder.page_size

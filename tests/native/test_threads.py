@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fledge.errors import EngineError
-from fledge.native import build
+from fledge.native import build, cgroup
 from fledge.train import kernels
 
 
@@ -20,7 +20,12 @@ def test_a_containers_limit_counts_in_whole_cores(
 ) -> None:
     (tmp_path / "cpu.max").write_text(limit + "\n", "utf-8")
     assert build.container_cores(tmp_path) == cores
-    monkeypatch.setattr(build, "_CGROUP", tmp_path)
+    (tmp_path / "a.slice" / "job").mkdir(parents=True)
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "own")
+    (tmp_path / "own").write_text(
+        "0::/a.slice/job\n", "utf-8"
+    )  # of a service or a batch job, within its slice
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
     monkeypatch.delenv("FLEDGE_THREADS", raising=False)
     assert build.default_threads() == min(cores, 4)

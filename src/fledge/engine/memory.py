@@ -7,8 +7,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from fledge.native.cgroup import own_groups
+
 _SHARE = 0.25  # of what is free now, for the KV of target and head together
-_CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def memory_for_kv(device: torch.device) -> int:
@@ -21,18 +22,8 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free: int = psutil.virtual_memory().available
-    limits = [container_limit(folder) for folder in _own_groups()]
+    limits = [container_limit(folder) for folder in own_groups()]
     return min([free, *(limit for limit in limits if limit is not None)])
-
-
-def _own_groups() -> list[Path]:
-    """This process's cgroup and those around it: a container sees its own as the root, a service or a batch job not."""
-    try:
-        lines = _OWN_CGROUP.read_text("utf-8").splitlines()
-    except OSError:  # another system
-        lines = []
-    own = next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
-    return [_CGROUP / own, *(_CGROUP / part for part in Path(own).parents)]
 
 
 def container_limit(folder: Path) -> int | None:

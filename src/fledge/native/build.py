@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fledge.errors import EngineError
+from fledge.native.cgroup import own_groups
 
 logger = logging.getLogger("fledge.once")
 
@@ -55,7 +56,6 @@ FLAGS = (
     "-pthread",
 )
 NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl")
-_CGROUP = Path("/sys/fs/cgroup")
 AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
 
 
@@ -72,11 +72,12 @@ def default_threads() -> int:
             raise EngineError(f"FLEDGE_THREADS is {wanted!r}; use a number of threads, 1 or more")
         return int(wanted)
     cores = len(os.sched_getaffinity(0))
-    return min(container_cores(_CGROUP) or cores, cores)
+    limits = [container_cores(folder) for folder in own_groups()]
+    return min([cores, *(limit for limit in limits if limit is not None)])
 
 
 def container_cores(folder: Path) -> int | None:
-    """How many cores' time this process's container (cgroup v2) may use, in whole ones; None without a limit."""
+    """How many cores' time the processes of a cgroup (v2) may use, in whole ones; None without a limit."""
     try:
         quota, period = (folder / "cpu.max").read_text("utf-8").split()
     except OSError:  # no container, or another system
