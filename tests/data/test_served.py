@@ -122,7 +122,6 @@ def changed(**fields: Any) -> Any:
         (changed(finish_reason="abort"), "finish_abort"),
         (changed(text=None), "malformed_reply"),
         (lambda reply: {"choices": []}, "malformed_reply"),
-        (lambda reply: reply | {"usage": "many"}, "malformed_reply"),
         (changed(prompt_token_ids=7), "wrong_prompt_ids"),
         (lambda reply: 400, "refused_by_server"),
         (lambda reply: "endless", "endless"),
@@ -258,6 +257,15 @@ def test_the_token_budget_stops_and_the_next_call_goes_on(
             assert "token budget of 90 is spent" in str(error)  # noqa: PT017
     assert calls > 1
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
+
+
+def test_tokens_of_rejected_answers_are_spent_too(
+    target: Target, server: CompletionServer, prompts: str, tmp_path: Path
+) -> None:
+    costly = first(0, lambda reply: changed(token_ids=[-1])(reply) | {"usage": {"completion_tokens": 500}})
+    with pytest.raises(DataError, match="token budget of 500 is spent"):
+        ask(target, server, prompts, tmp_path, costly, token_budget=500, concurrency=1)
+    assert server.requests == 1
 
 
 def test_answers_behind_a_late_one_are_kept_when_the_stage_stops(

@@ -99,6 +99,8 @@ class AnswerServer:
             "repetition_penalty": 1.0,
         }
         reply = self._post("/v1/completions", body)
+        with self._lock:
+            self._spent += _told_tokens(reply)
         try:
             completion = self._read(wanted, reply)
         except AnswerFailed as failed:
@@ -107,7 +109,7 @@ class AnswerServer:
             raise
         with self._lock:
             self._failures, self._has_answered = 0, True
-            self._spent += len(completion.token_ids)
+            self._spent += 0 if _told_tokens(reply) else len(completion.token_ids)
         return completion
 
     def give_up(self) -> None:
@@ -164,8 +166,7 @@ class AnswerServer:
         try:
             choice = reply["choices"][0]
             text, finish = choice["text"], choice["finish_reason"]
-            told = (reply.get("usage") or {}).get("completion_tokens")
-        except (AttributeError, KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError) as error:
             raise AnswerFailed("malformed_reply") from error
         if not isinstance(text, str) or not isinstance(finish, str):
             raise AnswerFailed("malformed_reply")
@@ -175,7 +176,11 @@ class AnswerServer:
         if echoed is not None and echoed != wanted.prompt_ids:
             raise AnswerFailed("wrong_prompt_ids")
         given = choice.get("token_ids")
-        ids = self._checked(given, text) if given is not None else self._tokenised(text, told, finish)
+        ids = (
+            self._checked(given, text)
+            if given is not None
+            else self._tokenised(text, _told_tokens(reply), finish)
+        )
         ids = self._ended(ids, finish, choice.get("stop_reason"))
         if not ids or len(ids) > wanted.params.max_tokens + 1:
             raise AnswerFailed("wrong_length")
@@ -198,9 +203,9 @@ class AnswerServer:
             raise AnswerFailed("wrong_ids")
         return ids
 
-    def _tokenised(self, text: str, told: Any, finish: str) -> list[int]:
+    def _tokenised(self, text: str, told: int, finish: str) -> list[int]:
         """Ids of a text whose length in tokens the server tells, if they are as many."""
-        if not isinstance(told, int):
+        if not told:
             raise AnswerFailed("no_token_ids")
         ids = encode_plain(self._target, text)
         lengths = (len(ids), len(ids) + 1) if finish == "stop" else (len(ids),)
@@ -273,6 +278,15 @@ class AnswerServer:
                 f"{self._options.url} serves {', '.join(names) or 'no model'}; set respond.server.model to one"
             )
         return str(names[0])
+
+
+def _told_tokens(reply: Any) -> int:
+    """How many tokens the server says it generated; 0 where it doesn't say."""
+    try:
+        told = reply["usage"]["completion_tokens"]
+    except (KeyError, TypeError):
+        return 0
+    return told if type(told) is int else 0
 
 
 def _headers(key_variable: str) -> dict[str, str]:
