@@ -108,6 +108,13 @@ def test_the_first_process_of_a_container_ends_at_sigterm() -> None:
     assert (ended.returncode, ended.stdout) == (143, "unwound\n")
 
 
+def test_a_terminal_that_is_not_utf_8_ends_no_command() -> None:
+    script = "from fledge import cli\ncli.app = lambda: print('1.75×')\ncli.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=False)
+    assert (ended.returncode, ended.stdout) == (0, b"1.75?\n"), ended.stderr
+
+
 def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> None:
     line = fledge.error("run", "demo", "train.epoch=2", "--run-dir", tmp_path / "run")
     assert "unknown key train.epoch; did you mean train.epochs?" in line

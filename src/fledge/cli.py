@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -53,6 +54,8 @@ Actors = Annotated[int, typer.Option(min=1, help="Ray actors")]
 
 def main() -> None:
     """The entry point: expected errors end in one line and exit code 2, an interrupt in 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that isn't UTF-8 gets ? for what it can't show
+        sys.stdout.reconfigure(errors="replace")
     if os.getpid() == 1:  # in a container, where the system ignores a SIGTERM that nobody handles
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
