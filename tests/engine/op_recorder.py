@@ -59,7 +59,8 @@ class OpRecorder:
 class PaddedAttention:
     """Attention without a look at any length, as the Triton kernel's: over all pages that a request could have."""
 
-    def __init__(self, rows: ForwardBatch, page_size: int) -> None:
+    def __init__(self, rows: ForwardBatch, page_size: int, window: int = 0) -> None:
+        assert window == 0
         number = torch.arange(rows.token_ids.shape[0])
         request = torch.searchsorted(rows.row_start[1:].long(), number, right=True)
         begin = (rows.prefix_length + rows.window_offset - rows.row_start[:-1]).long()

@@ -68,7 +68,8 @@ class SelectionRows:
 
     def remove(self, row: int) -> None:
         """Take a row out; the last row moves into its place."""
-        self._followers.pop(self._requests[row].id, None)
+        if self._followers:
+            self._followers.pop(self._requests[row].id, None)
         moved = self._requests.pop()
         last = len(self._requests)
         if row != last:
