@@ -247,7 +247,7 @@ class Engine:
     @cached_property
     def _grammars(self) -> Grammars:
         target = self.target
-        return Grammars(target.tokenizer, target.decoder.config.vocab_size, sorted(target.chat.turn_end_ids))
+        return Grammars(target.tokenizer, target.decoder.config.vocab_size, target.chat.turn_end_ids)
 
     def step(self) -> list[StepResult]:
         """Serve the submitted requests for one round; what each of them got. Nothing to do: an empty list.

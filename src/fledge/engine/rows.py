@@ -55,14 +55,12 @@ class SelectionRows:
         """A row for a request; its answer up to and with `bonus` [] int64 is counted."""
         row = len(self._requests)
         self._requests.append(request)
-        # What came after its prefill isn't looked at: the host may have it already, or not yet.
-        prefilled = request.context(len(request.prompt_ids), request.prefill_length)
         if request.grammar is not None:
-            self._followers[request.id] = request.grammar.after([*prefilled, int(bonus)])
+            self._followers[request.id] = request.grammar.after([*_prefilled(request), int(bonus)])
         if request.params.penalizes:
             if self._counts is None:
                 self._counts = _no_counts(self._capacity, self._vocabulary, self._device)
-            _count(self._counts, row, request, prefilled)
+            _count(self._counts, row, request, _prefilled(request))
             self._counts.generated[row, bonus] += 1
         self._changed()
 
@@ -161,6 +159,11 @@ class SelectionRows:
     def _changed(self) -> None:
         self._selections.clear()
         self._penalized = self._drawing = None
+
+
+def _prefilled(request: Request) -> list[int]:
+    """Its answer up to the prefill. What came after isn't looked at: the host may have it already, or not yet."""
+    return request.context(len(request.prompt_ids), request.prefill_length)
 
 
 def request_selection(requests: Sequence[Request], vocabulary: int, device: torch.device) -> Selection | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -62,7 +62,7 @@ def checked(given: object) -> dict[str, Any] | None:
 class Grammars:
     """Compiles what requests want, for one target's tokens."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int, end_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, vocabulary: int, end_ids: Collection[int]) -> None:
         """`vocabulary`: the target's, which may be larger than the tokenizer's; `end_ids` end an answer."""
         try:
             import llguidance.hf

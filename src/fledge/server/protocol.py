@@ -212,7 +212,7 @@ class Generation(StrictBody):
 
     @model_validator(mode="after")
     def _one_form(self) -> Generation:
-        if self.form is not None and self.structured_outputs is not None and self.response_format is not None:
+        if self.structured_outputs is not None and self.response_format is not None:
             raise ValueError("give either response_format or structured_outputs")
         return self
 

@@ -83,8 +83,8 @@ class GenerateRequest(StrictBody):
         fields["logprobs"] = (self.top_logprobs_num or 0) if self.return_logprob else None
         fields["return_token_ids"] = True
         form = {"json": sampling.json_schema, "regex": sampling.regex}
-        if sampling.json_schema is not None or sampling.regex is not None:
-            fields["structured_outputs"] = {kind: value for kind, value in form.items() if value is not None}
+        if said := {kind: value for kind, value in form.items() if value is not None}:
+            fields["structured_outputs"] = said
         try:
             return CompletionRequest.model_validate(fields)
         except ValidationError as error:
