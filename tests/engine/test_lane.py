@@ -115,6 +115,24 @@ def test_draining_a_thread_lane_skips_what_waits_and_ends_after_what_runs() -> N
     assert seen == [1]
 
 
+def test_a_lane_can_be_drained_by_what_is_collected_together_with_it() -> None:
+    """As a stream is whose error's traceback held it and its engine: the lane's thread has ended by then."""
+
+    class Stream:
+        def __init__(self) -> None:
+            self.lane, self.error = ThreadLane(), self
+            self.lane.put(lambda: None).take()
+
+        def __del__(self) -> None:
+            self.lane.drain()
+            drained.set()
+
+    drained = threading.Event()
+    Stream()
+    threading.Thread(target=gc.collect, daemon=True).start()
+    assert drained.wait(20)
+
+
 def test_a_lanes_thread_ends_with_it() -> None:
     lane = ThreadLane()
     lane.put(lambda: None).take()

@@ -22,7 +22,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -138,6 +138,7 @@ class ThreadLane(Lane):
         super().__init__()
         self._process = -1  # whose thread it is
         self._own: ThreadPoolExecutor
+        self._newest: Future[Ran[Any]]
 
     @property
     def _thread(self) -> ThreadPoolExecutor:
@@ -147,14 +148,16 @@ class ThreadLane(Lane):
         return self._own
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
-        return Entry(self._thread.submit(self._in_thread, run).result)
+        self._newest = future = self._thread.submit(self._in_thread, run)
+        return Entry(future.result)
 
     def _in_thread(self, run: Callable[[], Ran[T]]) -> Ran[T]:
         with torch.inference_mode(), torch_alone(self.own_kernels):  # both hold for one thread only
             return run()
 
     def _finish(self) -> None:
-        self._thread.submit(bool).result()
+        if self._process == os.getpid():  # no new work: a garbage collector may have ended the thread already
+            wait([self._newest])
 
 
 class StreamLane(Lane):
