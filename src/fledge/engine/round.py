@@ -27,6 +27,7 @@ from fledge.engine import in_one_call, native_tree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
+from fledge.engine.guided import GuidedDrafts
 from fledge.engine.layout import RowLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
@@ -63,7 +64,7 @@ def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: Ph
     native = models.native
     if native is not None and plan.by_terms and not batch.selection.wants_logits:
         return in_one_call.look_up(native, batch, plan, clock)
-    now, proposal = batch.view(), _look_up(batch, plan)
+    now, proposal = batch.view(), _look_up(batch, plan, batch.selection.guided())
     nodes, counts = _sizes(batch, plan, proposal.log_probs.cumsum(1), None)
     if nodes == 1:
         clock.lap("draft")
@@ -137,14 +138,17 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     """Grow a tree per request, from the carried first level and its own tokens' repetitions down."""
     now, bound, native = batch.view(), plan.bound, models.native
-    if native is not None and plan.by_terms:
+    guided = batch.selection.guided()
+    if native is not None and plan.by_terms and guided is None:
         made = native.draft(DraftInputs.of(batch, plan))
         return Drafted(
             made.tree, made.shape, made.levels, made.proposal, made.counts, made.seconds, made.verified
         )
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
-    proposal = _look_up(batch, plan) if bound.lookup else None
+    proposal = _look_up(batch, plan, guided) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
+    if guided is not None:
+        first = guided.first(now.first_token_ids, now.first_log_probs, topk)
     growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
     hidden: Tensor | None = None  # [B * K, H]
     selection = batch.selection.selection(topk)
@@ -167,8 +171,11 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
             topk=topk,
             selection=selection,
         )
-        parents = growth.expand(out.token_ids, out.log_probs)
+        log_probs = out.log_probs if guided is None else guided.kept(out.token_ids, out.log_probs)
+        parents = growth.expand(out.token_ids, log_probs)
         if parents is not None:
+            if guided is not None:
+                guided.descend(parents, growth.frontier_tokens)
             hidden = out.hidden.index_select(0, parents)
         ended = time.perf_counter()
     nodes, counts = _sizes(batch, plan, *growth.candidates())
@@ -178,10 +185,11 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
     return Drafted(growth.select(nodes, counts), shape, levels, proposal, counts, ended - begun)
 
 
-def _look_up(batch: RunningBatch, plan: RoundPlan) -> Proposal:
-    """What the requests' own tokens propose."""
+def _look_up(batch: RunningBatch, plan: RoundPlan, guided: GuidedDrafts | None) -> Proposal:
+    """What the requests' own tokens propose, and the forms that answers have to have."""
     now = batch.view()
-    return find(now.history, now.length, plan.bound.lookup, plan.match_rates.log_rates(now.length.device))
+    found = find(now.history, now.length, plan.bound.lookup, plan.match_rates.log_rates(now.length.device))
+    return found if guided is None else guided.proposal(found)
 
 
 def _sizes(

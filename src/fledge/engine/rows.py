@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.engine.guided import GuidedDrafts
 from fledge.engine.logprobs import LogprobRows
 from fledge.engine.penalties import LogitEdits, TokenCounts
 from fledge.engine.request import Request
@@ -122,6 +123,13 @@ class SelectionRows:
             filters = [column.to(torch.float32) for column in rows[:4]]
             self._drawing = Drawing(torch.stack(filters, 1), rows.seed_key)
         return self._drawing
+
+    def guided(self) -> GuidedDrafts | None:
+        """What keeps a round's drafts within the forms that answers have to have; None if none has to."""
+        if not self._followers:
+            return None
+        rows = {row: self._followers.get(request.id) for row, request in enumerate(self._requests)}
+        return GuidedDrafts({row: follower for row, follower in rows.items() if follower is not None})
 
     def count(self, tokens: Tensor, emits: Tensor | None) -> None:
         """Count what a round emitted: the first `emits` [B] (None: all) of `tokens` [B, W]."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,8 +141,39 @@ class Follower:
         for node in range(1, len(parents)):
             children.setdefault(parents[node], []).append(node)
         self._walk(0, tokens, children, wanted, bits)
-        places = torch.arange(32, dtype=torch.int32)
-        return ((bits[:, :, None] >> places) & 1).bool().flatten(1)[:, : self._vocabulary]
+        bytes_ = bits.numpy().view(np.uint8)
+        unpacked = np.unpackbits(bytes_, axis=1, count=self._vocabulary, bitorder="little")
+        return torch.from_numpy(unpacked.view(np.bool_))
+
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come next, one behind the other."""
+        return 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(tokens)))
+
+    def may_follow(self, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+        """Which of `tokens` may stand behind `path`, which comes next; none, where that itself may not."""
+        if not self._went(path):
+            return [False] * len(tokens)
+        if self._matcher.is_stopped():
+            fits = [bool(self._ends[token // 32] >> token % 32 & 1) for token in tokens]
+        else:
+            fits = [self._matcher.validate_tokens([token]) == 1 for token in tokens]
+        self._matcher.rollback(len(path))
+        return fits
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        """Tokens behind `path` that leave the answer no choice, as the tokenizer splits their text; often none."""
+        if not self._went(path):
+            return []
+        tokens = [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+        self._matcher.rollback(len(path))
+        return tokens
+
+    def _went(self, path: Sequence[int]) -> bool:
+        """Go along `path`, if all of it may come next."""
+        taken = 0 if self._matcher.is_stopped() else int(self._matcher.try_consume_tokens(list(path)))
+        if taken < len(path):
+            self._matcher.rollback(taken)
+        return taken == len(path)
 
     def _walk(
         self,
