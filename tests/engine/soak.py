@@ -9,6 +9,7 @@ Ends with exit status 1 if an answer isn't plain decode's, a page is lost, or me
 from __future__ import annotations
 
 import argparse
+import ctypes
 import random
 import sys
 import tempfile
@@ -41,7 +42,10 @@ class Report:
     cancelled: int = 0
     near_ties: int = 0
     different: int = 0
-    memory: list[int] = field(default_factory=list)  # resident bytes, each time all was done
+    memory: list[int] = field(default_factory=list)  # resident bytes, each time all was done,
+    allocated: list[int] = field(
+        default_factory=list
+    )  # and what malloc had given out of them, where glibc tells
 
     @property
     def growth(self) -> int:
@@ -80,7 +84,24 @@ def soak(
         report.requests += _CYCLE
         report.cancelled = load.cancelled
         report.memory.append(process.memory_info().rss)
+        report.allocated.extend(_allocated())
     return report
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        ("numbers", ctypes.c_size_t * 10)
+    ]  # the fifth: bytes mapped one by one; the eighth: of the heaps
+
+
+def _allocated() -> list[int]:
+    """Bytes in use, without what malloc keeps for later between pieces in use; empty where nobody tells."""
+    tell = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if tell is None:
+        return []
+    tell.restype = _Mallinfo2
+    numbers = tell().numbers
+    return [numbers[4] + numbers[7]]
 
 
 def _near_tie(target: Target, one: Served) -> bool:
@@ -175,6 +196,9 @@ def main() -> int:
     print(f"answers: {report.different} different, {report.near_ties} near-ties")
     print(f"pages: none lost; memory: {report.memory[0] >> 20} MiB after the first cycle, "
           f"{report.memory[-1] >> 20} MiB at the end, grew by {report.growth / 2**20:.1f} MiB")  # fmt: skip
+    if report.allocated:
+        first, last = (report.allocated[n] / 2**20 for n in (0, -1))
+        print(f"of it in use by what malloc knows: {first:.1f} MiB, then {last:.1f} MiB")
     return int(report.different > 0 or not report.memory_is_flat)
 
 
