@@ -157,6 +157,16 @@ def test_where_speculation_loses_the_moods_of_a_machine_do_not_make_it_speculate
     assert tokens > 0.975 * plain
 
 
+@pytest.mark.parametrize("requests", [8, 16])
+def test_tries_in_vain_get_rare_and_still_find_out_when_it_pays(requests: int) -> None:
+    planner = Planner(COST, topk=8, confident=True)
+    tokens, seconds, _ = serve(planner, requests, 3000, 0.02)
+    plain = requests / (1.025 * COST.plain_seconds(requests))
+    assert tokens / seconds > 0.996 * plain
+    tokens, seconds, _ = serve(planner, requests, 2000, 0.9)
+    assert tokens / seconds > 1.5 * plain
+
+
 @pytest.mark.parametrize("length", [0.2, 2.0])
 @pytest.mark.parametrize(("requests", "acceptance"), [(1, 0.6), (16, 0.4)])
 def test_where_speculation_pays_the_moods_of_a_machine_do_not_end_it(

@@ -13,7 +13,7 @@ with what was accepted (see `beliefs.py`). Where reading a probability is free (
 tree; elsewhere by the averages of the last rounds, so that no round waits for a value.
 
 While speculation doesn't pay it is tried now and then, each time right after a plain round, but all tries together,
-with what the head has to catch up on, may take no more than a hundredth of the time.
+with what the head has to catch up on, may take no more than a hundredth of the time, and less after tries in vain.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _ASK, _ASK_LESS, _COPY_STEP, _HOPE = 0.997, 0.025, 0.01, 0.004
 _PLAIN_AMONG_COPIES = 16  # rounds between those that aren't asked for copies, while they pay
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
 _TRY_LENGTH = 3  # rounds of a try of speculation
-_TRY_SHARE, _FIRST_CREDIT = 0.008, 0.02  # of all time, for tries that don't pay; and seconds to begin with
+# Of all time, for tries that don't pay: at first, and after many, each of which halves it. Seconds to begin with.
+_TRY_SHARE, _LEAST_TRY_SHARE, _FIRST_CREDIT = 0.008, 0.001, 0.02
 _START_ROUNDS = 32  # of a batch size, that follow what was tuned
 
 
@@ -80,6 +81,7 @@ class _BatchSize:
     copied: float = 1.0  # and of lookup's drafts without it
     speculates: bool = False
     copies: bool = True  # these are asked for
+    try_share: float = _TRY_SHARE
     since_plain: int = 1  # rounds since a plain one,
     plain_wait: int = _PLAIN_TRY_ROUNDS[0]  # and until it is tried again
 
@@ -337,9 +339,15 @@ class Planner:
 
     def _keep_books(self, requests: int, speculative: bool, seconds: float, tokens: int) -> None:
         """Tries are paid from a share of all time; what a try costs is what plain decode would have taken less."""
-        self._credit = min(self._credit + _TRY_SHARE * seconds, 1.0)
-        if speculative and not self._size(requests).speculates:
-            self._credit -= max(seconds - tokens / self.headless_speed(requests), 0.0)
+        size = self._size(requests)
+        self._credit = min(self._credit + size.try_share * seconds, 1.0)
+        if size.speculates:
+            size.try_share = _TRY_SHARE
+        elif speculative:
+            lost = seconds - tokens / self.headless_speed(requests)
+            self._credit -= max(lost, 0.0)
+            if lost > 0 and not self._try_left:
+                size.try_share = max(size.try_share / 2, _LEAST_TRY_SHARE)
 
     def _size(self, requests: int) -> _BatchSize:
         """What is remembered of this batch size; a new one is taken to exceed predictions as the nearest one does."""
