@@ -9,6 +9,7 @@ from fledge.draft import Head, head_runner
 from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
 from fledge.engine.cost import measure_cost
+from fledge.engine.options import EngineOptions
 from fledge.released import head_url
 from fledge.run_folder import Run
 from fledge.train import Acceptance, evaluate
@@ -94,11 +95,9 @@ def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dic
     parts = build_parts(
         run.target.decoder,
         head_runner(run.target, head),
-        max_batch=1,
-        max_context=min(_COST_CONTEXT, limit),
-        kv_tokens=None,
-        tree=largest,
-        prefill_rows=_COST_CONTEXT,
+        EngineOptions(
+            max_batch=1, max_context=min(_COST_CONTEXT, limit), tree=largest, prefill_rows=_COST_CONTEXT
+        ),
     )
     cost = measure_cost(parts.models, largest.nodes)
     plain = max(cost.plain_seconds(1), 1e-9)

@@ -117,6 +117,16 @@ def test_options_of_an_engine_are_checked(target: Target, option: dict[str, obje
         Engine(target, **option)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", [{"max_context": 10**6}, {"cuda_graphs": True}], ids=str)
+def test_what_a_target_cannot_do_is_refused_before_its_weights_are_read(
+    tiny_target_folder: Path, option: dict[str, object]
+) -> None:
+    target = Target.load(str(tiny_target_folder))
+    with pytest.raises(EngineError):
+        Engine(target, **option)  # type: ignore[arg-type]
+    assert not {"weights", "decoder"} & {*vars(target)}
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "sink", "said"),
     [

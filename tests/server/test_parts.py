@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fledge.errors import HeadError, ServerError
+from fledge.engine import TreeShape
+from fledge.errors import EngineError, HeadError, ServerError
 from fledge.server.fair_queue import FairQueue
 from fledge.server.launch import bind, check_memory, load_engine, url
 from fledge.server.options import ServerOptions, from_vertex, read_keys
@@ -163,6 +164,26 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) ->
             str(target.folder), head=str(released), dtype="float32", device="cpu", max_batch=1, max_context=None,
             kv_tokens=None,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_batch": 0}, "max_batch is 0"),
+        ({"max_context": 1}, "max_context is 1"),
+        ({"kv_tokens": 0}, "kv_tokens is 0"),
+        ({"lookup": 4}, "lookup=4 needs a draft head"),
+        ({"draft_weights": "int8"}, "draft_weights is for a draft head"),
+        ({"tuned": {1: TreeShape(2, 2, 4)}}, "tuned .* needs a draft head"),
+    ],
+    ids=str,
+)
+def test_an_engine_that_cannot_be_is_refused_before_its_target_is_sought(
+    wrong: dict[str, object], said: str
+) -> None:
+    asked = {"dtype": "float32", "device": "cpu", "max_batch": 1, "max_context": None, "kv_tokens": None}
+    with pytest.raises(EngineError, match=said):
+        load_engine("/no/such/target", head=None, **asked | wrong)  # type: ignore[arg-type]
 
 
 def test_single_tokens_are_bytes_that_add_up(tmp_path: Path) -> None:

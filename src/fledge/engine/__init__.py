@@ -3,6 +3,7 @@
 from fledge.engine.engine import Engine, Piece, Prompt
 from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.logprobs import TokenLogprob
+from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import PlannedShape
@@ -15,6 +16,7 @@ __all__ = [
     "Completion",
     "CompletionStats",
     "Engine",
+    "EngineOptions",
     "EngineStats",
     "PhaseSeconds",
     "Piece",

@@ -10,7 +10,6 @@ import torch
 from fledge.draft.runner import HeadRunner
 from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
-from fledge.engine.checks import switch, whole
 from fledge.engine.cost import CostCurve, CostModel, measure_cost
 from fledge.engine.fixed import FixedPlanner
 from fledge.engine.forwards import Models
@@ -20,6 +19,7 @@ from fledge.engine.layout import PLAIN, Layouts, TreeShape
 from fledge.engine.memory import free_memory, memory_for_kv
 from fledge.engine.native_plain import native_plain
 from fledge.engine.native_round import native_round
+from fledge.engine.options import EngineOptions
 from fledge.engine.planner import Planner
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
@@ -27,6 +27,7 @@ from fledge.engine.scheduler import Scheduler
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS, deepest
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
+from fledge.target.target import Target
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
 _OVERLAPS = ("cuda",)  # devices where that is worth it without being asked for; see docs/engine.md
@@ -48,66 +49,40 @@ class EngineParts:
     max_context: int
 
 
-def build_parts(
-    decoder: Decoder,
-    head: HeadRunner | None,
-    *,
-    max_batch: int,
-    max_context: int | None,
-    kv_tokens: int | None,
-    tree: TreeShape | None,
-    lookup: int | None = None,
-    prefill_rows: int,
-    busy_prefill_rows: int = 256,
-    prefix_cache: bool = True,
-    overlap: bool | None = None,
-    tuned: Mapping[int, TreeShape] | None = None,
-    cuda_graphs: bool = False,
-) -> EngineParts:
-    """Check the limits, size the pool, allocate, and measure costs if there is anything to choose."""
-    for name, number in {
-        "max_batch": max_batch,
-        "prefill_rows": prefill_rows,
-        "busy_prefill_rows": busy_prefill_rows,
-        "max_context": max_context,
-        "kv_tokens": kv_tokens,
-        "lookup": lookup,
-    }.items():
-        if number is not None:
-            whole(name, number)
-    for name, on in {"prefix_cache": prefix_cache, "cuda_graphs": cuda_graphs, "overlap": overlap}.items():
-        if on is not None:
-            switch(name, on)
-    if tree is not None and not isinstance(tree, TreeShape):
-        raise EngineError(f"tree is {tree!r}; use a TreeShape, or leave it out")
-    if max_batch < 1:
-        raise EngineError(f"max_batch is {max_batch}; an engine runs at least one request at a time")
-    for name, rows in (("prefill_rows", prefill_rows), ("busy_prefill_rows", busy_prefill_rows)):
-        if rows < 1:
-            raise EngineError(f"{name} is {rows}; a prefill forward needs at least one row, better hundreds")
+def refuse_unfit(target: Target, options: EngineOptions) -> None:
+    """Raise an EngineError for what the target or its device can't do: before its weights are read."""
+    limit = target.config.max_position_embeddings
+    if options.max_context is not None and options.max_context > limit:
+        raise EngineError(
+            f"max_context is {options.max_context}, but this target's positions allow 2 to {limit}; choose one of those"
+        )
+    if options.cuda_graphs:
+        make_recorder(target.device)
+
+
+def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOptions) -> EngineParts:
+    """Size the pool, allocate, and measure costs if there is anything to choose; see if the limits allow it."""
+    max_batch, tree, tuned = options.max_batch, options.tree, options.tuned
     head = None if tree == PLAIN else head
-    tree, lookup = _with_lookup(head, tree, lookup)
+    tree, lookup = _with_lookup(head, options)
     bounds = _bounds(head, tree, lookup)
     adaptive = head is not None and tree is None
     if tuned is not None:
-        _check_tuned(tuned, bounds, adaptive=adaptive)
+        _check_tuned(tuned, bounds)
     pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
     window = max(shape.window for shape in bounds)
-    if overlap is None:
-        overlap = decoder.device.type in _OVERLAPS
+    overlap = decoder.device.type in _OVERLAPS if options.overlap is None else options.overlap
     # The host composes a round while the one before it may still commit this many tokens.
     ahead = max(shape.reach for shape in bounds) + 1 if overlap else 0
     reserve = window + ahead
     limit = decoder.config.max_position_embeddings
-    context = limit if max_context is None else max_context
-    if not 2 <= context <= limit:
-        raise EngineError(
-            f"max_context is {max_context}, but this target's positions allow 2 to {limit}; choose one of those"
-        )
+    context = limit if options.max_context is None else options.max_context
     size = decoder.page_size
     token_bytes = decoder.kv_bytes_per_token() + (head.kv_bytes_per_token() if head else 0)
     wanted = max_batch * (-(-(context + reserve) // size) * size)
-    tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes) if kv_tokens is None else kv_tokens
+    tokens = options.kv_tokens
+    if tokens is None:
+        tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes)
     free = free_memory(decoder.device)
     if tokens * token_bytes > free:
         raise EngineError(
@@ -116,7 +91,7 @@ def build_parts(
         )
     pages = tokens // size + 1  # page 0 is nobody's
     pool = PagePool(pages, size)
-    if max_context is None:
+    if options.max_context is None:
         context = min(context, pool.usable_tokens - reserve)
     if context < 2 or pool.usable_tokens < context + reserve:
         raise EngineError(
@@ -139,7 +114,7 @@ def build_parts(
         topk=topk,
         native=native,
         native_plain=native or native_plain(decoder, kv, limit - 1),
-        rounds=RecordedRounds(make_recorder(decoder.device)) if cuda_graphs else None,
+        rounds=RecordedRounds(make_recorder(decoder.device)) if options.cuda_graphs else None,
     )
     sizes = CarriedSizes(
         rows=max_batch,
@@ -153,7 +128,7 @@ def build_parts(
         history=context + reserve + 1 if lookup else 0,
     )
     batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device, overlap)
-    batch.selection.settles = cuda_graphs
+    batch.selection.settles = options.cuda_graphs
     lane.own_kernels = decoder.backend == "native"
     planner: Planner
     if adaptive:
@@ -176,9 +151,9 @@ def build_parts(
             max_batch=max_batch,
             window=window,
             ahead=ahead,
-            prefill_rows=prefill_rows,
-            busy_prefill_rows=min(busy_prefill_rows, prefill_rows),
-            prefix=PrefixCache(pool, heads=head is not None) if prefix_cache else None,
+            prefill_rows=options.prefill_rows,
+            busy_prefill_rows=min(options.busy_prefill_rows, options.prefill_rows),
+            prefix=PrefixCache(pool, heads=head is not None) if options.prefix_cache else None,
             rereads=planner.rereads,
             clear=None if models.native_plain is None else models.native_plain.clear,
         ),
@@ -192,17 +167,10 @@ def build_parts(
 _NO_COST = CostModel(CostCurve((1,), (0.0,)), CostCurve((1,), (0.0,)))
 
 
-def _with_lookup(
-    head: HeadRunner | None, tree: TreeShape | None, lookup: int | None
-) -> tuple[TreeShape | None, int]:
+def _with_lookup(head: HeadRunner | None, options: EngineOptions) -> tuple[TreeShape | None, int]:
     """The tree and how many tokens prompt lookup may propose: a fixed tree's own number unless another is given."""
-    if lookup is not None and not 0 <= lookup < MAX_NODES:
-        raise EngineError(f"lookup is {lookup}; let it propose 0 (none) to {MAX_NODES - 1} tokens")
-    if head is None or tree == PLAIN:
-        if lookup:
-            raise EngineError(
-                f"lookup={lookup} needs a draft head and a tree; give the engine both or leave it out"
-            )
+    tree, lookup = options.tree, options.lookup
+    if head is None:
         return tree, 0
     if tree is None:
         return None, LOOKUP if lookup is None else lookup
@@ -214,8 +182,6 @@ def _with_lookup(
 def _bounds(head: HeadRunner | None, tree: TreeShape | None, lookup: int) -> list[TreeShape]:
     """The largest trees that will be grown."""
     if head is None:
-        if tree is not None and tree != PLAIN:
-            raise EngineError(f"{tree} needs a draft head; give the engine one or leave tree out")
         return [PLAIN]
     vocabulary = head.config.draft_vocab_size
     if tree is None:
@@ -225,16 +191,8 @@ def _bounds(head: HeadRunner | None, tree: TreeShape | None, lookup: int) -> lis
     return [tree]
 
 
-def _check_tuned(tuned: Mapping[int, TreeShape], bounds: Sequence[TreeShape], *, adaptive: bool) -> None:
+def _check_tuned(tuned: Mapping[int, TreeShape], bounds: Sequence[TreeShape]) -> None:
     """Raise an EngineError for shapes to begin with that no planner of this engine could use."""
-    if not isinstance(tuned, Mapping) or not all(
-        isinstance(requests, int) and isinstance(shape, TreeShape) for requests, shape in tuned.items()
-    ):
-        raise EngineError(
-            f"tuned is {tuned!r}; use a dictionary of numbers of requests and TreeShapes, as read_tuned gives it"
-        )
-    if tuned and not adaptive:
-        raise EngineError("tuned is what the planner begins with: it needs a draft head and no fixed tree")
     widest = max(shape.topk for shape in bounds)
     for requests, shape in tuned.items():
         if requests < 1 or (

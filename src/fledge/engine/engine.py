@@ -15,12 +15,13 @@ from torch import Tensor
 
 from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
-from fledge.engine.build import build_parts
+from fledge.engine.build import build_parts, refuse_unfit
 from fledge.engine.checks import listed, switch, whole_numbers
 from fledge.engine.core import EngineCore
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import TokenLogprob
+from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.request import Completion, Request, Sink, StepResult
 from fledge.engine.stats import EngineStats
@@ -85,14 +86,9 @@ class Engine:
             raise EngineError(f"target is {target!r}; load it first: Target.load(...)")
         if not (head is None or hasattr(head, "allocate_kv") or isinstance(head, Head)):
             raise EngineError(f"head is {head!r}; load it first: Head.load(...)")
-        if isinstance(head, Head):
-            target = head.target_it_reads(target)
-        self.target = target
-        if draft_weights is not None and not isinstance(head, Head):
+        if draft_weights is not None and not isinstance(head, Head | None):
             raise EngineError("draft_weights is for a draft head that the engine loads; leave it out")
-        parts = build_parts(
-            target.decoder,
-            head_runner(target, head, draft_weights=draft_weights) if isinstance(head, Head) else head,
+        options = EngineOptions(
             max_batch=max_batch,
             max_context=max_context,
             kv_tokens=kv_tokens,
@@ -101,10 +97,18 @@ class Engine:
             prefill_rows=prefill_rows,
             busy_prefill_rows=busy_prefill_rows,
             prefix_cache=prefix_cache,
+            draft_weights=draft_weights,
             overlap=overlap,
             tuned=tuned,
             cuda_graphs=cuda_graphs,
         )
+        options.check_head(given=head is not None)
+        refuse_unfit(target, options)
+        if isinstance(head, Head):
+            target = head.target_it_reads(target)
+        self.target = target
+        runner = head_runner(target, head, draft_weights=draft_weights) if isinstance(head, Head) else head
+        parts = build_parts(target.decoder, runner, options)
         self.max_batch = max_batch
         self.overlap = parts.overlap
         self.max_context = parts.max_context

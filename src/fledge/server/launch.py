@@ -19,7 +19,7 @@ import uvicorn
 
 from fledge.child import http_url
 from fledge.draft import DraftWeights, Head
-from fledge.engine import Engine, TreeShape
+from fledge.engine import Engine, EngineOptions, TreeShape
 from fledge.errors import ServerError
 from fledge.released import head_url
 from fledge.server.app import Server, create_app
@@ -125,6 +125,18 @@ def load_engine(
     cuda_graphs: bool = False,
 ) -> Engine:
     """The engine, after checks that tell what wouldn't work before it fails half-way."""
+    limits = EngineOptions(
+        max_batch=max_batch,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
+        tree=tree,
+        lookup=lookup,
+        draft_weights=draft_weights,
+        overlap=overlap,
+        tuned=tuned,
+        cuda_graphs=cuda_graphs,
+    )
+    limits.check_head(given=head is not None)
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     if loaded.device.type == "cpu":
         check_memory(loaded.config, loaded.dtype.itemsize, psutil.virtual_memory().available)
@@ -132,19 +144,7 @@ def load_engine(
     if head is not None:
         drafts = Head.load(head_url(loaded, head))
         drafts.check_target(drafts.target_it_reads(loaded))
-    return Engine(
-        loaded,
-        drafts,
-        max_batch=max_batch,
-        max_context=max_context,
-        kv_tokens=kv_tokens,
-        tree=tree,
-        draft_weights=draft_weights,
-        lookup=lookup,
-        overlap=overlap,
-        tuned=tuned,
-        cuda_graphs=cuda_graphs,
-    )
+    return Engine(loaded, drafts, **vars(limits))
 
 
 def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -> None:

@@ -1,0 +1,81 @@
+"""What an engine is told at its start, checked as far as that goes without a target, whose loading may take minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fledge.draft.runner import DraftWeights
+from fledge.engine.checks import switch, whole
+from fledge.engine.layout import PLAIN, TreeShape
+from fledge.engine.shapes import MAX_NODES
+from fledge.errors import EngineError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """`Engine` says what each of them means."""
+
+    max_batch: int = 16
+    max_context: int | None = None
+    kv_tokens: int | None = None
+    tree: TreeShape | None = None
+    lookup: int | None = None
+    prefill_rows: int = 1024
+    busy_prefill_rows: int = 256
+    prefix_cache: bool = True
+    draft_weights: DraftWeights | None = None
+    overlap: bool | None = None
+    tuned: Mapping[int, TreeShape] | None = None
+    cuda_graphs: bool = False
+
+    def __post_init__(self) -> None:
+        wholes = ("max_batch", "prefill_rows", "busy_prefill_rows", "max_context", "kv_tokens", "lookup")
+        for name in wholes:
+            if (number := getattr(self, name)) is not None:
+                whole(name, number)
+        for name in ("prefix_cache", "cuda_graphs", "overlap"):
+            if (on := getattr(self, name)) is not None:
+                switch(name, on)
+        if self.tree is not None and not isinstance(self.tree, TreeShape):
+            raise EngineError(f"tree is {self.tree!r}; use a TreeShape, or leave it out")
+        if self.max_batch < 1:
+            raise EngineError(f"max_batch is {self.max_batch}; an engine runs at least one request at a time")
+        for name in ("prefill_rows", "busy_prefill_rows"):
+            if (rows := getattr(self, name)) < 1:
+                raise EngineError(
+                    f"{name} is {rows}; a prefill forward needs at least one row, better hundreds"
+                )
+        if self.max_context is not None and self.max_context < 2:
+            raise EngineError(
+                f"max_context is {self.max_context}; an answer and its prompt take at least 2 tokens"
+            )
+        if self.kv_tokens is not None and self.kv_tokens < 1:
+            raise EngineError(
+                f"kv_tokens is {self.kv_tokens}; a KV pool holds at least one token, better thousands"
+            )
+        if self.lookup is not None and not 0 <= self.lookup < MAX_NODES:
+            raise EngineError(f"lookup is {self.lookup}; let it propose 0 (none) to {MAX_NODES - 1} tokens")
+        if self.tuned is not None and not (
+            isinstance(self.tuned, Mapping)
+            and all(isinstance(n, int) and isinstance(shape, TreeShape) for n, shape in self.tuned.items())
+        ):
+            raise EngineError(
+                f"tuned is {self.tuned!r}; use a dictionary of numbers of requests and TreeShapes, as read_tuned gives "
+                "it"
+            )
+
+    def check_head(self, *, given: bool) -> None:
+        """Raise an EngineError for what needs a draft head, if there is none to be."""
+        if not given and self.tree not in (None, PLAIN):
+            raise EngineError(f"{self.tree} needs a draft head; give the engine one or leave tree out")
+        if self.lookup and (not given or self.tree == PLAIN):
+            raise EngineError(
+                f"lookup={self.lookup} needs a draft head and a tree; give the engine both or leave it out"
+            )
+        if not given and self.draft_weights is not None:
+            raise EngineError("draft_weights is for a draft head; give the engine one or leave it out")
+        if self.tuned and (not given or self.tree is not None):
+            raise EngineError(
+                "tuned is what the planner begins with: it needs a draft head and no fixed tree"
+            )
