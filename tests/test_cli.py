@@ -79,6 +79,11 @@ def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:
     assert fledge("--version").strip() == f"fledge {__version__}"
 
 
+def test_help_shows_defaults_that_are_words(fledge: Fledge) -> None:
+    assert "[default: (all)]" in fledge("bench", "ratios", "--help")
+    assert "[default: (released)]" in fledge("generate", "--help")
+
+
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys; import fledge.cli; sys.exit(bool({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -307,6 +312,12 @@ def test_generate_streams_an_answer_and_what_it_cost(
     assert "ms per token" in with_head
     assert "plain decode" in plain
     assert with_head.split("[")[0] == plain.split("[")[0]  # the same answer
+
+
+def test_generate_refuses_what_it_would_ignore_or_learn_too_late(fledge: Fledge) -> None:
+    arguments = ("generate", "Hi", "--target", "/no/such/target")
+    assert "--head released names one; leave one" in fledge.error(*arguments, "--plain", "--head", "released")
+    assert "temperature is -1" in fledge.error(*arguments, "--temperature", "-1")
 
 
 def test_bench_measures_given_heads_on_given_prompts(

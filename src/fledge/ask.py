@@ -7,7 +7,7 @@ from typing import Any
 
 from fledge.console import say
 from fledge.draft import Head
-from fledge.engine import CompletionStats, Engine
+from fledge.engine import CompletionStats, Engine, SamplingParams
 from fledge.released import head_url
 from fledge.target import Target
 
@@ -25,12 +25,13 @@ def answer(
     chat_template_kwargs: Mapping[str, Any],
 ) -> None:
     """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     drafts = None if head is None else _load_head(loaded, head)
     prompt = loaded.chat.prompt_ids([{"role": "user", "content": question}])
     context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)
     engine = Engine(loaded, drafts, max_batch=1, max_context=context)
-    for piece in engine.stream_sync(prompt, max_tokens=max_tokens, temperature=temperature, seed=seed):
+    for piece in engine.stream_sync(prompt, params):
         print(piece.text, end="", flush=True)  # a console would expand tabs
         if piece.completion is not None:
             print()

