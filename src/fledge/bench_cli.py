@@ -305,6 +305,7 @@ def bench_ratios(
 ) -> None:
     """What speculation costs and brings beside plain decode: busy engine, first token, sampling, neighbours."""
     from fledge.bench.ratios import COLUMNS, Sizes, measure_ratios
+    from fledge.bench.statistics import range_note
     from fledge.console import print_table, say
     from fledge.draft import Head
     from fledge.released import head_url
@@ -327,6 +328,7 @@ def bench_ratios(
         lambda line: say("  ".join(line.cells)),
     )
     print_table("Other over base", COLUMNS, [line.cells for line in found.lines])
+    say(*range_note(repeats))
     found.save(output)
     say(f"written: {output}")
 

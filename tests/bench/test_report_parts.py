@@ -54,6 +54,17 @@ def test_servers_over_http_have_the_articles_two_charts_and_a_verdict_per_level(
     assert "1 in flight, eagle3: speed-up 3.00 exceeds" in render_report(ReportFacts("t", load=told))
 
 
+def test_two_repeats_have_no_95_percent_interval_and_say_so() -> None:
+    load = load_result()
+    few = served_view(load.model_copy(update={"options": load.options | {"repeats": 2}}))
+    enough = served_view(load.model_copy(update={"options": load.options | {"repeats": 8}}))
+    assert few is not None
+    assert enough is not None
+    assert [note for note in few.notes if note not in enough.notes] == [
+        "With --repeats 2 an interval is the range they fell in; one of 95 % takes at least 6."
+    ]
+
+
 def test_requests_that_failed_are_told_of_their_server_even_if_it_is_the_only_one() -> None:
     load = load_result()
     first = load.rows[0] | {"failed": 2, "completed": 6, "errors": ["HTTP 429: slow down"]}

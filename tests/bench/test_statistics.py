@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fledge.bench.statistics import alternation, bootstrap_median, compare_paired, relative_noise
+from fledge.bench.statistics import alternation, bootstrap_median, compare_paired, range_note, relative_noise
 
 REPEATS = 20
 
@@ -73,6 +73,19 @@ def test_the_same_values_always_give_the_same_interval() -> None:
     assert bootstrap_median(values) == bootstrap_median(values)
     assert bootstrap_median([2.0]).low == bootstrap_median([2.0]).high == 2.0
     assert relative_noise([1.0]) is None
+
+
+def test_the_range_of_few_repeats_is_not_called_a_95_percent_interval() -> None:
+    def covered(count: int) -> float:
+        """How often the range of so many values holds the median they are drawn about."""
+        draws = [random.Random(seed) for seed in range(1000)]
+        values = [[draw.gauss(0.0, 1.0) for _ in range(count)] for draw in draws]
+        return sum(min(some) < 0 < max(some) for some in values) / len(values)
+
+    assert covered(5) < 0.95 < covered(6)
+    assert "takes at least 6" in range_note(2)[0]
+    assert range_note(5)
+    assert range_note(6) == []
 
 
 def test_few_repeats_are_never_significant() -> None:

@@ -26,12 +26,15 @@ _SEED = 20_250_301
 _CONFIDENCE = 0.95
 # To call two configurations different: a false alarm in a hundred comparisons, not in twenty.
 _CHANCE = 0.01
+_FEWEST_FOR_INTERVAL = (
+    6  # the whole range of fewer values holds their median less often than 95 times in a hundred
+)
 _FEWEST = 8  # fewer paired values than this all fall on one side by chance more often than that
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and where it may lie; `low == high == value` if there was a single value."""
+    """A median and where it may lie; of a few values (`range_note`) that is no more than their range."""
 
     value: float
     low: float
@@ -77,6 +80,16 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(medians, (tail, 1 - tail))
     return Interval(middle, float(low), float(high), len(data))
+
+
+def range_note(repeats: int) -> list[str]:
+    """What to say under intervals of so few repeats that they can't be sure; nothing where there are enough."""
+    if not 0 < repeats < _FEWEST_FOR_INTERVAL:
+        return []
+    return [
+        f"With --repeats {repeats} an interval is the range they fell in; one of 95 % takes at least "
+        f"{_FEWEST_FOR_INTERVAL}."
+    ]
 
 
 def compare_paired(baseline: Sequence[float], other: Sequence[float]) -> Difference:

@@ -23,7 +23,7 @@ from fledge.bench.concurrency import run_level
 from fledge.bench.machine import Machine, machine_facts, versions
 from fledge.bench.report.formats import Table, interval, number, times
 from fledge.bench.results import LevelRow
-from fledge.bench.statistics import compare_paired, interleaved, refuse_nothing
+from fledge.bench.statistics import compare_paired, interleaved, range_note, refuse_nothing
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
@@ -100,7 +100,8 @@ class Tuned:
     @property
     def verdicts(self) -> list[str]:
         """The best shape of each concurrency in words."""
-        return [f"{level} in flight: {shape_text(shape)}" for level, shape in self.best.items()]
+        best = [f"{level} in flight: {shape_text(shape)}" for level, shape in self.best.items()]
+        return [*best, *range_note(self.options.repeats)]
 
     def save(self, url: str) -> None:
         """Write everything, for the engine and for people's scripts."""

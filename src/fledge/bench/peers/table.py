@@ -11,7 +11,7 @@ from fledge.bench.machine import machine_facts, versions
 from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
 from fledge.bench.report.exports import table
 from fledge.bench.report.formats import ABSENT, interval, number, times
-from fledge.bench.statistics import compare_paired
+from fledge.bench.statistics import compare_paired, range_note
 from fledge.storage import join, read_bytes, write_atomic, write_json
 
 _BASELINE = ("fledge", "plain")
@@ -49,7 +49,12 @@ def peers_table(found: PeersFound) -> PeersTable:
         tpot = number(median(tpots) if tpots else None, 2)
         cells = [first.version, mode, str(level), tpot, number(speed), *over, *same]
         rows.append((level, -speed, cells))
-    return PeersTable(_COLUMNS, [cells for *_, cells in sorted(rows)], [*_behind(found), *found.missing])
+    repeats = 1 + max((row.repeat for row in found.rows), default=0)
+    return PeersTable(
+        _COLUMNS,
+        [cells for *_, cells in sorted(rows)],
+        [*_behind(found), *found.missing, *range_note(repeats)],
+    )
 
 
 def write_peers(folder: str, found: PeersFound) -> PeersTable:

@@ -11,6 +11,7 @@ from fledge.bench.load import LoadResult
 from fledge.bench.load.results import Comparison, level_key
 from fledge.bench.report.charts import Axes, Series, line_chart
 from fledge.bench.report.formats import ABSENT, Table, interval, number, percent, times
+from fledge.bench.statistics import range_note
 
 Level = tuple[int | None, float | None]  # as `level_key` has it
 _STYLES = ("s-plain", "s-trained", "s-released", "s-third", "s-fourth")
@@ -64,7 +65,11 @@ def served_view(load: LoadResult | None) -> ServedView | None:
         charts=_charts(load, styles),
         table=_table(load),
         verdicts=[*_failures(load), *_remarks(load)],
-        notes=[*load.notes, *_rounds(load)],
+        notes=[
+            *load.notes,
+            *(range_note(options.get("repeats", 0)) if load.comparisons else []),
+            *_rounds(load),
+        ],
     )
 
 
