@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -125,8 +126,9 @@ def test_a_worker_that_fails_is_told() -> None:
         worker.receive()
 
 
-def test_a_bench_that_is_told_to_end_leaves_no_stopped_worker(
-    tiny_target_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_bench_that_ends_leaves_no_stopped_worker(
+    tiny_target_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     target = str(tiny_target_folder)
     command = [sys.executable, "-m", "fledge", "bench", "peers", "--target", target, "--head", "none"]
@@ -137,9 +139,9 @@ def test_a_bench_that_is_told_to_end_leaves_no_stopped_worker(
         while bench.poll() is None and not any(w.status() == psutil.STATUS_STOPPED for w in workers):
             time.sleep(0.05)
             workers = psutil.Process(bench.pid).children()
-        bench.terminate()
+        bench.send_signal(number)
     gone, alive = psutil.wait_procs(workers, timeout=30)
-    assert len(gone) == 2
+    assert len(gone) == 3  # the engines, and what wakes them
     assert alive == []
 
 

@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple
 import psutil
 
 from fledge.bench.peers.catalogue import PEERS, Peer
+from fledge.bench.peers.waker import each
 from fledge.bench.sets import find_workload
 from fledge.bench.statistics import interleaved, refuse_nothing
 from fledge.child import stopping_on_sigterm
@@ -95,6 +96,12 @@ class Worker:
     def __init__(self, peer: Peer, mode: str, process: subprocess.Popen[str], log: IO[str]) -> None:
         self.peer, self.mode, self.version = peer.name, mode, ""
         self._process, self._log = process, log
+        self._whole = psutil.Process(process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -107,18 +114,11 @@ class Worker:
 
     def pause(self) -> None:
         """Stop it and all that it started."""
-        self._each(psutil.Process.suspend)
+        each(self._whole, psutil.Process.suspend)
 
     def resume(self) -> None:
         """Let them go on."""
-        self._each(psutil.Process.resume)
-
-    def _each(self, call: Callable[[psutil.Process], None]) -> None:
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self._process.pid)
-            for one in (process, *process.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    call(one)
+        each(self._whole, psutil.Process.resume)
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Send one line, read one line."""
@@ -163,8 +163,8 @@ def run_peers(
         )
     context = max(len(one["ids"]) for one in prompts) + options.max_tokens + _MARGIN
     rows: list[PeerRow] = []
-    # Without the first a worker that waits its turn, stopped, would outlive us.
-    with stopping_on_sigterm(), ExitStack() as stack:
+    # Without the first two a worker that waits its turn, stopped, would outlive us.
+    with stopping_on_sigterm(), waking_at_our_end() as waker, ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for peer, mode, program in chosen:
             config = {
@@ -175,7 +175,10 @@ def run_peers(
                 "max_batch": max(options.concurrency),
                 "max_context": context,
             }
-            workers[f"{peer.name} {mode}"] = stack.enter_context(start_worker(peer, mode, program, config))
+            worker = stack.enter_context(start_worker(peer, mode, program, config))
+            waker.write(f"{worker.pid}\n")
+            workers[f"{peer.name} {mode}"] = worker
+        waker.flush()
         missing += _wait_until_loaded(workers)
         if not workers:
             raise ServerError(f"no engine to measure: {'; '.join(missing)}")
@@ -225,6 +228,18 @@ def _best_modes(peer: Peer, options: PeerOptions) -> list[str]:
     if options.modes:
         return [mode for mode in modes if mode in options.modes]
     return [mode for mode in modes if mode != "ngram" or "eagle3" not in modes]
+
+
+@contextmanager
+def waking_at_our_end() -> Iterator[IO[str]]:
+    """Where to write the process ids of what is to be woken when this process is gone, be it killed."""
+    script = str(resources.files("fledge.bench.peers") / "waker.py")
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        if process.stdin is None:
+            raise RuntimeError("the waker was started without a pipe")
+        yield process.stdin
 
 
 @contextmanager
