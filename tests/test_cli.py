@@ -16,6 +16,7 @@ from filelock import FileLock
 from fledge import __version__
 from fledge.cli import app, main
 from fledge.recipe import load_recipe
+from fledge.run_folder import Run
 from fledge.server import logs
 from tests.tiny import save_tiny_target
 
@@ -274,6 +275,33 @@ def test_a_run_folder_in_use(fledge: Fledge, small_recipe: Path, tmp_path: Path)
     (tmp_path / "run").mkdir()
     with FileLock(tmp_path / "run" / ".lock"):
         assert "another fledge is at work" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
+
+
+def test_who_uses_a_run_folder_is_named_and_no_more_once_it_is_gone(
+    fledge: Fledge, small_recipe: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "run")
+    holding = (
+        "import sys, time\nfrom fledge.recipe import load_recipe\nfrom fledge.run_folder import Run\n"
+        f"with Run(load_recipe({str(small_recipe)!r}), {folder!r}).locked():\n"
+        "    print('held', flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        told = fledge.error("prompts", small_recipe, "--run-dir", folder)
+        assert f"another fledge (process {other.pid} on " in told
+        assert f") is at work in {folder}; wait" in told
+        other.kill()
+    assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
+
+
+def test_what_fails_in_a_run_is_not_said_of_its_folder(small_recipe: Path, tmp_path: Path) -> None:
+    run = Run(load_recipe(str(small_recipe)), str(tmp_path / "run"))
+    with pytest.raises(ConnectionRefusedError), run.locked():
+        raise ConnectionRefusedError
+    with run.locked():
+        pass
 
 
 def test_a_run_folder_that_is_a_file(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:

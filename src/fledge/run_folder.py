@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -156,21 +158,25 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process out of a local run folder."""
+        """Keep a second process out of a local run folder; the lock goes with the process, however that ends."""
         path = storage.local_path(self.folder)
         if path is None:
             yield
             return
+        lock = path / ".lock"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with FileLock(path / ".lock", timeout=0):
-                yield
+            held = FileLock(lock).acquire(timeout=0)
         except Timeout as error:
             raise StorageError(
-                f"another fledge is at work in {self.folder}; wait for it or name another --run-dir"
+                f"another fledge{lock.read_text()} is at work in {self.folder}; wait for it or name another --run-dir"
             ) from error
         except OSError as error:
             raise StorageError(f"can't use {self.folder}: {error}; name another --run-dir") from error
+        with held:
+            with suppress(OSError):  # on a full disk nobody is named
+                lock.write_text(f" (process {os.getpid()} on {socket.gethostname()})")
+            yield
 
 
 def _same_folder(one: str, other: str) -> bool:
