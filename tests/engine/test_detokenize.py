@@ -22,11 +22,15 @@ def test_pieces_of_any_text_add_up_and_hold_back_incomplete_characters(text: str
         assert not any("�" in piece for piece in pieces)
 
 
-@given(st.lists(st.integers(0, 511), max_size=40), st.lists(st.integers(1, 4), min_size=1, max_size=5))
+@given(
+    st.lists(st.integers(0, 511), max_size=40),
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    st.booleans(),
+)
 def test_pieces_of_any_tokens_add_up_even_where_bytes_are_invalid(
-    tokens: list[int], sizes: list[int]
+    tokens: list[int], sizes: list[int], skip: bool
 ) -> None:
-    assert "".join(_stream(tokens, sizes)) == decode(TOKENIZER, tokens)
+    assert "".join(_stream(tokens, sizes, skip)) == decode(TOKENIZER, tokens, skip_special=skip)
 
 
 def test_a_character_split_over_tokens_comes_out_whole() -> None:
@@ -65,8 +69,8 @@ def test_tokens_without_a_text_of_their_own_do_not_pile_up(token: int) -> None:
     assert "".join(pieces) + detokenizer.add([], last=True) == decode(TOKENIZER, [token] * 500)
 
 
-def _stream(tokens: list[int], sizes: list[int]) -> list[str]:
-    detokenizer = Detokenizer(TOKENIZER)
+def _stream(tokens: list[int], sizes: list[int], skip: bool = True) -> list[str]:
+    detokenizer = Detokenizer(TOKENIZER, skip_special=skip)
     pieces, at, turn = [], 0, 0
     while at < len(tokens):
         size = sizes[turn % len(sizes)]

@@ -164,6 +164,26 @@ def test_pieces_hold_their_own_logprobs(target: Target, plain: Engine, prompts: 
         assert all(len(piece.logprobs or []) == len(piece.token_ids) for piece in pieces)
 
 
+def test_special_tokens_are_in_the_text_where_that_is_wanted(target: Target, plain: Engine) -> None:
+    special = target.tokenizer.convert_tokens_to_ids("<|start_header_id|>")
+    wanted = {
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "seed": 3,
+        "logit_bias": {special: 8.0},
+    }
+    for stop in ((), ("no such text",)):  # the engine makes the text of the latter token by token
+        for skip in (True, False):
+            more = {**wanted, "stop": stop, "skip_special_tokens": skip}
+            answer = plain.generate([[40, 50, 60]], **more)[0]  # type: ignore[arg-type]
+            assert special in answer.token_ids
+            assert answer.text == target.tokenizer.decode(answer.token_ids, skip_special_tokens=skip)
+            assert ("<|start_header_id|>" in answer.text) is not skip
+            pieces = plain.stream_sync([40, 50, 60], **more)  # type: ignore[arg-type]
+            assert "".join(piece.text for piece in pieces) == answer.text
+
+
 def same_logprobs(some: list[TokenLogprob] | None, other: list[TokenLogprob] | None) -> None:
     assert (some is None) == (other is None)
     for one, two in zip(some or [], other or [], strict=True):

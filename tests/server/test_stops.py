@@ -84,3 +84,22 @@ def test_nothing_ends_an_answer_before_min_tokens(live: Running, plain: Engine) 
     }
     own = live.post("/generate", {"input_ids": prompt, "sampling_params": sampling}).json()
     assert own["output_ids"] == expected.token_ids
+
+
+def test_special_tokens_are_in_the_text_where_that_is_wanted(live: Running, plain: Engine) -> None:
+    special = plain.target.tokenizer.convert_tokens_to_ids("<|start_header_id|>")
+    body = {"prompt": "Why", "max_tokens": 9, "ignore_eos": True, "seed": 3, "return_token_ids": True}
+    body["logit_bias"] = {str(special): 8}
+    for stream in (False, True):
+        for skip in (True, False):
+            more = {**body, "skip_special_tokens": skip, "stream": stream}
+            answer = live.post("/v1/completions", more)
+            choices = [
+                json.loads(event.removeprefix("data: "))["choices"][0]
+                for event in answer.text.split("\n\n")
+                if event and "[DONE]" not in event
+            ]
+            ids = [token for choice in choices for token in choice["token_ids"]]
+            text = "".join(choice["text"] for choice in choices)
+            assert special in ids
+            assert text == plain.target.tokenizer.decode(ids, skip_special_tokens=skip)

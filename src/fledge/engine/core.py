@@ -33,7 +33,7 @@ from fledge.errors import EngineError
 class EngineCore:
     """Everything about serving except text. One thread at a time is inside; others wait."""
 
-    def __init__(self, parts: EngineParts, decode_text: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, parts: EngineParts, decode_text: Callable[[Request], str]) -> None:
         self._models, self._batch = parts.models, parts.batch
         self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
         self._lane, self._flight = parts.lane, FutureMap(parts.lane, ahead=int(parts.overlap))
@@ -322,7 +322,7 @@ class EngineCore:
         if request.finish_reason:
             self._requests.pop(request.id, None)
             watch = request.watch
-            text = self._decode_text(request.text_ids) if watch is None else watch.text
+            text = self._decode_text(request) if watch is None else watch.text
             completion = request.complete(text, self._phases())
         result = StepResult(
             request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text, tree

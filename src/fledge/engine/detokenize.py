@@ -21,9 +21,11 @@ class Tokenizer(Protocol):
     def all_special_ids(self) -> list[int]: ...
 
 
-def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """The text of an answer, special tokens left out."""
-    return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def decode(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+    """The text of an answer; `skip_special`: special tokens are left out."""
+    return tokenizer.decode(
+        list(token_ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+    )
 
 
 class Detokenizer:
@@ -38,29 +40,33 @@ class Detokenizer:
     Tokens without a text of their own must not pile up: each new one would be decoded with all of them.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._context: list[int] = []
         self._new: list[int] = []
 
     def add(self, token_ids: Sequence[int], *, last: bool = False) -> str:
         """The text that became certain with these tokens; `last` gives out what is held back, too."""
         self._new += token_ids
-        if len(self._new) > _MANY:
+        if self._skip_special and len(self._new) > _MANY:
             self._drop_special()
-        before = decode(self._tokenizer, self._context)
-        text = decode(self._tokenizer, self._context + self._new)
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._new)
         certain = len(self._new)
         if not last and (text.endswith(_INCOMPLETE) or len(text) <= len(before)):
             # Where no character can reach from, beginnings of characters have become errors that stay.
             certain -= _CHARACTER
             if certain < _MANY:
                 return ""
-            whole, text = text, decode(self._tokenizer, self._context + self._new[:certain])
+            whole, text = text, self._decode(self._context + self._new[:certain])
             if len(text) <= len(before) or not whole.startswith(text):
                 return ""
         self._context, self._new = self._new[:certain], self._new[certain:]
         return text[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return decode(self._tokenizer, token_ids, skip_special=self._skip_special)
 
     def _drop_special(self) -> None:
         special = set(self._tokenizer.all_special_ids)

@@ -112,7 +112,7 @@ class Engine:
         self.max_batch = max_batch
         self.overlap = parts.overlap
         self.max_context = parts.max_context
-        self._core = EngineCore(parts, partial(decode, target.tokenizer))
+        self._core = EngineCore(parts, self._text_of)
 
     @property
     def speculative(self) -> bool:
@@ -236,11 +236,19 @@ class Engine:
             stop_ids=stop_ids,
             speculate=switch("speculate", speculate),
             sink=sink,
-            watch=StopWatch(self.target.tokenizer, params.stop, params.min_tokens) if params.stop else None,
+            watch=self._watch(params) if params.stop else None,
             trace=trace,
             grammar=self.follower(params),
         )
         return self._core.submit(request)
+
+    def _watch(self, params: SamplingParams) -> StopWatch:
+        skip = params.skip_special_tokens
+        return StopWatch(self.target.tokenizer, params.stop, params.min_tokens, skip_special=skip)
+
+    def _text_of(self, request: Request) -> str:
+        skip = request.params.skip_special_tokens
+        return decode(self.target.tokenizer, request.text_ids, skip_special=skip)
 
     def follower(self, params: SamplingParams) -> Follower | None:
         """What holds an answer to the form that `params` want; None: any form. Raises EngineError if that can't be."""
@@ -336,7 +344,8 @@ class _Answer:
         self.complete = False
         self._engine = engine
         self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
-        self._detokenizer = Detokenizer(engine.target.tokenizer)
+        skip = params.skip_special_tokens
+        self._detokenizer = Detokenizer(engine.target.tokenizer, skip_special=skip)
         ids = engine.prompt_ids(prompt)
         self._request = engine.submit(ids, params, speculate=speculate, sink=self._results.put)
 

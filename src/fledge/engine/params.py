@@ -50,6 +50,7 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None
     stop: str | Sequence[str]
     structured_outputs: Mapping[str, Any] | None
+    skip_special_tokens: bool
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class SamplingParams:
     # The answer's form, as vLLM names it: {"json": schema}, {"json_object": True}, {"regex": pattern},
     # {"choice": texts} or {"grammar": Lark's}
     structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
+    skip_special_tokens: bool = True  # leave special tokens, such as Mistral's [TOOL_CALLS], out of the text
 
     def __post_init__(self) -> None:
         self._take_types()
@@ -115,6 +117,7 @@ class SamplingParams:
             "logit_bias": _biases(self.logit_bias),
             "structured_outputs": structured.checked(self.structured_outputs),
             "ignore_eos": switch("ignore_eos", self.ignore_eos),
+            "skip_special_tokens": switch("skip_special_tokens", self.skip_special_tokens),
             "seed": None if self.seed is None else whole("seed", self.seed, "a whole number, or None"),
             "logprobs": None if self.logprobs is None else whole("logprobs", self.logprobs, _LOGPROBS),
         }

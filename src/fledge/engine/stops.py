@@ -50,10 +50,12 @@ class StopMatcher:
 class StopWatch:
     """The text of a request with stop strings, made token by token: a match ends it at the very token."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int = 0, *, skip_special: bool = True
+    ) -> None:
         """No stop ends within the first `min_tokens` tokens."""
         self._early = min_tokens
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
         self._matcher = StopMatcher(stops)
         self._shown: list[str] = []
         self._fresh: list[str] = []

@@ -216,6 +216,7 @@ class Generator:
                 logprobs=body.wanted_logprobs,
                 stop=[stop for stop in given if isinstance(stop, str)],
                 structured_outputs=body.form,
+                skip_special_tokens=body.skip_special_tokens is not False,
             )
         except EngineError as error:
             raise errors.invalid(str(error)) from error

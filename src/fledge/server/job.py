@@ -68,7 +68,7 @@ class Job:
         self.logprobs: list[TokenLogprob] = []
         self._rendered = 0  # characters of the tokens whose log probabilities were rendered,
         self._decoder = _Utf8("replace")  # and bytes of one that isn't complete
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
         self._pending = Delta()
         self._news = asyncio.Event()
 

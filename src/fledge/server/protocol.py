@@ -68,7 +68,6 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "return_hidden_states": (None, False),
     "return_routed_experts": (None, False),
     "service_tier": (None, "auto", "default"),
-    "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
     "store": (None, False),
     "suffix": (None, ""),
@@ -175,6 +174,7 @@ class Generation(StrictBody):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    skip_special_tokens: bool | None = Field(None, description="default true: they are no part of the text")
     return_token_ids: bool | None = None
     return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
     speculate: bool | None = Field(None, description="false: plain decode for this request")

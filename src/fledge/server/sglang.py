@@ -24,7 +24,7 @@ from fledge.server.tokens import Tokens
 _DEFAULT_TOKENS = 128
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "ignore_eos", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "logit_bias",
+    "frequency_penalty", "repetition_penalty", "logit_bias", "skip_special_tokens",
 )  # fmt: skip
 
 
@@ -48,6 +48,7 @@ class NativeSampling(StrictBody):
     sampling_seed: int | None = None
     json_schema: str | None = Field(None, max_length=1 << 20)
     regex: str | None = Field(None, max_length=65536)
+    skip_special_tokens: bool | None = None
 
 
 class GenerateRequest(StrictBody):
