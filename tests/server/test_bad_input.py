@@ -16,7 +16,7 @@ from fledge.engine import Engine
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from fledge.server.sglang import GenerateRequest
-from tests.server.conftest import Running, running, wait_for
+from tests.server.conftest import HTTP, MODEL, Running, running, wait_for
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/generate")
 JSON = {"content-type": "application/json"}
@@ -351,3 +351,11 @@ def test_other_origins_get_no_permission_unless_told(
         refusal = server.get("/v1/models", headers={**page, "authorization": "Bearer wrong-key"})
         assert refusal.status_code == 401  # and the page may read why
         assert refusal.headers["access-control-allow-origin"] == "https://example.org"
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/version", "/v1/models", f"/v1/models/{MODEL}"])
+def test_head_is_answered_as_get_without_a_body(live: Running, path: str) -> None:
+    got, head = live.get(path), HTTP.head(live.url + path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == got.headers["content-length"]
+    assert HTTP.head(f"{live.url}/v1/completions").status_code == 405

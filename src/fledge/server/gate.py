@@ -51,6 +51,8 @@ class Gate:
             # A redirect would lead clients behind a proxy with TLS to http://, and many don't send a body twice.
             scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         visit = _Visit(scope, send)
+        if scope["method"] == "HEAD":  # answered as GET; the HTTP server leaves the body out
+            scope = {**scope, "method": "GET"}
         scope.setdefault("state", {})["visit"] = visit
         try:
             self._check(scope, visit)
@@ -160,7 +162,7 @@ class Gate:
         fields = {
             "request_id": visit.id,
             "client": visit.client,
-            "method": scope["method"],
+            "method": visit.method,
             "path": scope["path"][:200],
             "status": visit.status or 499,
             "ms": round((time.perf_counter() - visit.begun) * 1e3, 1),
@@ -175,6 +177,7 @@ class _Visit:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.begun = time.perf_counter()
+        self.method = scope["method"]
         given = _header(scope, b"x-request-id").decode("latin-1")
         self.id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.client = (scope.get("client") or ("local",))[0]
