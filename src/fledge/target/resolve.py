@@ -58,9 +58,15 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
     return ResolvedTarget(folder, folder_revision(folder, config, cache), name, config)
 
 
+def given_name(spec: str) -> str | None:
+    """The name of a package or of a hub's model, as the user gave it; None for a place."""
+    place = is_remote(spec) or Path(spec).expanduser().exists() or not _HUB_ID.fullmatch(spec)
+    return None if place else spec
+
+
 def config_place(spec: str, cache_dir: str | Path | None = None) -> str:
     """Where the config.json of what `spec` means lies, or its folder; of a hub's model no weights are downloaded."""
-    if is_remote(spec) or Path(spec).expanduser().exists() or not _HUB_ID.fullmatch(spec):
+    if given_name(spec) is None:
         return spec
     file = _package_gguf(spec)
     if file is not None:
