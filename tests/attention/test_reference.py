@@ -28,6 +28,20 @@ def test_causal_rows_equal_dense_causal_attention() -> None:
     torch.testing.assert_close(reference_attention(query, keys, values, batch, PAGE), dense.transpose(0, 1))
 
 
+def test_a_sink_is_one_more_key_whose_value_is_nothing() -> None:
+    generator = torch.Generator().manual_seed(2)
+    batch = make_batch([[0]], scattered_pages(1, 2), prefix=[4])
+    query = torch.randn(1, 4, 8, generator=generator)
+    keys, values = (torch.randn(2 * PAGE, 2, 8, generator=generator) for _ in range(2))
+    plain = reference_attention(query, keys, values, batch, PAGE)
+    far = reference_attention(query, keys, values, batch, PAGE, sinks=torch.full((4,), -1e30))
+    torch.testing.assert_close(far, plain)
+    score = torch.einsum("hd,hd->h", query[0], keys[int(batch.page_table[0, 0]) * PAGE].repeat_interleave(2, 0))
+    first = make_batch([[0]], batch.page_table, prefix=[0])  # sees a single key: half of it, if the sink is as loud
+    half = reference_attention(query, keys, values, first, PAGE, sinks=score * 8**-0.5)
+    torch.testing.assert_close(half, reference_attention(query, keys, values, first, PAGE) / 2)
+
+
 def test_tree_rows_see_the_prefix_and_their_ancestors() -> None:
     batch = make_batch([[0] * 4], scattered_pages(1, 3), prefix=[3], masks=[[0b0001, 0b0011, 0b0101, 0b1011]])
     seen = [seen_indices(batch, 0, row) for row in range(4)]

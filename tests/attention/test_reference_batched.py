@@ -46,23 +46,29 @@ def batches(draw: st.DrawFn) -> tuple[ForwardBatch, int, int, int]:
     st.sampled_from([(4, 4), (6, 2), (3, 1)]),
     st.booleans(),
     st.one_of(st.just(0), st.integers(64, 180)),
+    st.sampled_from([None, 1, 1 << 24]),
 )
 def test_batched_equals_reference(
-    drawn: tuple[ForwardBatch, int, int, int], heads: tuple[int, int], one_by_one: bool, window: int
+    drawn: tuple[ForwardBatch, int, int, int],
+    heads: tuple[int, int],
+    one_by_one: bool,
+    window: int,
+    scores_at_once: int | None,
 ) -> None:
     batch, page_size, pages, requests = drawn
     generator = torch.Generator().manual_seed(0)
     slots, rows = requests * pages * page_size, batch.token_ids.shape[0]
     query = torch.randn(rows, heads[0], 8, generator=generator)
     keys, values = (torch.randn(slots, heads[1], 8, generator=generator) for _ in range(2))
+    sinks = None if scores_at_once is None else torch.randn(heads[0], generator=generator) * 3
     with pytest.MonkeyPatch.context() as patch:
         if one_by_one:
             patch.setattr(batched_module, "_FREE_AREA", 0)
             patch.setattr(batched_module, "_MAX_PADDING", 0)
-        attention = PagedAttention(batch, page_size, window)
+        patch.setattr(batched_module, "_MOST_SCORES", scores_at_once)
+        attended = PagedAttention(batch, page_size, window).attend(query, keys, values, sinks)
     torch.testing.assert_close(
-        attention.attend(query, keys, values),
-        reference_attention(query, keys, values, batch, page_size, window),
+        attended, reference_attention(query, keys, values, batch, page_size, window, sinks)
     )
 
 

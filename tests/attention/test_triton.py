@@ -60,9 +60,11 @@ def compare(seed: int) -> None:
     )
     batch = ForwardBatch(*(t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in batch))
     window = rng.choice([0, 0, 64, 65, 90, 600])
+    own = torch.randn(kv_heads * group, generator=generator) * 3
+    sinks = own.to(DEVICE, dtype) if rng.random() < 0.5 else None
     attention = kernels.TritonAttention(batch, page_size, window)
-    result = attention.attend(query, keys, values)
-    expected = reference_attention(query, keys, values, batch, page_size, window)
+    result = attention.attend(query, keys, values, sinks)
+    expected = reference_attention(query, keys, values, batch, page_size, window, sinks)
     torch.testing.assert_close(result, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 

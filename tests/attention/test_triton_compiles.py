@@ -43,7 +43,8 @@ batch = make_batch([[0, 0]], scattered_pages(1, 64), prefix=[600], offset=[0], m
 for dtype in (torch.bfloat16, torch.float32):
     query, keys = torch.zeros(2, 8, 128, dtype=dtype), torch.zeros(1024, 2, 128, dtype=dtype)
     for rows in (batch, batch._replace(window_mask=None)):
-        kernels.TritonAttention(rows, 16).attend(query, keys, keys)
+        for sinks in (None, query[0, :, 0].clone()):
+            kernels.TritonAttention(rows, 16).attend(query, keys, keys, sinks)
 for kernel, given, constants in launched:
     names = kernel.arg_names
     signature = dict(zip(names, map(type_of, given))) | dict.fromkeys(constants, "constexpr")
@@ -61,5 +62,5 @@ def test_they_compile_and_fit(capability: int, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shared = [int(line) for line in done.stdout.split()]
-    assert len(shared) == 8
+    assert len(shared) == 16
     assert max(shared) <= _SMALLEST

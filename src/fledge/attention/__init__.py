@@ -20,8 +20,11 @@ class Attention(Protocol):
 
     write_slots: Tensor  # [R] int64, the pool slot each row's key and value go to
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D]."""
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
+
+        `sinks` [heads]: a logit of each head that takes its part of the softmax, and adds nothing; None: there are none.
+        """
 
 
 def paged_attention(rows: PagedRows, page_size: int, window: int = 0) -> Attention:

@@ -17,6 +17,7 @@ from fledge.attention.layout import PagedRows, first_seen, kv_slots, row_indices
 # Padding may make the rectangle this many times the work of going request by request, plus a flat allowance
 # (query rows * keys) below which the call itself costs more than the padding.
 _MAX_PADDING, _FREE_AREA = 2, 1 << 18
+_MOST_SCORES = 1 << 24  # that are kept at once where heads have sinks
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,12 @@ class PagedAttention:
             if any(counts[b] for b in group)
         ]
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D]."""
-        outputs = [_attend_block(block, query[block.rows], keys, values) for block in self._blocks]
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
+
+        `sinks` [heads]: logits of what takes its part of the softmax and adds nothing.
+        """
+        outputs = [_attend_block(block, query[block.rows], keys, values, sinks) for block in self._blocks]
         return outputs[0] if len(outputs) == 1 else torch.cat([query[:0], *outputs])
 
     def _make_block(
@@ -125,7 +129,9 @@ def _read(pool: Tensor, slots: Tensor | slice) -> Tensor:
     return pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
 
 
-def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend_block(
+    block: _Block, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+) -> Tensor:
     heads, kv_heads, size = query.shape[1], keys.shape[1], query.shape[2]
     batch, count, group = block.requests, block.query_rows, heads // kv_heads
     if block.padded_row is not None:
@@ -133,7 +139,9 @@ def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor) ->
         query = padded.index_copy_(0, block.padded_row, query)
     key = _read(keys, block.slots).view(batch, -1, kv_heads, size).transpose(1, 2)  # [b, kv_heads, S, D]
     value = _read(values, block.slots).view(batch, -1, kv_heads, size).transpose(1, 2)
-    if block.causal:  # one long run of rows: the kernel skips what lies above the diagonal
+    if sinks is not None:
+        output = _attend_with_sinks(block, query.view(batch, count, heads, size), key, value, sinks)
+    elif block.causal:  # one long run of rows: the kernel skips what lies above the diagonal
         query = query.view(batch, count, heads, size).transpose(1, 2)  # [b, heads, Q, D]
         output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=group > 1)
         output = output.transpose(1, 2)
@@ -145,3 +153,29 @@ def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor) ->
         output = output.view(batch, kv_heads, group, count, size).permute(0, 3, 1, 2, 4)
     output = output.reshape(batch * count, heads, size)
     return output if block.padded_row is None else output[block.padded_row]
+
+
+def _attend_with_sinks(block: _Block, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> Tensor:
+    """query [b, Q, heads, D], key and value [b, kv_heads, S, D], sinks [heads] -> [b, Q, heads, D].
+
+    torch's own call knows no sinks. This one keeps scores, so it takes some rows after the other.
+    """
+    (batch, count, heads, size), (kv_heads, keys) = query.shape, key.shape[1:3]
+    group = heads // kv_heads
+    seen = block.mask
+    if block.causal:
+        seen = torch.ones(1, 1, count, keys, dtype=torch.bool, device=query.device).tril()
+    query = query.view(batch, count, kv_heads, group, size).permute(0, 2, 3, 1, 4).float() * size**-0.5
+    key = key.float().mT  # [b, kv_heads, D, S]
+    outputs = []
+    at_once = max(_MOST_SCORES // (batch * heads * keys), 1)
+    for first in range(0, count, at_once):
+        rows = query[:, :, :, first : first + at_once].flatten(2, 3)
+        scores = (rows @ key).unflatten(2, (group, -1))  # [b, kv_heads, group, rows, S]
+        if seen is not None:
+            scores = scores.where(seen[:, :, None, first : first + at_once], -torch.inf)
+        sink = sinks.float().view(kv_heads, group, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :keys]
+        mixed = weights.to(value.dtype).flatten(2, 3) @ value
+        outputs.append(mixed.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4))  # [b, rows, kv_heads, group, D]
+    return torch.cat(outputs, dim=1)

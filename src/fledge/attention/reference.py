@@ -28,6 +28,7 @@ def reference_attention(
     rows: PagedRows,
     page_size: int,
     window: int = 0,
+    sinks: Tensor | None = None,  # [heads], logits of what takes its part of the softmax and adds nothing
 ) -> Tensor:  # [R, heads, D], query's dtype, computed in float32
     """Softmax attention, scaled by D ** -0.5; query head h reads KV head h // (heads // kv_heads)."""
     group = query.shape[1] // keys.shape[1]
@@ -39,5 +40,8 @@ def reference_attention(
             key = keys[slots].float().repeat_interleave(group, dim=1)  # [seen, heads, D]
             value = values[slots].float().repeat_interleave(group, dim=1)
             scores = torch.einsum("hd,shd->hs", query[row].float(), key) * query.shape[2] ** -0.5
-            output[row] = torch.einsum("hs,shd->hd", scores.softmax(dim=-1), value).to(query.dtype)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.float().unsqueeze(1)), dim=1)
+            weights = scores.softmax(dim=-1)[:, : len(index)]
+            output[row] = torch.einsum("hs,shd->hd", weights, value).to(query.dtype)
     return output

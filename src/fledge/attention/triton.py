@@ -7,7 +7,8 @@
 
 The query heads that share a KV head are packed into one tile with their rows, so keys and values are read once for all.
 A tile's rows belong to one request; which one it finds by bisection, so nothing is read on the host. The window is
-masked by each row's 64 ancestor bits; without masks (plain decode, chains, prefill) by one comparison.
+masked by each row's 64 ancestor bits; without masks (plain decode, chains, prefill) by one comparison. Where heads have
+sinks, the first split begins with them.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ class TritonAttention:
         self._first = first_seen(rows, self._index, request, window) if window else None
         self._count, self._requests, self._indices = count, requests, pages * page_size
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
 
-        bf16, fp16 or fp32; D up to 256; scaled by D ** -0.5. Sums are float32.
+        bf16, fp16 or fp32; D up to 256; scaled by D ** -0.5. Sums are float32. `sinks` [heads]: logits of what takes
+        its part of the softmax and adds nothing.
         """
         rows, size = self._rows, query.shape[2]
         heads, kv_heads = query.shape[1], keys.shape[1]
@@ -71,6 +73,7 @@ class TritonAttention:
             rows.page_table,
             rows.page_table if rows.window_mask is None else rows.window_mask,
             self._index if self._first is None else self._first,
+            query if sinks is None else sinks,
             size**-0.5,
             self._requests,
             rows.page_table.shape[1],
@@ -90,6 +93,7 @@ class TritonAttention:
             SPLIT=split,
             TREE=rows.window_mask is not None,
             WINDOWED=self._first is not None,
+            SINKS=sinks is not None,
             WIDEN=_INTERPRETED,
         )
         if splits > 1:
@@ -132,6 +136,7 @@ def _attend(
     page_table,
     window_mask,
     first_seen,
+    sinks,
     scale,
     requests,
     pages,
@@ -149,6 +154,7 @@ def _attend(
     SPLIT: tl.constexpr,
     TREE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SINKS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """One tile of rows, one KV head, one split."""
@@ -190,6 +196,10 @@ def _attend(
     high_score = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     mixed = tl.zeros([LANES, D_PADDED], tl.float32)
+    if SINKS:  # every row has a first split, though its window may begin behind it
+        if split == 0:
+            high_score = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32)
+            total = tl.full([LANES], 1.0, tl.float32)
     for key in range(start, stop, KEYS):
         index = key + tl.arange(0, KEYS)
         inside = index < stop
