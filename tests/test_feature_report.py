@@ -62,7 +62,7 @@ def test_the_estimate_needs_no_decoder_where_transformers_makes_the_features(
     target = Path(yaml.safe_load(small_recipe.read_text())["target"]["model"])
     other = Path(shutil.copytree(target, tmp_path / "target"))
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"architectures": ["GptOssForCausalLM"]}))
+    (other / "config.json").write_text(json.dumps(config | {"architectures": ["OlmoeForCausalLM"]}))
     arguments = ("features", small_recipe, "--estimate", f"target.model={other}", "--run-dir", finished_run)
     assert "decoder can't run" in fledge.error(*arguments)
     output = fledge(*arguments, "features.device_map=auto")

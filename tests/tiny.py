@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -62,6 +64,7 @@ _SENTENCES = (
 )
 _CLASSES: dict[str, tuple[Any, Any]] = {
     "Gemma3ForCausalLM": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "GptOssForCausalLM": (GptOssConfig, GptOssForCausalLM),
     "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
     "Llama4ForCausalLM": (Llama4TextConfig, Llama4ForCausalLM),
     "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
@@ -77,8 +80,18 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
     "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
 }
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
 # What the mixtures of experts say besides a TinyShape: two experts of five or six, where not said otherwise.
 EXPERTS: dict[str, dict[str, Any]] = {
+    "GptOssForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "initializer_range": 0.15},
     "Llama4ForCausalLM": {"num_local_experts": 5, "intermediate_size_mlp": 160},
     "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
@@ -155,11 +168,10 @@ def save_tiny_target(
         max_position_embeddings=shape.positions,
         tie_word_embeddings=shape.tied,
         rope_parameters=rope_parameters or {"rope_type": "default", "rope_theta": 10000.0},
-        initializer_range=0.3,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        **EXPERTS.get(architecture, {}) | others,
+        **{"initializer_range": 0.3} | EXPERTS.get(architecture, {}) | others,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -170,8 +182,8 @@ def save_tiny_target(
         ) in model.named_parameters():  # norms and biases start as constants; make them matter
             if name.endswith(("norm.weight", "layernorm.weight")):
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
-            elif name.endswith(".bias"):
-                torch.nn.init.normal_(parameter, std=0.1)
+            elif name.endswith(("bias", ".sinks")):
+                torch.nn.init.normal_(parameter, std=1.0 if name.endswith("sinks") else 0.1)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     tokenizer.save_pretrained(folder)
     return folder

@@ -36,8 +36,12 @@ def test_a_sink_is_one_more_key_whose_value_is_nothing() -> None:
     plain = reference_attention(query, keys, values, batch, PAGE)
     far = reference_attention(query, keys, values, batch, PAGE, sinks=torch.full((4,), -1e30))
     torch.testing.assert_close(far, plain)
-    score = torch.einsum("hd,hd->h", query[0], keys[int(batch.page_table[0, 0]) * PAGE].repeat_interleave(2, 0))
-    first = make_batch([[0]], batch.page_table, prefix=[0])  # sees a single key: half of it, if the sink is as loud
+    score = torch.einsum(
+        "hd,hd->h", query[0], keys[int(batch.page_table[0, 0]) * PAGE].repeat_interleave(2, 0)
+    )
+    first = make_batch(
+        [[0]], batch.page_table, prefix=[0]
+    )  # sees a single key: half of it, if the sink is as loud
     half = reference_attention(query, keys, values, first, PAGE, sinks=score * 8**-0.5)
     torch.testing.assert_close(half, reference_attention(query, keys, values, first, PAGE) / 2)
 

@@ -74,8 +74,9 @@ class PaddedAttention:
             bits = (rows.window_mask[:, None] >> window.clamp(0, 63)) & 1
             self._seen = (window < 0) | ((bits == 1) & (window < 64))
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """As `Attention.attend`."""
+        assert sinks is None
         group = query.shape[1] // keys.shape[1]
         key, value = (pool[self._slots].repeat_interleave(group, dim=2) for pool in (keys, values))
         scores = torch.einsum("rhd,rshd->rhs", query, key) * query.shape[2] ** -0.5

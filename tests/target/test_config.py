@@ -142,8 +142,8 @@ def test_feature_layers(layers: int, expected: tuple[int, int, int]) -> None:
 
 
 def test_an_unknown_architecture_is_read_and_not_decoded() -> None:
-    config = read(architectures=["GptOssForCausalLM"], sliding_window=128)
-    assert "GptOssForCausalLM" in config.undecodable
+    config = read(architectures=["OlmoeForCausalLM"], sliding_window=128)
+    assert "OlmoeForCausalLM" in config.undecodable
     assert all(name in config.undecodable for name in SUPPORTED_ARCHITECTURES)
     assert config.max_position_embeddings == 1024  # whatever windows its layers have
 
@@ -263,6 +263,35 @@ def test_a_llama_4_is_decoded_within_its_chunk_and_its_head_goes_on() -> None:
     config = read(architectures=["Llama4ForCausalLM"], attention_chunk_size=256, **experts)
     assert (config.max_position_embeddings, config.own_positions) == (256, 1024)
     assert HeadConfig.for_target(config, 8).max_position_embeddings == 1024  # other engines serve them all
+
+
+def test_gpt_oss_is_decoded_in_bf16_and_with_its_experts_in_mxfp4() -> None:
+    """What openai/gpt-oss-20b says."""
+    yarn = {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }  # fmt: skip
+    raw = {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "head_dim": 64,
+        "hidden_act": "silu", "hidden_size": 2880, "intermediate_size": 2880, "initial_context_length": 4096,
+        "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+        "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+        "num_local_experts": 32, "rms_norm_eps": 1e-5, "rope_scaling": yarn, "rope_theta": 150000,
+        "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088,
+    }  # fmt: skip
+    plain = DecoderConfig.from_hf(raw)
+    assert not plain.undecodable
+    assert (plain.rope_theta, plain.rope_scaling) == (150000.0, yarn)
+    assert (plain.window, plain.windowed_layers) == (128, tuple(range(0, 24, 2)))
+    assert plain.experts is not None
+    assert (plain.experts.count, plain.experts.per_token, plain.experts.clamp) == (32, 4, 7.0)
+    assert 20.9e9 < plain.weight_count < 20.92e9
+    quantised = {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"}
+    assert DecoderConfig.from_hf({**raw, "quantization_config": quantised}) == plain
+    other = {**raw, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    assert "quantization_config" in DecoderConfig.from_hf(other).undecodable
+    llama = {"architectures": ["LlamaForCausalLM"], "quantization_config": quantised}
+    assert "quantization_config" in read(**llama).undecodable
 
 
 def test_a_damaged_config_is_one_clear_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fledge.target import DecoderConfig, TorchDecoder, load_weights
 from tests.target.paging import logits_of, make_batch, scattered_pages
-from tests.tiny import GEMMA3_ROPE, VOCAB_SIZE, TinyShape, save_tiny_target
+from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, VOCAB_SIZE, TinyShape, save_tiny_target
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -34,6 +34,12 @@ CASES = {
     "qwen2_bias": ("Qwen2ForCausalLM", TinyShape(head_dim=16), None),
     "qwen3_norms": ("Qwen3ForCausalLM", TinyShape(tied=False), None),
     "phi3_fused": ("Phi3ForCausalLM", TinyShape(head_dim=16, tied=False), None),
+    "gpt_oss": ("GptOssForCausalLM", TinyShape(tied=False), None),
+    "gpt_oss_odd_sizes": (
+        "GptOssForCausalLM",
+        TinyShape(heads=6, head_dim=10, intermediate=52),
+        GPT_OSS_ROPE,
+    ),
     "mixtral": ("MixtralForCausalLM", TinyShape(tied=False), None),
     "qwen3_moe": ("Qwen3MoeForCausalLM", TinyShape(tied=False), None),
     "llama4": ("Llama4ForCausalLM", TinyShape(tied=False), LLAMA3_ROPE),
@@ -43,6 +49,11 @@ CASES = {
 WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3ForCausalLM", {"rope_parameters": GEMMA3_ROPE, "query_pre_attn_scalar": 20}),
     "gemma3, a window in every layer": ("Gemma3ForCausalLM", {"sliding_window_pattern": 100}),
+    "gpt_oss": ("GptOssForCausalLM", {"rope_parameters": GPT_OSS_ROPE}),
+    "gpt_oss, without biases and within its bounds": (
+        "GptOssForCausalLM",
+        {"attention_bias": False, "swiglu_limit": 1.5, "swiglu_alpha": 1.0},
+    ),
     "mistral": ("MistralForCausalLM", {}),
     "mixtral": ("MixtralForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {"shape": TinyShape(head_dim=16)}),
@@ -242,17 +253,24 @@ def test_prefill_in_chunks_equals_one_prefill(decoder: TorchDecoder) -> None:
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_every_path_of_a_verified_tree_equals_its_plain_text(decoder: TorchDecoder) -> None:
-    parents = [-1, 0, 0, 1, 1, 3]
+@pytest.fixture(scope="module", params=["LlamaForCausalLM", "GptOssForCausalLM"])
+def tree_decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchDecoder:
+    folder = tmp_path_factory.mktemp("tree")
+    others = {"sliding_window": 64} if request.param.startswith("Gpt") else {}
+    return load_decoder(save_tiny_target(folder, request.param, **others))
+
+
+def test_every_path_of_a_verified_tree_equals_its_plain_text(tree_decoder: TorchDecoder) -> None:
+    decoder, parents = tree_decoder, [-1, 0, 0, 1, 1, 3]
     prompts, nodes = (
-        [random_ids(21, seed=4), random_ids(9, seed=5)],
+        [random_ids(81, seed=4), random_ids(9, seed=5)],
         [random_ids(6, seed=6), random_ids(6, seed=7)],
     )
     paths: list[list[int]] = []
     for node, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else []), node])
     masks = [sum(1 << j for j in path) for path in paths]
-    table, kv = scattered_pages(2, 4), decoder.allocate_kv(8)
+    table, kv = scattered_pages(2, 6), decoder.allocate_kv(12)
     logits_of(decoder, make_batch(prompts, table), kv)
     lengths = [len(p) for p in prompts]
     tree = make_batch(
@@ -266,8 +284,8 @@ def test_every_path_of_a_verified_tree_equals_its_plain_text(decoder: TorchDecod
     for request in range(2):
         for node, path in enumerate(paths):
             text = prompts[request] + [nodes[request][j] for j in path]
-            batch = make_batch([text], scattered_pages(1, 4), logit_rows=[len(text) - 1])
-            plain = logits_of(decoder, batch, decoder.allocate_kv(4))[0]
+            batch = make_batch([text], scattered_pages(1, 6), logit_rows=[len(text) - 1])
+            plain = logits_of(decoder, batch, decoder.allocate_kv(6))[0]
             torch.testing.assert_close(verified[request, node], plain, rtol=1e-4, atol=1e-4)
 
 

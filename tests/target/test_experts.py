@@ -20,7 +20,9 @@ from tests.tiny import EXPERTS, TinyShape, save_tiny_target
 COUNT, HIDDEN, INNER = 7, 24, 16
 
 
-def make_experts(routing: Routing, per_token: int) -> tuple[ExpertsConfig, ExpertWeights]:
+def make_experts(
+    routing: Routing, per_token: int, *, gpt_oss: bool = False
+) -> tuple[ExpertsConfig, ExpertWeights]:
     generator = torch.Generator().manual_seed(per_token)
 
     def random(*shape: int) -> Tensor:
@@ -30,13 +32,18 @@ def make_experts(routing: Routing, per_token: int) -> tuple[ExpertsConfig, Exper
         router=random(COUNT, HIDDEN),
         gate_up=random(COUNT, 2 * INNER, HIDDEN),
         down=random(COUNT, HIDDEN, INNER),
+        router_bias=random(COUNT) if gpt_oss else None,
+        gate_up_bias=random(COUNT, 2 * INNER) if gpt_oss else None,
+        down_bias=random(COUNT, HIDDEN) if gpt_oss else None,
     )
-    return ExpertsConfig(COUNT, per_token, INNER, routing, 0, (0,), INNER), weights
+    clamp = 0.7 if gpt_oss else 0.0
+    return ExpertsConfig(COUNT, per_token, INNER, routing, 0, (0,), INNER, clamp), weights
 
 
 def one_row(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
     """What a row [H] should become, written out expert by expert."""
-    scores = w.router @ x
+    gpt_oss = w.router_bias is not None and w.gate_up_bias is not None and w.down_bias is not None
+    scores = w.router @ x + (w.router_bias if gpt_oss else 0)
     probabilities = scores.softmax(dim=0)
     chosen = scores.argsort(descending=True)[: config.per_token]
     total, out = probabilities[chosen].sum(), torch.zeros(HIDDEN)
@@ -47,16 +54,23 @@ def one_row(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
             "sigmoid": scores[expert].sigmoid(),
         }[config.routing]
         inside = x * weight if config.routing == "sigmoid" else x
-        gate, up = (w.gate_up[expert] @ inside).chunk(2)
-        mixed = w.down[expert] @ (F.silu(gate) * up)
+        gate, up = (w.gate_up[expert] @ inside + (w.gate_up_bias[expert] if gpt_oss else 0)).chunk(2)
+        activated = F.silu(gate) * up
+        if gpt_oss:
+            gate, up = gate.clamp(max=0.7), up.clamp(-0.7, 0.7)
+            activated = gate / (1 + (-1.702 * gate).exp()) * (up + 1)
+        mixed = w.down[expert] @ activated + (w.down_bias[expert] if gpt_oss else 0)
         out += mixed if config.routing == "sigmoid" else mixed * weight
     return out
 
 
 @pytest.mark.parametrize("per_token", [1, 3])
-@pytest.mark.parametrize("routing", ["softmax", "renormalised", "sigmoid"])
-def test_each_row_is_the_sum_of_its_own_experts(routing: Routing, per_token: int) -> None:
-    config, weights = make_experts(routing, per_token)
+@pytest.mark.parametrize(
+    ("routing", "gpt_oss"),
+    [("softmax", False), ("renormalised", False), ("sigmoid", False), ("renormalised", True)],
+)
+def test_each_row_is_the_sum_of_its_own_experts(routing: Routing, gpt_oss: bool, per_token: int) -> None:
+    config, weights = make_experts(routing, per_token, gpt_oss=gpt_oss)
     for rows in (0, 1, 5, 40):  # no row: a prompt's last layer, if none of its tokens is wanted
         x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows))
         expected = torch.stack([one_row(row, weights, config) for row in x]) if rows else x

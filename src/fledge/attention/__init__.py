@@ -23,7 +23,7 @@ class Attention(Protocol):
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
 
-        `sinks` [heads]: a logit of each head that takes its part of the softmax, and adds nothing; None: there are none.
+        `sinks` [heads]: logits of what takes its part of the softmax and adds nothing; None: there are none.
         """
 
 

@@ -129,9 +129,7 @@ def _read(pool: Tensor, slots: Tensor | slice) -> Tensor:
     return pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
 
 
-def _attend_block(
-    block: _Block, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
-) -> Tensor:
+def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
     heads, kv_heads, size = query.shape[1], keys.shape[1], query.shape[2]
     batch, count, group = block.requests, block.query_rows, heads // kv_heads
     if block.padded_row is not None:
@@ -177,5 +175,7 @@ def _attend_with_sinks(block: _Block, query: Tensor, key: Tensor, value: Tensor,
         sink = sinks.float().view(kv_heads, group, 1, 1).expand(*scores.shape[:-1], 1)
         weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :keys]
         mixed = weights.to(value.dtype).flatten(2, 3) @ value
-        outputs.append(mixed.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4))  # [b, rows, kv_heads, group, D]
+        outputs.append(
+            mixed.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4)
+        )  # [b, rows, kv_heads, group, D]
     return torch.cat(outputs, dim=1)

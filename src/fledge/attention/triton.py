@@ -197,9 +197,9 @@ def _attend(
     total = tl.zeros([LANES], tl.float32)
     mixed = tl.zeros([LANES, D_PADDED], tl.float32)
     if SINKS:  # every row has a first split, though its window may begin behind it
-        if split == 0:
-            high_score = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32)
-            total = tl.full([LANES], 1.0, tl.float32)
+        sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32)
+        high_score = tl.where(split == 0, sink, high_score)
+        total = tl.where(split == 0, 1.0, total)
     for key in range(start, stop, KEYS):
         index = key + tl.arange(0, KEYS)
         inside = index < stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,12 @@ from fledge.target.experts import ExpertsConfig
 from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share
 
 # Architectures whose configs leave much to their class, differently for each size: read as transformers does.
-_READ_BY_TRANSFORMERS = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "SmolLM3ForCausalLM")
+_READ_BY_TRANSFORMERS = (
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "GptOssForCausalLM",
+    "SmolLM3ForCausalLM",
+)
 _LLAMA4 = {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
 # What transformers takes where config.json leaves it out; of all others the same for all.
@@ -106,6 +112,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0  # Gemma 3
     activation: str = "silu"  # or "gelu": its tanh form
     out_norms: bool = False  # Gemma 3: what attention and MLP add to the residual is normed first
+    o_bias: bool = False  # GPT-OSS: attention's last projection has one
+    sinks: bool = False  # GPT-OSS: a logit of each query head takes its part of the softmax
     undecodable: str = (
         ""  # why fledge's decoder can't run it, if it can't; a head can be trained all the same
     )
@@ -200,13 +208,15 @@ class DecoderConfig:
             max_position_embeddings=min(max_positions, _longest_context(raw, family) or max_positions),
             own_positions=max_positions,
             tie_word_embeddings=bool(tied),
-            qkv_bias=family == "Qwen2ForCausalLM",
+            qkv_bias=family == "Qwen2ForCausalLM" or _is_biased_gpt_oss(raw, family),
             qk_norm=family.startswith(("Qwen3", "Gemma3")) or _is_llama4_normed(raw, family),
             experts=_experts(raw, family),
             rope_free_layers=_rope_free_layers(raw, family),
             undecodable=undecodable,
             window=window,
             windowed_layers=windowed_layers,
+            o_bias=_is_biased_gpt_oss(raw, family),
+            sinks=family == "GptOssForCausalLM",
             **(_gemma3(raw, hidden_size) if family.startswith("Gemma3") else {}),
         )
 
@@ -227,7 +237,9 @@ def as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     if raw.get("model_type") not in CONFIG_MAPPING:
         return None
     try:
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(
+            copy.deepcopy(dict(raw))
+        )  # it writes into what it gets
         fields: dict[str, Any] = config.get_text_config(decoder=True).to_dict()
     except Exception:  # its validation has types of its own
         return None
@@ -252,14 +264,14 @@ def _undecodable(
         problems.append("use_bidirectional_attention=true (false)")
     if 0 < window < SMALLEST_WINDOW:
         problems.append(f"sliding_window={window} ({SMALLEST_WINDOW} or more)")
-    if architecture != "Qwen2ForCausalLM" and raw.get("attention_bias"):
+    if architecture not in ("GptOssForCausalLM", "Qwen2ForCausalLM") and raw.get("attention_bias"):
         problems.append("attention_bias=true (false)")
     if raw.get("mlp_bias"):
         problems.append("mlp_bias=true (false)")
     if (share := rotary_share(raw)) != 1.0:
         problems.append(f"partial_rotary_factor={share:g} (1.0)")
-    if raw.get("quantization_config"):
-        problems.append("quantization_config (unquantised weights)")
+    if raw.get("quantization_config") and not _is_mxfp4(raw, architecture):
+        problems.append("quantization_config (unquantised weights, or GPT-OSS' in MXFP4)")
     # Llama 4's norms come after RoPE and take back the factor that yarn puts on it.
     known = [kind for kind in SUPPORTED_SCALING if kind != "yarn" or not architecture.startswith("Llama4")]
     if scaling is not None and scaling["rope_type"] not in known:
@@ -344,6 +356,17 @@ def _experts(raw: Mapping[str, Any], architecture: str) -> ExpertsConfig | None:
 
 def _is_llama4_normed(raw: Mapping[str, Any], architecture: str) -> bool:
     return architecture.startswith("Llama4") and bool(raw.get("use_qk_norm", True))
+
+
+def _is_biased_gpt_oss(raw: Mapping[str, Any], architecture: str) -> bool:
+    return architecture == "GptOssForCausalLM" and bool(raw.get("attention_bias", True))
+
+
+def _is_mxfp4(raw: Mapping[str, Any], architecture: str) -> bool:
+    """Whether the weights of experts, and no others, are quantised, as OpenAI publishes GPT-OSS."""
+    quantised = raw["quantization_config"]
+    named = isinstance(quantised, Mapping) and quantised.get("quant_method") == "mxfp4"
+    return named and architecture == "GptOssForCausalLM"
 
 
 def _rope_free_layers(raw: Mapping[str, Any], architecture: str) -> tuple[int, ...]:

@@ -128,11 +128,11 @@ class TorchDecoder:
             turned = apply_rope(turned, *rope)
         kv[0].index_copy_(0, attention.write_slots, turned[:, c.num_heads :])
         kv[1].index_copy_(0, attention.write_slots, value)
-        mixed = attention.attend(turned[:, : c.num_heads], kv[0], kv[1])  # [R, heads, D]
+        mixed = attention.attend(turned[:, : c.num_heads], kv[0], kv[1], w.sinks)  # [R, heads, D]
         mixed = mixed.reshape(x.shape[0], -1)
         if kept is not None:
             x, mixed = x.index_select(0, kept), mixed.index_select(0, kept)
-        x = x + rms_norm(F.linear(mixed, w.o), w.attention_out_norm, eps)
+        x = x + rms_norm(F.linear(mixed, w.o, w.o_bias), w.attention_out_norm, eps)
         normed = rms_norm(x, w.post_norm, eps)
         if w.gate_up is not None and w.down is not None:
             gate, up = F.linear(normed, w.gate_up).chunk(2, dim=-1)

@@ -19,7 +19,8 @@ class ExpertsConfig:
 
     Routing "softmax" weighs the chosen experts' outputs with their probabilities among all experts (Qwen3-MoE with
     norm_topk_prob=false), "renormalised" among the chosen (Mixtral, arXiv 2401.04088), and "sigmoid" multiplies each
-    expert's input by the sigmoid of its score (Llama 4).
+    expert's input by the sigmoid of its score (Llama 4). GPT-OSS' softmax over the chosen experts' scores is
+    "renormalised", too.
     """
 
     count: int
@@ -29,6 +30,8 @@ class ExpertsConfig:
     shared_size: int  # of the expert that every token passes; 0: there is none
     layers: tuple[int, ...]  # those with experts; the others have a dense MLP
     dense_size: int  # of those
+    clamp: float = 0.0  # GPT-OSS: no gate is above it, no `up` further from 0; 0: SiLU, without bounds
+    gate_slope: float = 1.702  # GPT-OSS: a gate g becomes g * sigmoid(gate_slope * g), and `up` up + 1
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], architecture: str) -> ExpertsConfig | None:
@@ -36,6 +39,7 @@ class ExpertsConfig:
         layers = int(raw["num_hidden_layers"])
         moe: Sequence[int]
         routing: Routing
+        clamped: dict[str, float] = {}
         if architecture == "MixtralForCausalLM":
             moe, routing, size, shared, dense = range(layers), "renormalised", raw["intermediate_size"], 0, 0
         elif architecture == "Qwen3MoeForCausalLM":
@@ -43,6 +47,12 @@ class ExpertsConfig:
             moe = [layer for layer in range(step - 1, layers, step) if layer not in excepted]
             routing = "renormalised" if raw.get("norm_topk_prob") else "softmax"
             size, shared, dense = raw["moe_intermediate_size"], 0, raw["intermediate_size"]
+        elif architecture == "GptOssForCausalLM":
+            moe, routing, size, shared, dense = range(layers), "renormalised", raw["intermediate_size"], 0, 0
+            clamped = {
+                "clamp": float(raw.get("swiglu_limit") or 7.0),
+                "gate_slope": float(raw.get("swiglu_alpha") or 1.702),
+            }
         elif architecture.startswith("Llama4"):
             step = int(raw.get("interleave_moe_layer_step") or 1)
             named = raw.get("moe_layers")  # none of them in Llama Guard 4
@@ -52,7 +62,8 @@ class ExpertsConfig:
         else:
             return None
         count = raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"]
-        return cls(int(count), int(raw["num_experts_per_tok"]), size, routing, shared, tuple(moe), dense)
+        per_token = int(raw["num_experts_per_tok"])
+        return cls(int(count), per_token, size, routing, shared, tuple(moe), dense, **clamped)
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,9 @@ class ExpertWeights:
     router: Tensor  # [E, H]
     gate_up: Tensor  # [E, 2 * I, H], gate rows first
     down: Tensor  # [E, H, I]
+    router_bias: Tensor | None = None  # [E]
+    gate_up_bias: Tensor | None = None  # [E, 2 * I]
+    down_bias: Tensor | None = None  # [E, H]
 
 
 def mix_experts(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
@@ -70,7 +84,7 @@ def mix_experts(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
     Rows are sorted by expert, so that each expert is one matrix product over its rows. In bf16 nothing waits for the
     device, and the call can be captured in a CUDA graph; other dtypes ask once per layer how many rows each got.
     """
-    scores = F.linear(x, w.router).float()  # [R, E]
+    scores = F.linear(x, w.router, w.router_bias).float()  # [R, E]
     if config.routing == "sigmoid":
         values, chosen = scores.topk(config.per_token)
         weights = values.sigmoid()
@@ -85,12 +99,26 @@ def mix_experts(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
     rows = x.index_select(0, order // config.per_token)  # [R * K, H]
     if config.routing == "sigmoid":
         rows = rows * weights[order]
-    gate, up = _each_expert(rows, w.gate_up, ends).chunk(2, dim=-1)
+
+    def through(rows: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+        out = _each_expert(rows, weights, ends)
+        return out if bias is None else out + bias[sorted_experts]
+
+    inside = _activated(through(rows, w.gate_up, w.gate_up_bias), config)
     mixed = torch.empty_like(rows)
-    mixed[order] = _each_expert(F.silu(gate) * up, w.down, ends)
+    mixed[order] = through(inside, w.down, w.down_bias)
     if config.routing != "sigmoid":
         mixed = mixed * weights
     return mixed.view(-1, config.per_token, x.shape[1]).sum(dim=1)
+
+
+def _activated(gate_up: Tensor, config: ExpertsConfig) -> Tensor:
+    """[N, 2 * I], gates first -> [N, I]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if not config.clamp:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=config.clamp), up.clamp(-config.clamp, config.clamp)
+    return (up + 1) * gate * torch.sigmoid(config.gate_slope * gate)
 
 
 def _each_expert(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 
 from fledge.target.config import DecoderConfig
+from fledge.target.experts import ExpertsConfig
 from fledge.target.weights import weight_files
 
 _FORMAT = 3  # raise it when what is hashed, or how, changes
@@ -100,11 +101,17 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
     shape = asdict(config)
     for name in ("undecodable", "own_positions", "chosen_layers"):
         shape.pop(name)  # what fledge can't do, doesn't use, or was told
-    if config.window and not config.out_norms:  # once the window capped the context
+    if config.window and not (config.out_norms or config.sinks):  # once the window capped the context
         shape["max_position_embeddings"] = min(config.window, config.max_position_embeddings)
         shape = {name: shape[name] for name in shape if not name.startswith("window")}
-    later = {field.name: field.default for field in fields(config) if field.default is not MISSING}
-    return {name: shape[name] for name in shape if name not in later or shape[name] != later[name]}
+    if config.experts:
+        shape["experts"] = _said(shape["experts"], config.experts)
+    return _said(shape, config)
+
+
+def _said(values: dict[str, Any], described: DecoderConfig | ExpertsConfig) -> dict[str, Any]:
+    later = {field.name: field.default for field in fields(described) if field.default is not MISSING}
+    return {name: values[name] for name in values if name not in later or values[name] != later[name]}
 
 
 def _tokenizer_parts(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fledge.errors import TargetError
 from fledge.target.config import DecoderConfig
-from fledge.target.experts import ExpertWeights
+from fledge.target.experts import ExpertsConfig, ExpertWeights
+from fledge.target.mxfp4 import dequantise
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class LayerWeights:
     experts: ExpertWeights | None = None
     attention_out_norm: Tensor | None = None  # [H], of what attention adds to the residual
     mlp_out_norm: Tensor | None = None  # [H]
+    o_bias: Tensor | None = None  # [H]
+    sinks: Tensor | None = None  # [heads], logits that take their part of attention's softmax
 
     @property
     def dense_mlp(self) -> tuple[Tensor, Tensor]:
@@ -164,6 +167,30 @@ class _TensorSource:
         return name in self._tensors
 
     def read(self, name: str, *shape: int) -> Tensor:
+        tensor = self.read_stored(name, *shape)
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise TargetError(
+                f"{name} in {self._folder} is quantised, {str(tensor.dtype).removeprefix('torch.')} without its scale: "
+                "use the checkpoint in bfloat16"
+            )
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def read_mxfp4(self, name: str, count: int, rows: int, columns: int) -> Tensor:
+        """Matrices [count, rows, columns], one at a time: on the way each takes a few times the memory."""
+        out = torch.empty(count, rows, columns, dtype=self._dtype, device=self._device)
+        blocks = self.read_stored(f"{name}_blocks", count, rows, columns // 32, 16)
+        scales = self.read_stored(f"{name}_scales", count, rows, columns // 32)
+        if columns % 32 or blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+            raise TargetError(
+                f"{name} in {self._folder} isn't in MXFP4 as OpenAI writes it, bytes of blocks of 32: use the "
+                "checkpoint in bfloat16"
+            )
+        for matrix in range(count):
+            out[matrix] = dequantise(blocks[matrix].to(self._device), scales[matrix].to(self._device))
+        return out
+
+    def read_stored(self, name: str, *shape: int) -> Tensor:
+        """As the file holds it."""
         if name not in self._tensors:
             raise TargetError(f"{self._folder} has no tensor {name}: download or save the model again")
         handle, stored_name = self._tensors[name]
@@ -173,12 +200,7 @@ class _TensorSource:
                 f"{name} in {self._folder} has shape {tuple(tensor.shape)}, but config.json says {shape}: "
                 "download or save the model again"
             )
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise TargetError(
-                f"{name} in {self._folder} is quantised, {str(tensor.dtype).removeprefix('torch.')} without its scale: "
-                "use the checkpoint in bfloat16"
-            )
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor
 
 
 def _read_norm(source: _TensorSource, config: DecoderConfig, name: str, size: int) -> Tensor:
@@ -228,6 +250,8 @@ def _read_layer(source: _TensorSource, config: DecoderConfig, index: int) -> Lay
         experts=_read_experts(source, config, prefix, index),
         attention_out_norm=behind_attention if config.out_norms else None,
         mlp_out_norm=read_norm("post_feedforward_layernorm") if config.out_norms else None,
+        o_bias=source.read(f"{attention}.o_proj.bias", hidden) if config.o_bias else None,
+        sinks=source.read(f"{attention}.sinks", config.num_heads) if config.sinks else None,
     )
 
 
@@ -269,6 +293,8 @@ def _read_experts(
             gate_up=source.read(f"{place}.experts.gate_up_proj", count, hidden, 2 * inner).mT.contiguous(),
             down=source.read(f"{place}.experts.down_proj", count, inner, hidden).mT.contiguous(),
         )
+    if config.architecture == "GptOssForCausalLM":
+        return _read_gpt_oss_experts(source, f"{prefix}.mlp", experts, hidden)
     mixtral = config.architecture == "MixtralForCausalLM"
     place = f"{prefix}.block_sparse_moe" if mixtral else f"{prefix}.mlp"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -280,3 +306,27 @@ def _read_experts(
         gate_ups[expert, inner:] = source.read(f"{own}.{up}.weight", inner, hidden)
         downs[expert] = source.read(f"{own}.{down}.weight", hidden, inner)
     return ExpertWeights(router, gate_ups, downs)
+
+
+def _read_gpt_oss_experts(
+    source: _TensorSource, place: str, config: ExpertsConfig, hidden: int
+) -> ExpertWeights:
+    """All experts in one tensor: in MXFP4, or with the outputs as its columns. Each gate has its `up` beside it."""
+    count, inner = config.count, config.intermediate_size
+
+    def read_matrices(name: str, outputs: int, inputs: int) -> Tensor:
+        if f"{place}.experts.{name}_blocks" in source:
+            return source.read_mxfp4(f"{place}.experts.{name}", count, outputs, inputs)
+        return source.read(f"{place}.experts.{name}", count, inputs, outputs).mT
+
+    def gates_first(pairs: Tensor) -> Tensor:  # [E, 2 * I, ...]
+        return torch.cat((pairs[:, 0::2], pairs[:, 1::2]), dim=1)
+
+    return ExpertWeights(
+        router=source.read(f"{place}.router.weight", count, hidden),
+        gate_up=gates_first(read_matrices("gate_up_proj", 2 * inner, hidden)),
+        down=read_matrices("down_proj", hidden, inner).contiguous(),
+        router_bias=source.read(f"{place}.router.bias", count),
+        gate_up_bias=gates_first(source.read(f"{place}.experts.gate_up_proj_bias", count, 2 * inner)),
+        down_bias=source.read(f"{place}.experts.down_proj_bias", count, hidden),
+    )

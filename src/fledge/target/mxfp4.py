@@ -1,0 +1,27 @@
+"""Weights in MXFP4 (OCP Microscaling Formats 1.0), as OpenAI publishes GPT-OSS' experts.
+
+Of 32 inputs each, 16 bytes hold a value of four bits for two neighbours, the lower half first, and one more byte the
+exponent that all 32 share.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = (*_HALF, *(-value for value in _HALF))  # of four bits: sign, two of exponent, one of mantissa
+_EXPONENT_BIAS = 127
+
+
+def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
+    """blocks [..., N / 32, 16] uint8 and scales [..., N / 32] uint8 -> [..., N] bfloat16, which holds them exactly."""
+
+    def table(values: list[list[float]]) -> Tensor:
+        return torch.tensor(values).to(device=blocks.device, dtype=torch.bfloat16)
+
+    pairs = table([[_VALUES[byte % 16], _VALUES[byte // 16]] for byte in range(256)])
+    powers = table([[2.0 ** (byte - _EXPONENT_BIAS)] for byte in range(256)])
+    values = F.embedding(blocks.int(), pairs).flatten(-2)  # several times as fast as pairs[blocks]
+    return (values * F.embedding(scales.int(), powers)).flatten(-2)
