@@ -11,7 +11,7 @@ from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import compare_levels
 from fledge.bench.machine import Bandwidth, Machine
 from fledge.bench.options import BenchOptions
-from fledge.bench.report import Curve, DataFacts, ReportFacts, TrainingFacts
+from fledge.bench.report import DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.results import (
     AnswerRow,
     BenchResult,
@@ -135,8 +135,8 @@ def report_facts(bench: BenchResult | None) -> ReportFacts:
             source="The target wrote the prompts itself from the bare start of a user turn, and answered them.",
         ),
         training=TrainingFacts(
-            loss=Curve(list(steps), loss),
-            tau=Curve(evaluations, [1.3 + 0.7 * (1 - 0.5 ** (step / 300)) for step in evaluations]),
+            loss=list(zip(steps, loss, strict=True)),
+            tau=[(step, 1.3 + 0.7 * (1 - 0.5 ** (step / 300))) for step in evaluations],
             steps=1200,
             epochs=3,
             tokens=1_150_000,

@@ -68,10 +68,8 @@ def test_training_facts_are_the_curves_of_metrics_and_the_heads_own_words(tmp_pa
     Head(head.config, head.weights, replace(head.metadata, training=facts)).save(str(tmp_path / "head"))
     found = training_facts(str(tmp_path / "head"), str(path))
     assert found is not None
-    assert found.loss is not None
-    assert (found.loss.steps, found.loss.values) == ([10, 20], [3.0, 2.5])
-    assert found.tau is not None
-    assert found.tau.steps == [0, 20]
+    assert found.loss == [(10, 3.0), (20, 2.5)]
+    assert found.tau == [(0, 1.2), (20, 1.6)]
     assert (found.steps, found.epochs, found.tokens, found.seconds) == (20, 2.0, 1000, 8.0)
     assert found.parameters == sum(weight.numel() for weight in head.weights.trainable().values())
     assert training_facts(str(tmp_path / "head"), str(tmp_path / "nowhere.jsonl")) is None

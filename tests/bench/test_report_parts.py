@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -12,12 +11,10 @@ from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.compare import compare_runs, render_comparison
 from fledge.bench.report.exports import standalone, write_exports
-from fledge.bench.report.limits import better_tau, limit_groups
 from fledge.bench.report.page import Page
+from fledge.bench.report.rounds import better_tau, limit_groups, round_groups
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import load_note, name_engines
-from fledge.bench.report.story import round_groups
-from fledge.bench.report.timeline import mean_round, timeline
 from fledge.bench.results import BenchResult
 from fledge.errors import DataError
 from tests.bench.synthetic import answer_row, bench_result, load_result, report_facts
@@ -176,20 +173,3 @@ def test_runs_without_common_prompts_are_refused() -> None:
         compare_runs(first, first.model_copy(update={"answers": []}), ("a", "b"))
     with pytest.raises(DataError, match="measured no head"):
         compare_runs(first, first.model_copy(update={"heads": []}), ("a", "b"))
-
-
-def test_the_timeline_draws_the_same_tokens_for_every_engine() -> None:
-    result = bench_result(("trained",))
-    plain, head = timeline(result, name_engines(["trained"], {}))
-    mean = mean_round(result, "trained")
-    assert mean is not None
-    assert len(plain.bars) == 24
-    rounds = math.ceil(24 / mean.tau)
-    assert len(head.bars) == rounds * sum(ms > 0 for ms in mean.phases.values())
-    ratio = sum(bar.share for bar in plain.bars) / sum(bar.share for bar in head.bars)
-    assert ratio == pytest.approx(24 * mean.step / (rounds * mean.ms))
-    assert max(sum(bar.share for bar in lane.bars) for lane in (plain, head)) == pytest.approx(100)
-    page = render_report(report_facts(result))
-    outline(page)
-    assert "The same tokens in time" in page
-    assert timeline(result.model_copy(update={"answers": []}), name_engines(["trained"], {})) == []

@@ -1,23 +1,22 @@
 """`report.html`: one self-contained page. No script, no network, no fonts of its own; light and dark.
 
-    facts.py    what the report is given           collect.py   facts read from a run's folders
-    page.py     all blocks of the page             speed.py     blocks about speed and sameness
-    charts.py   SVG                                story.py     blocks about data, training, rounds, samples
-    figures.py  charts of a benchmark's rows       render.py    fills templates/, the pages' HTML and CSS
+    facts.py    what is known besides a benchmark, read from a run's folders
+    page.py     all blocks of the page             speed.py    blocks about speed, sameness, load and cost
+    charts.py   SVG                                rounds.py   blocks about rounds: phases, limits, trees
+    figures.py  charts of a benchmark's rows       story.py    blocks about data, training, stages, samples
+    served.py   the block about servers            render.py   fills templates/, the pages' HTML and CSS
 
 The template only lays out; every figure, and every sentence that depends on one, is worked out in Python.
 """
 
 from __future__ import annotations
 
-from fledge.bench.report.collect import data_facts, training_facts
-from fledge.bench.report.facts import Curve, DataFacts, ReportFacts, TrainingFacts
+from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts, data_facts, training_facts
 from fledge.bench.report.page import Page
 from fledge.bench.report.render import render
 from fledge.storage import write_atomic
 
 __all__ = [
-    "Curve",
     "DataFacts",
     "ReportFacts",
     "TrainingFacts",

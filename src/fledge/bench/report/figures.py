@@ -45,22 +45,18 @@ def depth_chart(by_head: Mapping[str, Sequence[float]], naming: Naming) -> str:
 
 
 def curve_chart(
-    curve: Curve | None, label: str, style: str, *, smooth: bool = False, y_from: float | None = None
+    curve: Curve, label: str, style: str, *, smooth: bool = False, y_from: float | None = None
 ) -> str:
     """A training curve; `smooth` draws the raw values faintly behind their running mean."""
-    if curve is None or len(curve.steps) < 2:
+    if len(curve) < 2:
         return ""
-    points = thinned(list(zip(map(float, curve.steps), curve.values, strict=True)))
+    points = thinned(curve)
     axes = Axes("training step", label, y_from=y_from)
-    if not smooth:
-        return line_chart(
-            [Series(label, style, points)],
-            axes,
-            markers=len(points) <= 40,
-            description=f"{label} while training",
-        )
-    lines = [Series(label, "s-faint", points), Series(f"{label}, running mean", style, running_mean(points))]
-    return line_chart(lines, axes, markers=False, description=f"{label} while training")
+    lines, markers = [Series(label, style, points)], len(points) <= 40
+    if smooth:
+        mean = Series(f"{label}, running mean", style, running_mean(points))
+        lines, markers = [Series(label, "s-faint", points), mean], False
+    return line_chart(lines, axes, markers=markers, description=f"{label} while training")
 
 
 def verify_chart(costs: Costs) -> str:
@@ -82,7 +78,7 @@ def cost_table(costs: Costs) -> Table:
     return Table(("forward", "rows", "ms", "× plain"), cells)
 
 
-def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def thinned(points: Curve) -> Curve:
     """At most a few hundred points: means of neighbours."""
     size = -(-len(points) // _MAX_CURVE_POINTS)
     if size <= 1:
@@ -91,7 +87,7 @@ def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 
 
-def running_mean(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def running_mean(points: Curve) -> Curve:
     """Each value with its neighbours' mean, over about a twelfth of the curve."""
     reach = max(1, len(points) // 24)
     out = []

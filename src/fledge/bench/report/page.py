@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fledge.bench.report import figures, money, speed, story
+from fledge.bench.report import figures, speed, story
 from fledge.bench.report.facts import ReportFacts
-from fledge.bench.report.limits import limit_groups, shape_groups
+from fledge.bench.report.rounds import limit_groups, round_groups, shape_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.report.timeline import timeline
 from fledge.bench.results import PLAIN, RELEASED, TRAINED
 from fledge.bench.summary import acceptance_by_depth, head_summary
 
@@ -45,12 +44,11 @@ class Page:
         self.ttft_chart = figures.load_chart(levels, naming, "median_ttft_ms")
         self.load_note = speed.load_note(levels, self.heads, naming)
         self.level_table = speed.level_table(levels, naming)
-        self.costs = money.cost_groups(bench, naming)
+        self.costs = speed.cost_groups(bench, naming)
 
         by_depth = {head: acceptance_by_depth(bench.rows(head)) for head in self.heads} if bench else {}
         self.depth_chart = figures.depth_chart(by_depth, naming)
-        self.rounds = story.round_groups(bench, naming)
-        self.timeline = timeline(bench, naming)
+        self.rounds = round_groups(bench, naming)
         self.limits = limit_groups(bench, naming)
         self.shapes = shape_groups(bench, naming)
         self.samples = story.sample_views(bench, naming)

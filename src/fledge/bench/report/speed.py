@@ -1,4 +1,4 @@
-"""The report's blocks about speed and sameness."""
+"""The report's blocks about speed, sameness, load and cost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fledge.bench.load import LoadResult
+from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report.formats import Table, interval, number, percent, plural, times
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
@@ -184,6 +185,29 @@ def load_note(levels: Sequence[LevelRow], heads: Sequence[str], naming: Naming) 
             note += f", {last} with {most}"
         notes.append(f"{naming.labels[head].capitalize()}: {note}.")
     return " ".join(notes)
+
+
+def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
+    """Cost by concurrency and engine; nothing without a price."""
+    price = bench.options.price_per_hour if bench else None
+    if bench is None or price is None or not bench.levels:
+        return []
+    top = max(cost_per_million(price, row.output_throughput) for row in bench.levels)
+    groups = []
+    for level in dict.fromkeys(row.concurrency for row in bench.levels):
+        rows, bars = [row for row in bench.levels if row.concurrency == level], []
+        for row in rows:
+            cost = cost_per_million(price, row.output_throughput)
+            label, style = naming.labels[row.engine], naming.styles[row.engine]
+            bars.append(Bar(label, style, f"{cost:.2f}", 100 * cost / top))
+        groups.append(BarGroup(f"{level} in flight", _saving(rows), bars))
+    return groups
+
+
+def _saving(rows: Sequence[LevelRow]) -> str:
+    plain = next((row.output_throughput for row in rows if row.engine == PLAIN), None)
+    best = max((row.output_throughput for row in rows if row.engine != PLAIN), default=None)
+    return f"{times(best / plain)} the tokens for the money" if plain and best else ""
 
 
 def rejected_rows(bench: BenchResult | None, naming: Naming) -> list[str]:

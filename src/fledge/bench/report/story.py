@@ -1,4 +1,4 @@
-"""The report's blocks about the data, the training, what a round costs, and sample answers."""
+"""The report's blocks about the data, the training, the stages, and sample answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fledge.bench.report import figures
 from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, percent, times
-from fledge.bench.report.speed import Bar, BarGroup, Naming
-from fledge.bench.report.timeline import mean_rounds
+from fledge.bench.report.speed import Bar, Naming
 from fledge.bench.results import RELEASED, TRAINED, BenchResult, Sample
 
 
@@ -73,27 +72,6 @@ def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
     return [
         _training_view(training, label, style) for training, label, style in named if training is not None
     ]
-
-
-def round_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """Per head: mean milliseconds of each phase of a round, and the speed-up that follows; plain decode's step on top,
-    on the same scale."""
-    found = mean_rounds(bench)
-    if not found:
-        return []
-    step = next(iter(found.values())).step
-    longest = max([step, *(mean.ms for mean in found.values())])
-    plain = Bar("one token", "p-plain", f"{step:.1f} ms", 100 * step / longest)
-    groups = [BarGroup("plain decode", f"{step:.1f} ms for one token", [plain])]
-    for head, mean in found.items():
-        segments = [
-            Bar(name, f"p-{name}", f"{name} {ms:.2f} ms", 100 * ms / longest)
-            for name, ms in mean.phases.items()
-        ]
-        speedup = mean.tau * mean.step / mean.ms
-        text = f"τ {mean.tau:.2f} × {mean.step:.1f} ms ÷ {mean.ms:.1f} ms per round = {times(speedup)}"
-        groups.append(BarGroup(naming.labels[head], text, segments))
-    return groups
 
 
 def plain_bars(bench: BenchResult | None) -> list[Bar]:
@@ -164,8 +142,8 @@ def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingV
         tiles.append(Tile(human_count(training.parameters), "parameters in the head"))
     if training.head_bytes:
         tiles.append(Tile(human_bytes(training.head_bytes), "on disk"))
-    if training.tau and training.tau.values:
-        tiles.append(Tile(number(training.tau.values[-1], 2), "held-out τ at the end"))
+    if training.tau:
+        tiles.append(Tile(number(training.tau[-1][1], 2), "held-out τ at the end"))
     return TrainingView(
         label,
         tiles,

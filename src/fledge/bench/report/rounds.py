@@ -1,4 +1,4 @@
-"""What limits the speed-up next: each term of the equation made ideal in turn.
+"""The report's blocks about rounds: what their phases take, what limits the speed-up next, which trees were used.
 
 speed-up = tau * t_plain / (t_draft + t_verify + t_accept + t_extend + t_host)
 """
@@ -6,15 +6,71 @@ speed-up = tau * t_plain / (t_draft + t_verify + t_accept + t_extend + t_host)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fledge.bench.report.formats import percent, times
 from fledge.bench.report.speed import Bar, BarGroup, Naming
-from fledge.bench.report.timeline import MeanRound, mean_rounds
 from fledge.bench.results import AnswerRow, BenchResult
 from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import acceptance_by_depth
 
+PHASES = ("draft", "verify", "accept", "extend", "host")
 _BETTER = 0.1  # points of acceptance at every depth
+
+
+@dataclass(frozen=True)
+class MeanRound:
+    """One head's rounds on average over all its answers."""
+
+    phases: Mapping[str, float]  # milliseconds
+    tau: float
+    step: float  # milliseconds of plain decode for a token of the same answers
+
+    @property
+    def ms(self) -> float:
+        """Of the whole round."""
+        return sum(self.phases.values())
+
+    @property
+    def speedup(self) -> float:
+        """What the equation says."""
+        return self.tau * self.step / self.ms
+
+
+def mean_rounds(bench: BenchResult | None) -> dict[str, MeanRound]:
+    """By head, of those that have timed rounds."""
+    if bench is None:
+        return {}
+    found = {}
+    for head in bench.heads:
+        rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
+        rounds = sum(row.rounds for row in rows)
+        phases = {name: sum(row.phases_ms.get(name, 0.0) for row in rows) / max(rounds, 1) for name in PHASES}
+        if any(phases.values()):
+            tokens = sum(row.round_tokens for row in rows)
+            plain = sum(row.tpot_plain_ms * row.round_tokens for row in rows)
+            found[head] = MeanRound(phases, tokens / rounds, plain / tokens)
+    return found
+
+
+def round_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
+    """Per head: mean milliseconds of each phase of a round, and the speed-up that follows; plain decode's step on top,
+    on the same scale."""
+    found = mean_rounds(bench)
+    if not found:
+        return []
+    step = next(iter(found.values())).step
+    longest = max([step, *(mean.ms for mean in found.values())])
+    plain = Bar("one token", "p-plain", f"{step:.1f} ms", 100 * step / longest)
+    groups = [BarGroup("plain decode", f"{step:.1f} ms for one token", [plain])]
+    for head, mean in found.items():
+        segments = [
+            Bar(name, f"p-{name}", f"{name} {ms:.2f} ms", 100 * ms / longest)
+            for name, ms in mean.phases.items()
+        ]
+        text = f"τ {mean.tau:.2f} × {mean.step:.1f} ms ÷ {mean.ms:.1f} ms per round = {times(mean.speedup)}"
+        groups.append(BarGroup(naming.labels[head], text, segments))
+    return groups
 
 
 def limit_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
@@ -38,7 +94,7 @@ def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
             whole,
         ),
     }
-    now = tau * step / whole
+    now = mean.speedup
     found = {name: t * step / left for name, (t, left) in ideal.items() if left > 0}
     order = sorted(found, key=lambda name: -found[name])
     scale = max([now, *found.values()])
