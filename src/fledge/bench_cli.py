@@ -117,27 +117,29 @@ def bench_server(
 ) -> None:
     """Load OpenAI-compatible servers, in alternation, and compare them with the first."""
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
+    from fledge.bench.options import refused_by_name
     from fledge.bench.sets import find_workload
     from fledge.closing import REPORT_NAME, close_load, keep_load
     from fledge.console import StageProgress
     from fledge.storage import join, refuse_unwritable
 
     _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
-    options = LoadOptions(
-        concurrency=_numbers(concurrency, int, "--concurrency"),
-        rates=_numbers(rate, float, "--rate"),
-        requests=requests,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        ignore_eos=ignore_eos,
-        repeats=repeats,
-        warmup=warmup,
-        seed=seed,
-        slo=Objective.parse(slo) if slo else None,
-        price_per_hour=price,
-        token_counts=token_counts,
-        model=model,
-    )
+    with refused_by_name():
+        options = LoadOptions(
+            concurrency=_numbers(concurrency, int, "--concurrency"),
+            rates=_numbers(rate, float, "--rate"),
+            requests=requests,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            ignore_eos=ignore_eos,
+            repeats=repeats,
+            warmup=warmup,
+            seed=seed,
+            slo=Objective.parse(slo) if slo else None,
+            price_per_hour=price,
+            token_counts=token_counts,
+            model=model,
+        )
     refuse_unwritable(join(run_dir, REPORT_NAME))
     if replay:
         asked, traffic = read_traffic(replay, speed)
@@ -199,6 +201,7 @@ def bench_peers(
     run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
 ) -> None:
     """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI, vLLM and SGLang, as far as each is installed."""
+    from fledge.bench.options import refused_by_name
     from fledge.bench.peers import PeerOptions, run_peers
     from fledge.bench.peers.table import write_peers
     from fledge.console import StageProgress, print_table, say
@@ -208,20 +211,21 @@ def bench_peers(
 
     refuse_unwritable(join(run_dir, "peers.md"))
     loaded = Target.load(target)
-    options = PeerOptions(
-        target=loaded.name,
-        head=None if head == "none" else head_url(loaded, head),
-        peers=tuple(peer or ()),
-        modes=tuple(mode or ()),
-        programs=dict(_pair(one, "--program") for one in program or ()),
-        models=dict(_pair(one, "--model") for one in model or ()),
-        drafts=dict(_pair(one, "--draft") for one in draft or ()),
-        workload=workload,
-        prompts=prompts,
-        max_tokens=max_tokens,
-        concurrency=_numbers(concurrency, int, "--concurrency"),
-        repeats=repeats,
-    )
+    with refused_by_name():
+        options = PeerOptions(
+            target=loaded.name,
+            head=None if head == "none" else head_url(loaded, head),
+            peers=tuple(peer or ()),
+            modes=tuple(mode or ()),
+            programs=dict(_pair(one, "--program") for one in program or ()),
+            models=dict(_pair(one, "--model") for one in model or ()),
+            drafts=dict(_pair(one, "--draft") for one in draft or ()),
+            workload=workload,
+            prompts=prompts,
+            max_tokens=max_tokens,
+            concurrency=_numbers(concurrency, int, "--concurrency"),
+            repeats=repeats,
+        )
     with StageProgress("peers") as progress:
         found = run_peers(loaded, options, progress.update)
     table = write_peers(run_dir, found)
@@ -253,32 +257,34 @@ def plan(
 ) -> None:
     """Predict speed with and without a draft head, and what data, features and training take, before renting."""
     from fledge.bench import BenchResult
+    from fledge.bench.options import refused_by_name
     from fledge.bench.plan import CHECK_COLUMNS, PlanOptions, check_rows, make_plan, read_shape
     from fledge.console import print_table, say
     from fledge.storage import join
     from fledge.target.resolve import config_place
 
-    options = PlanOptions(
-        bandwidth_gb_s=bandwidth,
-        tflops=tflops,
-        devices=devices,
-        acceptance=_numbers(acceptance, float, "--acceptance"),
-        tree=_numbers(tree, int, "--tree"),
-        concurrency=_numbers(concurrency, int, "--concurrency"),
-        context=context,
-        weight_bits=weight_bits,
-        efficiency=efficiency,
-        overhead_us=overhead_us,
-        conversations=conversations,
-        tokens_each=tokens_each,
-        draft_vocab=draft_vocab,
-        price_per_hour=price,
-    )
+    with refused_by_name():
+        options = PlanOptions(
+            bandwidth_gb_s=bandwidth,
+            tflops=tflops,
+            devices=devices,
+            acceptance=_numbers(acceptance, float, "--acceptance"),
+            tree=_numbers(tree, int, "--tree"),
+            concurrency=_numbers(concurrency, int, "--concurrency"),
+            context=context,
+            weight_bits=weight_bits,
+            efficiency=efficiency,
+            overhead_us=overhead_us,
+            conversations=conversations,
+            tokens_each=tokens_each,
+            draft_vocab=draft_vocab,
+            price_per_hour=price,
+        )
     place = config_place(model)
     shape = read_shape(place) if place == model else replace(read_shape(place), name=model.rpartition("/")[2])
     made = make_plan(shape, options)
-    print_table(made.title, made.speed_columns, made.speed_rows)
-    print_table("Data, features, training", made.work_columns, made.work_rows)
+    print_table(made.title, *made.speed_table)
+    print_table("Data, features, training", *made.work_table)
     say(*made.notes)
     if check is not None:
         rows = check_rows(BenchResult.load(join(check, "bench")), shape, draft_vocab)
@@ -304,6 +310,7 @@ def bench_ratios(
     output: Output = "ratios.json",
 ) -> None:
     """What speculation costs and brings beside plain decode: busy engine, first token, sampling, neighbours."""
+    from fledge.bench.options import refused_by_name
     from fledge.bench.ratios import COLUMNS, Sizes, measure_ratios
     from fledge.bench.statistics import range_note
     from fledge.console import print_table, say
@@ -314,12 +321,13 @@ def bench_ratios(
 
     refuse_unwritable(output)
     loaded = Target.load(target, device=device)
-    sizes = Sizes(
-        levels=_numbers(concurrency, int, "--concurrency"),
-        prompts=prompts,
-        tokens=max_tokens,
-        repeats=repeats,
-    )
+    with refused_by_name():
+        sizes = Sizes(
+            levels=_numbers(concurrency, int, "--concurrency"),
+            prompts=prompts,
+            tokens=max_tokens,
+            repeats=repeats,
+        )
     found = measure_ratios(
         loaded,
         Head.load(head_url(loaded, head)),
@@ -345,6 +353,7 @@ def tune(
     output: Output = "tuned.json",
 ) -> None:
     """Search tree shapes per concurrency on this machine; show the front of latency against throughput."""
+    from fledge.bench.options import refused_by_name
     from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
     from fledge.console import StageProgress, print_table, say
     from fledge.draft import Head
@@ -354,13 +363,14 @@ def tune(
 
     refuse_unwritable(output)
     loaded = Target.load(target, device=device)
-    options = TuneOptions(
-        shapes=parse_shapes(shapes),
-        concurrency=_numbers(concurrency, int, "--concurrency"),
-        prompts=prompts,
-        max_tokens=max_tokens,
-        repeats=repeats,
-    )
+    with refused_by_name():
+        options = TuneOptions(
+            shapes=parse_shapes(shapes),
+            concurrency=_numbers(concurrency, int, "--concurrency"),
+            prompts=prompts,
+            max_tokens=max_tokens,
+            repeats=repeats,
+        )
     with StageProgress("tune") as progress:
         found = tune_shapes(loaded, Head.load(head_url(loaded, head)), options, progress.update)
     print_table("Tree shapes", *found.table)

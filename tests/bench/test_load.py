@@ -26,6 +26,7 @@ from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import between, parse_metrics
 from fledge.bench.load.metrics import LevelSetting, level_figures
 from fledge.bench.load.results import Comparison, compare_level, compare_levels
+from fledge.bench.options import refused_by_name
 from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload
 from fledge.errors import DataError, ServerError
@@ -101,8 +102,9 @@ def test_goodput_counts_requests_that_keep_every_objective() -> None:
     slo = Objective.parse("ttft:500, tpot:200")
     assert figures([fast, slow_start, slow_tokens, failed], slo=slo)["request_goodput"] == 0.5
     assert figures([fast], slo=Objective.parse("e2e:150"))["request_goodput"] == 0.0
-    with pytest.raises(DataError, match="ttft:500,tpot:50"):
-        Objective.parse("ttft")
+    for wrong in ("ttft", "ttft:5,wait:3", "ttft:0"):
+        with pytest.raises(DataError, match="ttft:500,tpot:50"):
+            Objective.parse(wrong)
 
 
 def test_a_failed_request_is_counted_and_told() -> None:
@@ -376,7 +378,7 @@ def test_unusable_options_are_refused() -> None:
     wrong = [{"concurrency": (0,)}, {"repeats": 0}, {"rates": (0.0,)}, {"concurrency": ()}, {"requests": -1}]
     wrong += [{"rates": (float("nan"),)}, {"warmup": -1}, {"temperature": -1.0}, {"price_per_hour": 0.0}]
     for options in wrong:
-        with pytest.raises(DataError):
+        with pytest.raises(DataError), refused_by_name():
             LoadOptions(**options)  # type: ignore[arg-type]
     assert LoadOptions().requests_at(16) == 32
     assert Arrival(PROMPTS[0], None).due is None

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fledge.bench.options import refused_by_name
 from fledge.bench.peers import PeerOptions, PeersFound, run_peers
 from fledge.bench.peers.catalogue import PEERS, Peer, installed
 from fledge.bench.peers.run import PeerRow, choose_peers, start_worker
@@ -44,7 +45,7 @@ def test_engines_that_are_missing_say_how_to_install_them() -> None:
         choose_peers(PeerOptions(target="t", head=None, peers=("tgi",)))
     with pytest.raises(DataError, match="no mode is called 'medusa'"):
         choose_peers(PeerOptions(target="t", head=None, modes=("medusa",)))
-    with pytest.raises(DataError, match="there is no level to measure"):
+    with pytest.raises(DataError, match="concurrency = "), refused_by_name():
         PeerOptions(target="t", head=None, concurrency=())
 
 

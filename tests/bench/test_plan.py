@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fledge.bench.options import refused_by_name
 from fledge.bench.plan import PlanOptions, check_rows, make_plan, read_shape, tree_tau
 from fledge.bench.plan.check import (
     HostTimes,
@@ -181,9 +182,11 @@ def test_the_plan_of_a_70b_is_what_such_machines_do() -> None:
     assert speeds[1].speedup > speeds[64].speedup
     assert "llama-70b" in plan.title
     priced = make_plan(shape_of(LLAMA_70B), PlanOptions(bandwidth_gb_s=3350, tflops=989, price_per_hour=3.0))
-    assert len(priced.speed_rows[0]) == len(priced.speed_columns) == 8
-    assert [len(row) for row in plan.work_rows] == [4, 4, 4]
-    assert plan.work_rows[2][0] == f"training, {TrainOptions().epochs:g} epochs"  # as a recipe would train
+    assert len(priced.speed_table.rows[0]) == len(priced.speed_table.columns) == 8
+    assert [len(row) for row in plan.work_table.rows] == [4, 4, 4]
+    assert (
+        plan.work_table.rows[2][0] == f"training, {TrainOptions().epochs:g} epochs"
+    )  # as a recipe would train
 
 
 def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:
@@ -210,7 +213,7 @@ def test_unusable_assumptions_are_refused() -> None:
         {"tree": (0, 4, 4)},
         {"conversations": 0},
     ):
-        with pytest.raises(DataError):
+        with pytest.raises(DataError), refused_by_name():
             PlanOptions(**({"bandwidth_gb_s": 1.0, "tflops": 1.0} | changes))  # type: ignore[arg-type]
 
 

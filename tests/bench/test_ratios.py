@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from fledge.bench.options import refused_by_name
 from fledge.bench.ratios import COLUMNS, PARTS, Bench, Ratio, Ratios, Sizes, measure_ratios
 from fledge.bench.statistics import Interval
 from fledge.draft import Head
@@ -78,14 +79,14 @@ def test_an_unknown_part_is_named_before_anything_runs(target: Target, head: Hea
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"repeats": 0}, "repeats is 0"),
-        ({"levels": (1, 0)}, "concurrency is 0"),
-        ({"levels": ()}, "no level"),
-        ({"tokens": 1}, "max_tokens is 1; give at least 2"),
+        ({"repeats": 0}, "repeats = 0"),
+        ({"levels": (1, 0)}, r"levels\.1 = 0"),
+        ({"levels": ()}, "levels = "),
+        ({"tokens": 1}, "tokens = 1 is refused: Input should be greater than or equal to 2"),
     ],
 )
 def test_sizes_that_measure_nothing_are_refused(sizes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message), refused_by_name():
         Sizes(**sizes)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from fledge.bench import tune
 from fledge.bench.concurrency import run_level
+from fledge.bench.options import refused_by_name
 from fledge.bench.results import LevelRow
 from fledge.bench.tune import (
     GRID,
@@ -41,10 +42,10 @@ def test_shapes_are_written_as_depth_topk_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"repeats": 0}, "repeats is 0"), ({"concurrency": ()}, "no level")]
+    ("options", "message"), [({"repeats": 0}, "repeats = 0"), ({"concurrency": ()}, "concurrency = ")]
 )
 def test_sizes_that_measure_nothing_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message), refused_by_name():
         TuneOptions(**options)
 
 

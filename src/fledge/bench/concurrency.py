@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fledge.bench.measure import Progress
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import LevelRow
 from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import interleaved
+from fledge.data.options import Progress
 from fledge.engine import Completion, Engine, SamplingParams
 
 

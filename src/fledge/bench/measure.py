@@ -12,7 +12,7 @@ without a head; here the prompt's number is the seed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import NamedTuple
@@ -23,10 +23,10 @@ from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
 from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import relative_noise
 from fledge.bench.workloads import Prompt, Workload
+from fledge.data.options import Progress
 from fledge.engine import Completion, Engine, PhaseSeconds
 from fledge.target import Target
 
-Progress = Callable[[float, float, str], None]
 _WORST: tuple[Outcome, ...] = ("identical", "near_tie", "different")
 
 

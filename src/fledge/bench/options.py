@@ -1,12 +1,20 @@
-"""What `fledge bench` measures, and how much of it."""
+"""What `fledge bench` measures, and how much of it; numbers that options of all benchmarks have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fledge.errors import DataError
 
 Count = Annotated[int, Field(ge=1)]
+Levels = Annotated[tuple[Count, ...], Field(min_length=1)]
+AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # In-tree masks are 64 bits wide, so a verify has at most 64 rows a request.
 Rows = Annotated[int, Field(ge=1, le=64)]
 
@@ -92,3 +100,16 @@ class BenchOptions(BaseModel):
     def decoding(self) -> str:
         """How tokens are chosen, in words."""
         return f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"
+
+
+@contextmanager
+def refused_by_name() -> Iterator[None]:
+    """Make an options' first impossible value a DataError, as the command line shows it."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        if name:
+            problem = f"{name} = {first['input']!r} is refused: {problem}; give another value"
+        raise DataError(problem) from error

@@ -24,17 +24,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from statistics import median
 
 from pydantic import BaseModel
+from pydantic.dataclasses import dataclass
 
 from fledge.bench.concurrency import ClosedLoop, Throughput, run_level, run_side_by_side
 from fledge.bench.costs import measure_costs
 from fledge.bench.machine import machine_facts, versions
+from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.results import LevelRow, Machine
-from fledge.bench.statistics import Interval, alternation, compare_paired, refuse_nothing
+from fledge.bench.statistics import Interval, alternation, compare_paired
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine
@@ -91,17 +92,13 @@ class Ratios(BaseModel):
 class Sizes:
     """How much to measure."""
 
-    levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    repeats: int = 6
-    tokens: int = 128
-    prompts: int = 12
+    levels: Levels = (1, 2, 4, 8, 16, 32)
+    repeats: Count = 6
+    tokens: AnswerTokens = 128
+    prompts: Count = 12
     long_prompt: int = 1000
     contexts: tuple[int, ...] = (256, 4096)
     rows: tuple[int, ...] = (2, 4, 8, 16, 32)
-
-    def __post_init__(self) -> None:
-        sizes = {"repeats": self.repeats, "max_tokens": self.tokens, "prompts": self.prompts}
-        refuse_nothing(self.levels, sizes)
 
 
 class Bench:

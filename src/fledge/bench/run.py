@@ -13,12 +13,13 @@ from typing import NamedTuple
 from fledge.bench.concurrency import sweep
 from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
-from fledge.bench.measure import Measured, Progress, measure_answers
+from fledge.bench.measure import Measured, measure_answers
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
 from fledge.bench.sets import find_workload
 from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
+from fledge.data.options import Progress, silent
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.engine.build import make_recorder
@@ -29,17 +30,13 @@ from fledge.target import Target
 _MARGIN = 8
 
 
-def no_progress(done: float, total: float, note: str) -> None:
-    """Show nothing."""
-
-
 def run_bench(
     target: Target,
     heads: Mapping[str, Head],
     options: BenchOptions | None = None,
     *,
     tree: TreeShape | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = silent,
 ) -> BenchResult:
     """Measure a target plainly and with each head.
 

@@ -12,13 +12,11 @@ chance: Wilcoxon's signed-rank test, exact for any number of them, must find one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-
-from fledge.errors import DataError
 
 _Level = TypeVar("_Level")
 _RESAMPLES = 4000
@@ -132,16 +130,6 @@ class Turn(NamedTuple, Generic[_Level]):
     name: str
     number: int
     total: int
-
-
-def refuse_nothing(levels: Sequence[int], sizes: Mapping[str, int]) -> None:
-    """Raise DataError for a series that would measure nothing: `levels` of load, and sizes by their option's name."""
-    for name, value in [*sizes.items(), *(("concurrency", level) for level in levels)]:
-        least = 2 if name == "max_tokens" else 1  # a single token has no time per output token
-        if value < least:
-            raise DataError(f"{name} is {value}; give at least {least}")
-    if not levels:
-        raise DataError("there is no level to measure; give --concurrency at least one number")
 
 
 def interleaved(levels: Sequence[_Level], names: Sequence[str], repeats: int) -> Iterator[Turn[_Level]]:

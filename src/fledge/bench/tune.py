@@ -13,25 +13,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from statistics import median
 from typing import Any
 
+from pydantic.dataclasses import dataclass as checked
+
 from fledge.bench.concurrency import run_level
 from fledge.bench.machine import Machine, machine_facts, versions
+from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.report.formats import Table, interval, number, times
 from fledge.bench.results import LevelRow
-from fledge.bench.statistics import compare_paired, interleaved, range_note, refuse_nothing
+from fledge.bench.statistics import compare_paired, interleaved, range_note
 from fledge.bench.workloads import own_workload
+from fledge.data.options import Progress, silent
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.errors import DataError, EngineError
 from fledge.storage import read_bytes, write_json
 from fledge.target import Target
 
-Progress = Callable[[float, float, str], None]
 GRID = (
     TreeShape(1, 4, 4),
     TreeShape(2, 4, 8),
@@ -47,19 +50,15 @@ _MARGIN = 8  # tokens of room beyond prompt and answer
 _SHAPE = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class TuneOptions:
     """How much to measure."""
 
     shapes: tuple[TreeShape, ...] = GRID
-    concurrency: tuple[int, ...] = (1, 4, 16)
-    prompts: int = 8
-    max_tokens: int = 64
-    repeats: int = 3
-
-    def __post_init__(self) -> None:
-        sizes = {"repeats": self.repeats, "max_tokens": self.max_tokens, "prompts": self.prompts}
-        refuse_nothing(self.concurrency, sizes)
+    concurrency: Levels = (1, 4, 16)
+    prompts: Count = 8
+    max_tokens: AnswerTokens = 64
+    repeats: Count = 3
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,7 @@ def shape_text(shape: TreeShape) -> str:
     return f"{shape.depth}-{shape.topk}-{shape.nodes}" if shape.depth else "plain"
 
 
-def tune_shapes(
-    target: Target, head: Head, options: TuneOptions, progress: Progress = lambda done, total, note: None
-) -> Tuned:
+def tune_shapes(target: Target, head: Head, options: TuneOptions, progress: Progress = silent) -> Tuned:
     """Measure plain decode and every shape at every concurrency, in alternation."""
     every = [
         target.chat.prompt_ids(prompt.messages) for prompt in own_workload().limited(options.prompts).prompts

@@ -31,9 +31,9 @@ from fledge.bench.load.servers import ServerSpec, running
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.statistics import interleaved
 from fledge.bench.workloads import Workload
+from fledge.data.options import Progress, silent
 from fledge.errors import ServerError
 
-Progress = Callable[[float, float, str], None]
 Answers = dict[tuple[str, int], str]  # (question, turn) -> text
 
 
@@ -53,7 +53,7 @@ def run_load(
     traffic: Sequence[Arrival] = (),
     fresh: bool = False,
     ready_s: float = 600.0,
-    progress: Progress = lambda done, total, note: None,
+    progress: Progress = silent,
     ended_early: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
     """Measure every server at every level. `traffic` is replayed with its own timing instead of the levels.

@@ -22,20 +22,22 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import psutil
+from pydantic.dataclasses import dataclass as checked
 
+from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.peers.waker import each
 from fledge.bench.sets import find_workload
-from fledge.bench.statistics import interleaved, refuse_nothing
+from fledge.bench.statistics import interleaved
 from fledge.child import stopping_on_sigterm
+from fledge.data.options import Progress, silent
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
 
-Progress = Callable[[float, float, str], None]
 _MARGIN = 8
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class PeerOptions:
     """What to measure."""
 
@@ -47,14 +49,10 @@ class PeerOptions:
     models: Mapping[str, str] = field(default_factory=dict)  # peer -> the weights in its own form
     drafts: Mapping[str, str] = field(default_factory=dict)  # peer -> the head in its own form
     workload: str = "mixed"
-    prompts: int = 8
-    max_tokens: int = 64
-    concurrency: tuple[int, ...] = (1, 8)
-    repeats: int = 3
-
-    def __post_init__(self) -> None:
-        sizes = {"repeats": self.repeats, "max_tokens": self.max_tokens, "prompts": self.prompts}
-        refuse_nothing(self.concurrency, sizes)
+    prompts: Count = 8
+    max_tokens: AnswerTokens = 64
+    concurrency: Levels = (1, 8)
+    repeats: Count = 3
 
 
 @dataclass(frozen=True)
@@ -150,9 +148,7 @@ class Worker:
         return " ".join(self._log.read()[-300:].split())
 
 
-def run_peers(
-    target: Target, options: PeerOptions, progress: Progress = lambda done, total, note: None
-) -> PeersFound:
+def run_peers(target: Target, options: PeerOptions, progress: Progress = silent) -> PeersFound:
     """Load every peer that is there, in every mode it has, and ask all in alternation."""
     chosen, missing = choose_peers(options)
     prompts = _prompts(target, options)

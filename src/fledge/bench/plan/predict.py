@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic.dataclasses import dataclass as checked
 
 from fledge.bench.load.metrics import cost_per_million
+from fledge.bench.options import Count, Levels, NotNegative, Positive
 from fledge.bench.plan.forward import Device, forward_seconds, round_seconds, tree_tau
 from fledge.bench.plan.shape import HeadShape, ModelShape
-from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
+from fledge.bench.report.formats import Table, clock, human_bytes, human_count, number, times
 from fledge.engine import PLAIN, TreeShape
-from fledge.errors import DataError
 from fledge.train import TrainOptions
 
 _GENERATING = 64  # requests at once while the target writes its answers
@@ -20,57 +22,31 @@ _TRAINING_SHARE = 0.5  # of what kernels reach otherwise: attention, loss and th
 _TRAINED = TrainOptions()  # as a recipe that says nothing else
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class PlanOptions:
     """The user's assumptions."""
 
-    bandwidth_gb_s: float
-    tflops: float
-    devices: int = 1
-    acceptance: tuple[float, ...] = (0.75, 0.56, 0.42, 0.32)
-    tree: tuple[int, ...] = (4, 4, 16)
-    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    context: int = 1024
-    weight_bits: float = 16.0
-    efficiency: float = 0.7
-    overhead_us: float = 5.0
-    conversations: int = 100_000
-    tokens_each: int = 600
-    draft_vocab: int = 32_000
-    price_per_hour: float | None = None
+    bandwidth_gb_s: Positive
+    tflops: Positive
+    devices: Count = 1
+    acceptance: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0.75, 0.56, 0.42, 0.32)
+    tree: Annotated[tuple[Count, ...], Field(min_length=3, max_length=3)] = (4, 4, 16)
+    concurrency: Levels = (1, 2, 4, 8, 16, 32, 64)
+    context: Count = 1024
+    weight_bits: Positive = 16.0
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
+    overhead_us: NotNegative = 5.0
+    conversations: Count = 100_000
+    tokens_each: Count = 600
+    draft_vocab: Count = 32_000
+    price_per_hour: Positive | None = None
 
-    def __post_init__(self) -> None:
-        positive = {"bandwidth": self.bandwidth_gb_s, "tflops": self.tflops, "devices": self.devices}
-        positive |= {
-            "weight-bits": self.weight_bits,
-            "efficiency": self.efficiency,
-            "context": self.context,
-            "draft-vocab": self.draft_vocab,
-        }
-        if self.price_per_hour is not None:
-            positive["price"] = self.price_per_hour
-        for name, value in positive.items():
-            if not 0 < value < math.inf:  # NaN isn't, either
-                raise DataError(f"--{name} is {value}; give a number above 0")
-        if not 0 <= self.overhead_us < math.inf:
-            raise DataError(f"--overhead-us is {self.overhead_us}; give at least 0")
-        if self.efficiency > 1:
-            raise DataError(f"--efficiency is {self.efficiency}, a share; give at most 1, such as 0.7")
-        if len(self.tree) != 3:
-            raise DataError(
-                f"--tree {','.join(map(str, self.tree))} is no tree; write depth,topk,nodes such as 4,4,16"
-            )
-        ordered = [1.0, *self.acceptance]
-        if any(not 0 <= later <= before for before, later in pairwise(ordered)):
-            raise DataError(
-                "--acceptance must fall from depth to depth, from at most 1; write it like 0.75,0.56,0.42"
-            )
-        if not self.acceptance or not self.concurrency:
-            raise DataError("--acceptance and --concurrency need at least one number")
-        if min(self.concurrency) < 1 or min(self.conversations, self.tokens_each) < 1:
-            raise DataError("--concurrency, --conversations and --tokens-each must be at least 1")
-        if self.tree[0] < 1 or self.tree[1] < 1 or self.tree[2] < 2:
-            raise DataError("--tree needs a depth and width of at least 1 and 2 nodes, such as 4,4,16")
+    @field_validator("acceptance")
+    @classmethod
+    def _falls(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if list(shares) != sorted(shares, reverse=True) or shares[0] > 1:
+            raise ValueError("it must fall from depth to depth, from at most 1, as 0.75,0.56,0.42 does")
+        return shares
 
     @property
     def device(self) -> Device:
@@ -109,10 +85,8 @@ class Plan:
 
     title: str
     speeds: list[SpeedRow]
-    speed_columns: list[str]
-    speed_rows: list[list[str]]
-    work_columns: list[str]
-    work_rows: list[list[str]]
+    speed_table: Table
+    work_table: Table
     notes: list[str]
 
 
@@ -130,10 +104,8 @@ def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
     return Plan(
         title=f"{name}: {human_count(model.weights)} weights, {size}; head {share / model.weights:.1%} of it",
         speeds=speeds,
-        speed_columns=columns,
-        speed_rows=[_speed_cells(row, options) for row in speeds],
-        work_columns=["step", "amount", "disk", "time"],
-        work_rows=_work_rows(model, head, device, options),
+        speed_table=Table(columns, [_speed_cells(row, options) for row in speeds]),
+        work_table=Table(("step", "amount", "disk", "time"), _work_rows(model, head, device, options)),
         notes=_notes(model, options, speeds),
     )
 
