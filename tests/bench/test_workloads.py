@@ -52,16 +52,19 @@ def test_line_separators_inside_texts_and_a_byte_order_mark_are_no_ends_of_lines
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"turns": ["unfinished"', "not valid JSON"),
-        ('["a list"]', "a JSON object is wanted"),
-        ('{"question_id": 1, "category": "x"}', "`turns` must be a list"),
-        ('{"question_id": 1, "category": "x", "turns": []}', "`turns` must be a list"),
-        ('{"question_id": 1, "category": "x", "turns": "text"}', "`turns` must be a list"),
-        ('{"question_id": 1, "category": "x", "turns": ["fine", 3]}', "must be a text"),
-        ('{"question_id": 1, "category": "x", "turns": ["  "]}', "must be a text"),
-        ('{"question_id": [1], "category": "x", "turns": ["fine"]}', "`question_id`"),
-        ('{"question_id": 1, "category": null, "turns": ["fine"]}', "`category`"),
-        ('{"question_id": 1, "category": "x", "turns": ["torn \\ud83d"]}', "half of a surrogate pair"),
+        ('{"turns": ["unfinished"', "Invalid JSON"),
+        ('["a list"]', "Input should be an object"),
+        ('{"question_id": 1, "category": "x"}', "turns: Field required"),
+        ('{"question_id": 1, "category": "x", "turns": []}', "turns: "),
+        ('{"question_id": 1, "category": "x", "turns": "text"}', "turns: Input should be a valid "),
+        (
+            '{"question_id": 1, "category": "x", "turns": ["fine", 3]}',
+            "turns: 1: Input should be a valid string",
+        ),
+        ('{"question_id": 1, "category": "x", "turns": ["  "]}', "turns: 0: "),
+        ('{"question_id": [1], "category": "x", "turns": ["fine"]}', "question_id: "),
+        ('{"question_id": 1, "category": null, "turns": ["fine"]}', "category: "),
+        ('{"question_id": 1, "category": "x", "turns": ["torn \\ud83d"]}', "Invalid JSON"),
     ],
 )
 def test_malformed_line_is_refused_with_its_number(tmp_path: Path, line: str, problem: str) -> None:

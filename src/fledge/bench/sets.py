@@ -4,7 +4,7 @@
     mixed                                        80 prompts, ten in each of eight categories
     random:count=40,words=300                    words in random order: nothing repeats, no prefix is shared
     shared-prefix:count=40,words=1000,groups=4   long common openings, as system prompts and documents have them
-    dataset:NAME,split=test,count=40             a Hugging Face data set: hub_set.py
+    dataset:NAME,split=test,count=40             a Hugging Face data set
 
 All texts were written for this project. A long-context prompt is a folder of notes (the texts of `summarisation`) with
 one question about one of them, which lies anywhere between the first and the last.
@@ -17,9 +17,12 @@ import random
 import zlib
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import islice
 
-from fledge.bench.hub_set import hub_workload
 from fledge.bench.workloads import OWN_WORKLOAD, Prompt, Workload, own_workload, parse_prompts, read_workload
+from fledge.data.sources.base import Record
+from fledge.data.sources.opening import open_source
+from fledge.data.sources.options import SourceOptions
 from fledge.errors import DataError
 
 SETS = (
@@ -32,6 +35,8 @@ SETS = (
     "long_context",
 )
 _GENERATED = ("random", "shared-prefix")
+_HUB_ROWS = 40
+_HUB_KEYS = ("split", "config", "field", "revision", "count")
 _NOTES = 24  # notes in a long-context prompt: about 2,200 words
 
 
@@ -85,6 +90,30 @@ def shared_prefix_workload(count: int, words: int, groups: int, seed: int = 0) -
         text = f"Keep these notes in mind: {openings[group]}\n\n({number + 1}) {question}"
         prompts.append(Prompt(f"shared-{number + 1}", f"group {group + 1}", (text,)))
     return Workload("shared-prefix", tuple(prompts))
+
+
+def hub_workload(text: str) -> Workload:
+    """The user turns of a data set's first usable rows; `text` is what follows `dataset:`."""
+    path, *settings = text.split(",")
+    given = dict(setting.partition("=")[::2] for setting in settings)
+    unknown = sorted(set(given) - set(_HUB_KEYS))
+    count = given.pop("count", str(_HUB_ROWS))
+    if not path or unknown or not all(given.values()) or not count.isdigit() or int(count) < 1:
+        raise DataError(
+            f"dataset:{text} can't be read; write dataset:NAME,count=40 with any of {', '.join(_HUB_KEYS)} as key=value"
+        )
+    # Prompts to measure with are never trained on, so no terms of training apply.
+    options = SourceOptions.model_validate(
+        {"kind": "dataset", "path": path, "training_allowed": True, **given}
+    )
+    source = open_source(options)
+    records = (record for record in source.records() if isinstance(record, Record))
+    prompts = tuple(
+        Prompt(str(record.row), record.category, record.turns) for record in islice(records, int(count))
+    )
+    if not prompts:
+        raise DataError(f"no row of {path} has a user's turn; name the column with field=")
+    return Workload(source.name, prompts)
 
 
 def _with_notes(prompts: list[Prompt]) -> list[Prompt]:

@@ -9,14 +9,15 @@ Other fields (such as `reference`) are allowed and ignored.
 
 from __future__ import annotations
 
-import json
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from itertools import count
+from typing import Annotated
 
-from fledge.data.sources.files import has_surrogate
+from pydantic import BaseModel, Field, ValidationError
+
 from fledge.errors import DataError
 from fledge.storage import exists, read_bytes
 
@@ -83,7 +84,6 @@ def read_workload(url: str) -> Workload:
     """The prompts of a JSONL file, named after the file."""
     if not exists(url):
         raise DataError(f"there is no file {url} to take prompts from; correct its path")
-    name = posixpath.basename(url)
     try:
         text = read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -91,6 +91,7 @@ def read_workload(url: str) -> Workload:
     prompts = parse_prompts(text, url)
     if not prompts:
         raise DataError(f"{url} holds no prompts; write one JSON object with `turns` on each line")
+    name = posixpath.basename(url)
     return Workload(name.split(".")[0] or name, tuple(prompts))
 
 
@@ -100,7 +101,9 @@ def load_workloads(
     """The own set (0: left out, None: all), `sets` and `files`, each cut to its limit. Names are made unique."""
     found = [own_workload().limited(own_prompts)] if own_prompts != 0 else []
     for workload in (*sets, *map(read_workload, files)):
-        name = _unused(workload.name, [w.name for w in found])
+        taken = {one.name for one in found}
+        names = (f"{workload.name}-{n}" if n > 1 else workload.name for n in count(1))
+        name = next(name for name in names if name not in taken)
         found.append(Workload(name, workload.limited(limit).prompts))
     if not found:
         raise DataError(
@@ -116,39 +119,20 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise _malformed(source, number, f"not valid JSON ({error})") from error
-        prompts.append(_prompt(value, source, number))
+            found = _Line.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = "".join(f"{part}: " for part in first["loc"])
+            raise DataError(
+                f"{source}, line {number}: {place}{first['msg']}; write each line like "
+                '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
+            ) from error
+        question_id = number if found.question_id is None else found.question_id
+        prompts.append(Prompt(str(question_id), found.category, found.turns))
     return prompts
 
 
-def _prompt(value: Any, source: str, number: int) -> Prompt:
-    if not isinstance(value, dict):
-        raise _malformed(source, number, f"a JSON object is wanted, not {type(value).__name__}")
-    turns = value.get("turns")
-    if not isinstance(turns, list) or not turns:
-        raise _malformed(source, number, "`turns` must be a list of at least one user turn")
-    if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise _malformed(source, number, "every entry of `turns` must be a text that isn't empty")
-    question_id = value.get("question_id", number)
-    if not isinstance(question_id, (str, int)):
-        raise _malformed(source, number, "`question_id` must be a number or a text")
-    category = value.get("category", "general")
-    if not isinstance(category, str):
-        raise _malformed(source, number, "`category` must be a text")
-    if any(map(has_surrogate, (str(question_id), category, *turns))):
-        raise _malformed(source, number, "half of a surrogate pair (\\ud800 to \\udfff) is no character")
-    return Prompt(str(question_id), category, tuple(turns))
-
-
-def _malformed(source: str, number: int, problem: str) -> DataError:
-    example = '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
-    return DataError(f"{source}, line {number}: {problem}; write each line like {example}")
-
-
-def _unused(name: str, taken: Iterable[str]) -> str:
-    names = set(taken)
-    if name not in names:
-        return name
-    return next(f"{name}-{n}" for n in range(2, len(names) + 3) if f"{name}-{n}" not in names)
+class _Line(BaseModel):
+    question_id: str | int | None = None
+    category: str = "general"
+    turns: tuple[Annotated[str, Field(pattern=r"\S")], ...] = Field(min_length=1)
