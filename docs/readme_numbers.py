@@ -140,8 +140,7 @@ def filled(text: str, root: Path = ROOT) -> str:
     def block(match: re.Match[str]) -> str:
         place = str(root / match[3])
         if place.endswith(".jsonl"):
-            peers = peers_table(read_peers(place))
-            return match[1] + table(peers.columns, peers.rows) + "\n" + match[4]
+            return match[1] + table(*peers_table(read_peers(place))) + "\n" + match[4]
         if place.endswith("ratios.json"):
             ratios = Ratios.model_validate_json(Path(place).read_text("utf-8"))
             return match[1] + table(RATIO_COLUMNS, [line.cells for line in ratios.lines]) + "\n" + match[4]

@@ -203,7 +203,7 @@ def bench_peers(
     """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI, vLLM and SGLang, as far as each is installed."""
     from fledge.bench.options import refused_by_name
     from fledge.bench.peers import PeerOptions, run_peers
-    from fledge.bench.peers.table import write_peers
+    from fledge.bench.peers.table import peers_notes, peers_table, write_peers
     from fledge.console import StageProgress, print_table, say
     from fledge.released import head_url
     from fledge.storage import join, refuse_unwritable
@@ -228,9 +228,9 @@ def bench_peers(
         )
     with StageProgress("peers") as progress:
         found = run_peers(loaded, options, progress.update)
-    table = write_peers(run_dir, found)
-    print_table("Peers, interleaved", table.columns, table.rows, text_columns=2)
-    say(*table.notes, f"table: {run_dir}/peers.md")
+    write_peers(run_dir, found)
+    print_table("Peers, interleaved", *peers_table(found), text_columns=2)
+    say(*peers_notes(found), f"table: {run_dir}/peers.md")
 
 
 def plan(

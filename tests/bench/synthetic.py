@@ -7,7 +7,7 @@ import random
 from fledge.bench.load import LoadResult
 from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import Speculation
-from fledge.bench.load.metrics import LevelSetting, level_figures
+from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.results import compare_levels
 from fledge.bench.machine import Bandwidth, Machine
 from fledge.bench.options import BenchOptions
@@ -166,10 +166,15 @@ def load_result() -> LoadResult:
         for repeat in range(8):
             for server, gain in (("plain", 1.0), ("eagle3", 1.9 - 0.04 * level)):
                 tpot = (10 + 0.6 * level) / gain * (1 + rng.gauss(0, 0.01))
-                setting = LevelSetting(server, "mixed", level, None, repeat, 32)
+                setting = {
+                    "backend": server,
+                    "max_concurrency": level,
+                    "request_rate": None,
+                    "repeat": repeat,
+                }
                 records = [_request(n, 0.05 + 0.004 * level, tpot / 1e3) for n in range(2 * level)]
                 speculation = Speculation(tau=2.4) if server == "eagle3" else None
-                rows.append(level_figures(setting, records, 2 * (0.05 + 0.031 * tpot), speculation, None))
+                rows.append(setting | level_figures(records, 2 * (0.05 + 0.031 * tpot), speculation, None))
     return LoadResult(
         servers=["plain", "eagle3"],
         models={"plain": "some/target", "eagle3": "some/target"},

@@ -24,7 +24,7 @@ from fledge.bench.load import (
 from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
 from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import between, parse_metrics
-from fledge.bench.load.metrics import LevelSetting, level_figures
+from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.results import Comparison, compare_level, compare_levels
 from fledge.bench.options import refused_by_name
 from fledge.bench.report.served import served_view
@@ -60,7 +60,7 @@ def record(
 
 
 def figures(records: list[RequestRecord], seconds: float = 2.0, slo: Objective | None = None) -> dict:
-    return level_figures(LevelSetting("s", "w", 1, None, 0, 16), records, seconds, None, slo)
+    return level_figures(records, seconds, None, slo)
 
 
 def test_latencies_of_one_request_follow_from_its_arrivals() -> None:
@@ -199,8 +199,7 @@ def test_tau_of_a_server_of_ours_counts_rounds_without_a_draft_too() -> None:
 
 
 def test_a_price_makes_tokens_cost_something() -> None:
-    setting = LevelSetting("s", "w", 1, None, 0, 16)
-    row = level_figures(setting, [record([0.1, 0.3], 10)], 2.0, None, None, 3.6)
+    row = level_figures([record([0.1, 0.3], 10)], 2.0, None, None, 3.6)
     assert row["cost_per_million_output_tokens"] == pytest.approx(200.0)  # 5 tokens a second, 18,000 an hour
     assert "cost_per_million_output_tokens" not in figures([record([0.1, 0.3], 10)])
 

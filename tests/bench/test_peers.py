@@ -16,7 +16,7 @@ from fledge.bench.options import refused_by_name
 from fledge.bench.peers import PeerOptions, PeersFound, run_peers
 from fledge.bench.peers.catalogue import PEERS, Peer, installed
 from fledge.bench.peers.run import PeerRow, choose_peers, start_worker
-from fledge.bench.peers.table import peers_table, read_peers, write_peers
+from fledge.bench.peers.table import peers_notes, peers_table, read_peers, write_peers
 from fledge.draft import DraftVocabulary, Head
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
@@ -87,8 +87,9 @@ def test_the_table_pairs_blocks_and_says_who_is_ahead(tmp_path: Path) -> None:
         "vllm 1.0 plain",
     ]
     assert table.rows[1][5:7] == ["1.50×", "1.50–1.50"]  # paired by block: the drift cancels
-    assert "ahead of fledge are vllm 1.33×" in table.notes[0]
-    assert table.notes[1] == "llama.cpp: not installed"
+    ahead, missing = peers_notes(found)
+    assert "ahead of fledge are vllm 1.33×" in ahead
+    assert missing == "llama.cpp: not installed"
     write_peers(str(tmp_path), found)
     assert "| vllm 1.0 | eagle3 | 1 |" in (tmp_path / "peers.md").read_text()
     assert len((tmp_path / "peers.jsonl").read_text().splitlines()) == 12

@@ -51,7 +51,7 @@ H100S = PlanOptions(bandwidth_gb_s=3350, tflops=989, devices=8)
 def test_known_models_have_their_known_sizes() -> None:
     llama = shape_of(LLAMA_70B)
     assert llama.weights == pytest.approx(69.5e9, rel=0.01)  # 70.6e9 with the embedding
-    assert llama.kv_values * 2 == 327_680  # bytes per token in bf16
+    assert llama.layers * llama.kv_width * 2 == 327_680  # bytes per token in bf16
     assert shape_of(SMOLLM2).weights * 2 == pytest.approx(269e6, rel=0.01)
     head = HeadShape.of(llama)
     assert 0.01 < (head.weights + head.fc) / llama.weights < 0.05  # the article's 2-5 %
@@ -125,7 +125,7 @@ def test_published_models_have_their_published_sizes(
     embedding = shape.hidden * shape.vocab
     assert (shape.weights + embedding) / 1e9 == pytest.approx(billions, rel=0.015)
     assert (shape.weights_per_token + embedding) / 1e9 == pytest.approx(active, rel=0.02)
-    assert shape.kv_values * 2 == kv_bytes
+    assert shape.layers * shape.kv_width * 2 == kv_bytes
 
 
 def test_layers_with_a_window_see_no_more_than_it() -> None:

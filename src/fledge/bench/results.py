@@ -8,7 +8,7 @@ bench/bench.json          everything else: costs, samples, machine, versions, op
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -166,9 +166,9 @@ class BenchResult(BaseModel):
 
     def save(self, folder: str) -> None:
         """Write the three files; bench.json last, so that it stands for a whole result."""
-        _write_rows(join(folder, "answers.jsonl"), self.answers)
-        _write_rows(join(folder, "concurrency.jsonl"), self.levels)
-        rest = self.model_dump(mode="json", exclude={"answers", "levels"})
+        rest = self.model_dump(mode="json")
+        write_rows(join(folder, "answers.jsonl"), rest.pop("answers"))
+        write_rows(join(folder, "concurrency.jsonl"), rest.pop("levels"))
         write_json(join(folder, "bench.json"), {"version": FORMAT_VERSION, **rest})
 
     @classmethod
@@ -185,9 +185,9 @@ class BenchResult(BaseModel):
         return validated(cls, value, folder)
 
 
-def _write_rows(url: str, rows: Sequence[BaseModel]) -> None:
-    text = "".join(json.dumps(row.model_dump(mode="json"), ensure_ascii=False) + "\n" for row in rows)
-    write_atomic(url, text.encode())
+def write_rows(url: str, rows: Iterable[Any]) -> None:
+    """JSON values, one a line."""
+    write_atomic(url, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 def read_rows(url: str, command: str) -> list[Any]:

@@ -52,7 +52,7 @@ def run_bench(
         )
     begin = time.perf_counter()
     workloads = chosen_workloads(options)
-    steps = _Steps(progress, _plan(workloads, options, len(heads)))
+    plan = _plan(workloads, options, len(heads))
     bytes_read = weight_bytes(target)
     device = target.decoder.device
     bandwidths = [measure_bandwidth(bytes_read, device)] if options.bandwidth else []
@@ -61,7 +61,8 @@ def run_bench(
     found, shapes = Measured([], [], []), {}
     if heads:
         engines = _engines(target, measured, tree, workloads, options, 1, options.max_tokens)
-        found = measure_answers(target, engines, workloads, options, steps.part("answers"))
+        shown = _part(progress, 0.0, plan.answers, sum(plan))
+        found = measure_answers(target, engines, workloads, options, shown)
         shapes = {name: shape_rounds(engines[name]) for name in measured}
         del engines
 
@@ -73,7 +74,7 @@ def run_bench(
         tokens = options.sweep_tokens
         engines = _engines(target, measured_too, tree, workloads[:1], options, slots, tokens)
         prompts = _fitting_prompts(target, workloads[0], tokens)
-        levels = sweep(engines, prompts, options, steps.part("sweep"))
+        levels = sweep(engines, prompts, options, _part(progress, plan.answers, plan.sweep, sum(plan)))
     if options.bandwidth:
         bandwidths.append(measure_bandwidth(bytes_read, device))
     return BenchResult(
@@ -145,21 +146,9 @@ def _plan(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _
     return _Parts(prompts * options.repeats * engines if heads else 0.0, sweep_units)
 
 
-class _Steps:
-    """One progress bar over both parts."""
-
-    def __init__(self, progress: Progress, parts: _Parts) -> None:
-        self._progress, self._parts = progress, parts
-
-    def part(self, name: str) -> Progress:
-        """The progress function of one part."""
-        before = self._parts.answers if name == "sweep" else 0.0
-        size, total = getattr(self._parts, name), sum(self._parts)
-
-        def update(done: float, of: float, note: str) -> None:
-            self._progress(before + size * done / of, total, note)
-
-        return update
+def _part(progress: Progress, before: float, size: float, total: float) -> Progress:
+    """The progress function of a part of the whole."""
+    return lambda done, of, note: progress(before + size * done / of, total, note)
 
 
 def _subjects(heads: Mapping[str, Head], options: BenchOptions) -> dict[str, tuple[Head, int | None]]:

@@ -12,7 +12,6 @@ Percentiles interpolate between neighbours, as numpy does by default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,18 +21,6 @@ from fledge.bench.load.counters import Speculation
 from fledge.bench.load.options import Objective
 
 _KINDS = ("ttft", "tpot", "itl", "e2e_latency")
-
-
-@dataclass(frozen=True)
-class LevelSetting:
-    """What a level was: which server, how many requests at once or per second, which repeat."""
-
-    server: str
-    workload: str
-    concurrency: int | None  # of the closed loop; None: open loop
-    request_rate: float | None  # of the open loop
-    repeat: int
-    max_tokens: int
 
 
 def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
@@ -81,23 +68,16 @@ def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
 
 
 def level_figures(
-    setting: LevelSetting,
     records: Sequence[RequestRecord],
     seconds: float,
     speculation: Speculation | None,
     slo: Objective | None,
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
-    """One line of `load.jsonl`."""
+    """What was measured of one level: a line of `load.jsonl` but for what the level was."""
     done = [record for record in records if record.ok]
     prompt, output = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     row: dict[str, Any] = {
-        "backend": setting.server,
-        "dataset_name": setting.workload,
-        "request_rate": setting.request_rate,
-        "max_concurrency": setting.concurrency,
-        "repeat": setting.repeat,
-        "max_tokens": setting.max_tokens,
         "duration": seconds,
         "completed": len(done),
         "failed": len(records) - len(done),

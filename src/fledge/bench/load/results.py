@@ -15,9 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fledge.bench.machine import Machine
+from fledge.bench.results import write_rows
 from fledge.bench.statistics import compare_paired
 from fledge.errors import StorageError
-from fledge.storage import join, read_bytes, read_json, write_atomic, write_json
+from fledge.storage import join, read_bytes, read_json, write_json
 
 Row = Mapping[str, Any]
 _ALL_AT_ONCE = "inf"
@@ -65,8 +66,7 @@ class LoadResult(BaseModel):
 
     def save(self, folder: str) -> None:
         """Write both files; load.json last, so that it stands for a whole result."""
-        text = "".join(json.dumps(_strict(row), ensure_ascii=False) + "\n" for row in self.rows)
-        write_atomic(join(folder, "load.jsonl"), text.encode())
+        write_rows(join(folder, "load.jsonl"), map(_strict, self.rows))
         write_json(join(folder, "load.json"), _strict(self.model_dump(exclude={"rows"})))
 
     @classmethod

@@ -24,7 +24,7 @@ from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
 from fledge.bench.load.client import Call, open_session
 from fledge.bench.load.counters import between, read_counters
 from fledge.bench.load.drive import drive
-from fledge.bench.load.metrics import LevelSetting, level_figures
+from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.options import LoadOptions
 from fledge.bench.load.results import LoadResult, compare_levels
 from fledge.bench.load.servers import ServerSpec, running
@@ -174,22 +174,20 @@ class _Test:
         self, session: aiohttp.ClientSession, call: Call, name: str, level: Level, repeat: int
     ) -> dict[str, Any]:
         """One server at one level, once."""
-        before = await read_counters(session, call.url)
+        options, before = self.options, await read_counters(session, call.url)
         driven = await drive(session, call, level.arrivals, level.concurrency)
         speculation = between(before, await read_counters(session, call.url))
-        setting = LevelSetting(
-            name, self.workload, level.concurrency, level.rate, repeat, self.options.max_tokens
-        )
-        row = level_figures(
-            setting,
-            driven.records,
-            driven.seconds,
-            speculation,
-            self.options.slo,
-            self.options.price_per_hour,
-        )
+        row = {
+            "backend": name,
+            "dataset_name": self.workload,
+            "request_rate": level.rate,
+            "max_concurrency": level.concurrency,
+            "repeat": repeat,
+            "max_tokens": options.max_tokens,
+            **level_figures(driven.records, driven.seconds, speculation, options.slo, options.price_per_hour),
+        }
         self.rows.append(row)
-        if not repeat and not self.options.temperature:  # only greedy answers can be compared
+        if not repeat and not options.temperature:  # only greedy answers can be compared
             texts = {(record.question_id, record.turn): record.text for record in driven.records if record.ok}
             self.answers[name, (level.concurrency, level.rate)] = texts
         return row

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
 from fledge.bench.report.exports import table
-from fledge.bench.report.formats import ABSENT, interval, number, times
+from fledge.bench.report.formats import ABSENT, Table, interval, number, times
+from fledge.bench.results import write_rows
 from fledge.bench.statistics import compare_paired, range_note
 from fledge.storage import join, read_bytes, write_atomic, write_json
 
@@ -19,16 +20,7 @@ _COLUMNS = ["engine", "mode", "in flight", "TPOT ms", "tokens/s", "over fledge p
 _COLUMNS += ["as its plain", "as fledge"]
 
 
-@dataclass(frozen=True)
-class PeersTable:
-    """What is printed and written."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    notes: list[str]
-
-
-def peers_table(found: PeersFound) -> PeersTable:
+def peers_table(found: PeersFound) -> Table:
     """A line per engine, mode and concurrency, the fastest first."""
     keys = dict.fromkeys((row.concurrency, row.peer, row.mode) for row in found.rows)
     rows: list[tuple[int, float, list[str]]] = []
@@ -49,29 +41,27 @@ def peers_table(found: PeersFound) -> PeersTable:
         tpot = number(median(tpots) if tpots else None, 2)
         cells = [first.version, mode, str(level), tpot, number(speed), *over, *same]
         rows.append((level, -speed, cells))
+    return Table(_COLUMNS, [cells for *_, cells in sorted(rows)])
+
+
+def peers_notes(found: PeersFound) -> list[str]:
+    """Where another engine is ahead of fledge's best mode, which are missing, and what few repeats leave open."""
     repeats = 1 + max((row.repeat for row in found.rows), default=0)
-    return PeersTable(
-        _COLUMNS,
-        [cells for *_, cells in sorted(rows)],
-        [*_behind(found), *found.missing, *range_note(repeats)],
-    )
+    return [*_behind(found), *found.missing, *range_note(repeats)]
 
 
-def write_peers(folder: str, found: PeersFound) -> PeersTable:
+def write_peers(folder: str, found: PeersFound) -> None:
     """`peers.jsonl`, `peers.md` and what they were measured with."""
-    made = peers_table(found)
-    lines = "".join(json.dumps(asdict(row)) + "\n" for row in found.rows)
-    write_atomic(join(folder, "peers.jsonl"), lines.encode())
+    write_rows(join(folder, "peers.jsonl"), map(asdict, found.rows))
     machine = machine_facts()
     setting = {"options": asdict(found.options), "machine": machine.model_dump(), "versions": versions()}
     write_json(join(folder, "peers.json"), setting)
-    notes = "".join(f"- {line}\n" for line in made.notes)
+    notes = "".join(f"- {line}\n" for line in peers_notes(found))
     setup = (
         f"{machine.cpu}, {machine.cores} cores; interleaved, greedy, {found.options.max_tokens} new tokens"
     )
-    page = f"Peers on {setup}.\n\n{table(made.columns, made.rows)}\n\n{notes}"
+    page = f"Peers on {setup}.\n\n{table(*peers_table(found))}\n\n{notes}"
     write_atomic(join(folder, "peers.md"), page.encode())
-    return made
 
 
 def read_peers(path: str) -> PeersFound:
@@ -88,7 +78,6 @@ def _select(rows: Sequence[PeerRow], level: int, peer: str, mode: str) -> list[P
 
 
 def _behind(found: PeersFound) -> list[str]:
-    """Where another engine is ahead of fledge's best mode."""
     notes = []
     for level in dict.fromkeys(row.concurrency for row in found.rows):
         best: dict[str, float] = {}

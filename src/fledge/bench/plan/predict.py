@@ -15,6 +15,7 @@ from fledge.bench.plan.forward import Device, forward_seconds, round_seconds, tr
 from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import Table, clock, human_bytes, human_count, number, times
 from fledge.engine import PLAIN, TreeShape
+from fledge.features import bytes_per_token
 from fledge.train import TrainOptions
 
 _GENERATING = 64  # requests at once while the target writes its answers
@@ -136,7 +137,7 @@ def _work_rows(model: ModelShape, head: HeadShape, device: Device, options: Plan
     step = forward_seconds(model, device, _GENERATING, 1, options.tokens_each)
     respond = tokens / (_GENERATING / step)
     prefill = tokens * 2 * model.weights_per_token / device.flops
-    stored = tokens * (4 * model.hidden * 2 + 9)  # four hidden states in bf16, ids and mask
+    stored = tokens * bytes_per_token(model.hidden, "bf16")
     weights = head.weights + head.fc
     passes = tokens * _TRAINED.epochs * _TRAINED.ttt_steps
     training = 6.0 * weights * passes / (device.flops * _TRAINING_SHARE)

@@ -59,11 +59,6 @@ class ModelShape:
         layers = self.layers * self.attention + self.dense + self.expert_layers * self.shared
         return layers + self.hidden * self.vocab
 
-    @property
-    def kv_values(self) -> int:
-        """Keys and values of one token in all layers."""
-        return self.layers * self.kv_width
-
     def seen(self, context: int) -> int:
         """Tokens that a row after `context` others sees, over all layers."""
         whole = self.layers - len(self.windows)
@@ -76,7 +71,6 @@ class HeadShape:
 
     weights: int  # layer and lm_head over the draft vocabulary; what a draft step reads
     fc: int  # the projection of the three features, read by draft-extend only
-    hidden: int
 
     @classmethod
     def of(cls, target: ModelShape, draft_vocab: int = 32_000) -> HeadShape:
@@ -84,7 +78,7 @@ class HeadShape:
         wide = (target.heads + 2 * target.kv_heads) * target.head_dim
         attention = wide * 2 * target.hidden + target.heads * target.head_dim * target.hidden
         vocabulary = min(draft_vocab, target.vocab) * target.hidden
-        return cls(attention + target.mlp + vocabulary, 3 * target.hidden * target.hidden, target.hidden)
+        return cls(attention + target.mlp + vocabulary, 3 * target.hidden * target.hidden)
 
 
 def read_shape(place: str) -> ModelShape:
