@@ -33,8 +33,7 @@ from fledge.data.ray_respond import respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
 from fledge.errors import DataError, RecipeError
-from fledge.features import OnlineFeatures, extract_features, features_fingerprint
-from fledge.features.hooks import extract_spread
+from fledge.features import HookExtractor, OnlineFeatures, extract_features, features_fingerprint
 from fledge.features.ray_extract import extract_features_on_ray
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.storage import Fingerprint, Manifest, exists, make_fingerprint
@@ -96,14 +95,13 @@ def _features(run: Run, progress: Progress) -> Outcome:
             f"features.device_map={spread} spreads one target over this machine's devices, --ray gives every actor one "
             "of its own: leave one of them out"
         )
-    if spread:
-        made = extract_spread(run.target, *places, progress)
-    elif run.ray is not None:
+    if run.ray is not None:
         made = extract_features_on_ray(run.target, run.recipe.target, *places, run.ray, progress)
     else:
-        made = extract_features(run.target, *places, progress)
-    size = human_bytes(made.bytes)
-    return Outcome(f"{made.tokens:,} tokens, {size}", {"tokens": made.tokens, "bytes": made.bytes})
+        extractor = HookExtractor.for_target(run.target, run.recipe.features) if spread else None
+        made = extract_features(run.target, *places, progress, extractor)
+    size = human_bytes(made.size)
+    return Outcome(f"{made.tokens:,} tokens, {size}", {"tokens": made.tokens, "bytes": made.size})
 
 
 def _train(run: Run, progress: Progress) -> Outcome:

@@ -67,7 +67,7 @@ def test_packed_extraction_equals_one_conversation_at_a_time(target: Target, tmp
     url = write_conversations(tmp_path / "conversations", conversations)
     summary = extract_features(target, url, OPTIONS, str(tmp_path / "features"))
     store = FeatureStore(str(tmp_path / "features"))
-    assert summary.conversations == len(store.samples) == 23
+    assert summary.records == len(store.samples) == 23
     assert len(store.split("heldout")) == 5
     for info, conversation in zip(store.samples, conversations, strict=True):
         sample = store.read(info)
@@ -103,7 +103,7 @@ def test_an_interrupted_extraction_goes_on_and_gives_the_same_files(
 ):
     url = write_conversations(tmp_path / "conversations", make_conversations(40))
     whole = extract_features(target, url, OPTIONS, str(tmp_path / "whole"))
-    assert whole.shards > 3
+    assert len(whole.shards) > 3
 
     written = 0
     real = extract_module.write_shard
@@ -124,7 +124,7 @@ def test_an_interrupted_extraction_goes_on_and_gives_the_same_files(
         target, url, OPTIONS, str(tmp_path / "resumed"), lambda d, t, n: seen.append(d)
     )
     assert seen[0] > 0
-    assert resumed == whole
+    assert resumed.shards == whole.shards
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "resumed" / path.name).read_bytes(), path.name
 
@@ -174,6 +174,6 @@ def test_conversations_of_another_target_are_refused_before_its_kernels_read_bey
 def test_bytes_per_token_matches_the_files(target: Target, tmp_path: Path):
     url = write_conversations(tmp_path / "conversations", make_conversations(60))
     summary = extract_features(target, url, OPTIONS, str(tmp_path / "features"))
-    assert summary.bytes == pytest.approx(
+    assert summary.size == pytest.approx(
         summary.tokens * bytes_per_token(target.config.hidden_size, "bf16"), rel=0.08
     )

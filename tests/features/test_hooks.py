@@ -21,10 +21,10 @@ from fledge.features import (
     FeatureOptions,
     FeatureStore,
     HookExtractor,
-    extract_with_hooks,
+    extract_features,
     features_fingerprint,
 )
-from fledge.features.hooks import extract_spread, text_tower
+from fledge.features.hooks import text_tower
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from tests.draft.tiny_head import load_tiny_target
@@ -152,17 +152,6 @@ def test_hooks_and_the_lean_decoder_agree(tiny_target_folder: Path):
         assert torch.equal(one.argmax, other.argmax)
 
 
-def test_a_store_is_filled_and_an_interrupted_one_goes_on(tmp_path: Path):
-    url = write_conversations(tmp_path / "conversations", make_conversations(12))
-    extractor = HookExtractor(tiny("mixtral"))
-    made = extract_with_hooks(extractor, "r1", url, FeatureOptions(codec="fp8"), str(tmp_path / "features"))
-    assert made.conversations == len(FeatureStore(str(tmp_path / "features")).samples) == 12
-    assert (
-        extract_with_hooks(extractor, "r1", url, FeatureOptions(codec="fp8"), str(tmp_path / "features"))
-        == made
-    )
-
-
 def test_what_a_quantised_target_needs_installed_is_named(tmp_path: Path, tiny_target_folder: Path):
     folder = Path(shutil.copytree(tiny_target_folder, tmp_path / "target"))
     config = json.loads((folder / "config.json").read_text())
@@ -232,8 +221,10 @@ def test_a_target_spread_over_devices_fills_the_run_s_store(tiny_target_folder: 
         tmp_path / "features",
     )
     options = FeatureOptions(device_map="auto")
-    made = extract_spread(target, url, options, str(folder))
-    assert made.conversations == 9
+    extractor = HookExtractor.for_target(target, options)
+    made = extract_features(target, url, options, str(folder), extractor=extractor)
+    assert made.records == len(FeatureStore(str(folder)).samples) == 9
+    assert extract_features(target, url, options, str(folder), extractor=extractor) == made
     assert not {"weights", "decoder"} & set(vars(target))  # the target itself isn't loaded beside it
     features_fingerprint(target, url, options).claim(str(folder))
     with pytest.raises(FingerprintError, match="by"):
@@ -252,7 +243,8 @@ def test_a_target_the_decoder_cannot_run_gets_a_head(name: str, tmp_path: Path):
         write_conversations(tmp_path / "conversations", make_conversations(24)),
         str(tmp_path / "features"),
     )
-    extract_spread(target, url, FeatureOptions(device_map="cpu"), features)
+    options = FeatureOptions(device_map="cpu")
+    extract_features(target, url, options, features, extractor=HookExtractor.for_target(target, options))
     store = FeatureStore(features)
     sample = store.read(store.samples[0])
     told = (sample.hidden.float() @ target.ends.lm_head.float().t()).argmax(-1)

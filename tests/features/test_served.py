@@ -22,7 +22,6 @@ from fledge.features import (
     FeatureStore,
     ServedExtractor,
     extract_features,
-    extract_served,
     server_arguments,
 )
 from fledge.target import Target
@@ -114,7 +113,7 @@ def test_a_server_s_hidden_states_make_the_target_s_own_store(
     server = Server(tiny_target_folder, server_arguments(target, str(passing)))
     with server.running() as address:
         extractor = ServedExtractor(target, address, "tiny", concurrency=3)
-        extract_served(target, extractor, url, FeatureOptions(), str(tmp_path / "served"))
+        extract_features(target, url, FeatureOptions(), str(tmp_path / "served"), extractor=extractor)
     local, served = (FeatureStore(str(tmp_path / name)) for name in ("local", "served"))
     assert len(local.samples) == len(served.samples) == 12
     for info in local.samples:

@@ -3,15 +3,14 @@
 from fledge.features.codec import bytes_per_token
 from fledge.features.extract import (
     FeatureExtractor,
-    FeatureSummary,
     extract_features,
     features_fingerprint,
 )
-from fledge.features.hooks import HookExtractor, extract_with_hooks
+from fledge.features.hooks import HookExtractor
 from fledge.features.online import OnlineFeatures
 from fledge.features.options import FeatureOptions
 from fledge.features.ray_extract import extract_features_on_ray
-from fledge.features.served import ServedExtractor, extract_served, server_arguments
+from fledge.features.served import ServedExtractor, server_arguments
 from fledge.features.shard import FeatureSample, SampleInfo
 from fledge.features.store import FeatureStore, write_shard
 from fledge.features.verify import StoreCheck, verify_store
@@ -21,7 +20,6 @@ __all__ = [
     "FeatureOptions",
     "FeatureSample",
     "FeatureStore",
-    "FeatureSummary",
     "HookExtractor",
     "OnlineFeatures",
     "SampleInfo",
@@ -30,8 +28,6 @@ __all__ = [
     "bytes_per_token",
     "extract_features",
     "extract_features_on_ray",
-    "extract_served",
-    "extract_with_hooks",
     "features_fingerprint",
     "server_arguments",
     "verify_store",

@@ -8,10 +8,9 @@ Conversations are packed end to end, each a request of its own with its own page
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, islice
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,29 +27,7 @@ from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 
 FORMAT = 2
-
-
-@dataclass(frozen=True)
-class FeatureSummary:
-    """What a feature store holds."""
-
-    conversations: int
-    tokens: int
-    bytes: int
-    shards: int
-
-
-def extract_features(
-    target: Target,
-    conversations_url: str,
-    options: FeatureOptions,
-    output_url: str,
-    progress: Progress = silent,
-) -> FeatureSummary:
-    """Fill a feature store from a folder of conversations, or go on where an earlier call stopped."""
-    features_fingerprint(target, conversations_url, options).claim(output_url)
-    extractor = FeatureExtractor(target, options.batch_tokens)
-    return fill_store(extractor, conversations_url, options, output_url, progress)
+T = TypeVar("T")
 
 
 class Extractor(Protocol):
@@ -63,28 +40,34 @@ class Extractor(Protocol):
         ...
 
 
-def fill_store(
-    extractor: Extractor,
+def extract_features(
+    target: Target,
     conversations_url: str,
     options: FeatureOptions,
     output_url: str,
     progress: Progress = silent,
-) -> FeatureSummary:
-    """Run the conversations that aren't in the store yet, shard by shard. The store's fingerprint is the caller's."""
+    extractor: Extractor | None = None,
+) -> Manifest:
+    """Fill a feature store from a folder of conversations, or go on where an earlier call stopped.
+
+    `extractor`: what runs the target; None: fledge's own decoder. Returns what the store holds by now.
+    """
+    features_fingerprint(target, conversations_url, options).claim(output_url)
+    extractor = extractor or FeatureExtractor(target, options.batch_tokens)
     total = Manifest.load(conversations_url).tokens
     manifest = Manifest.load(output_url)
     rest = islice(wanted_conversations(conversations_url, options), manifest.records, None)
     done, start = manifest.tokens, time.perf_counter()
     first = done
     progress(done, total, "")
-    for group in by_tokens(rest, shard_tokens(extractor.hidden_size, options)):
+    for group in by_tokens(rest, shard_tokens(extractor.hidden_size, options), tokens_of):
         samples: list[FeatureSample] = []
-        for batch in by_tokens(group, options.batch_tokens):
+        for batch in by_tokens(group, options.batch_tokens, tokens_of):
             samples += extractor.extract(batch)
-            done += sum(len(c.token_ids) for c in batch)
+            done += sum(map(tokens_of, batch))
             progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
         manifest = write_shard(manifest, samples, options.codec)
-    return store_summary(manifest)
+    return manifest
 
 
 def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversation]:
@@ -95,19 +78,6 @@ def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversa
 def shard_tokens(hidden_size: int, options: FeatureOptions) -> int:
     """How many tokens a shard holds at most."""
     return max(1, options.shard_mib * 2**20 // bytes_per_token(hidden_size, options.codec))
-
-
-def store_summary(manifest: Manifest) -> FeatureSummary:
-    """What a store holds by now."""
-    return FeatureSummary(manifest.records, manifest.tokens, manifest.size, len(manifest.shards))
-
-
-def conversations_digest(url: str) -> str:
-    """The checksum of a folder of conversations, which must hold some."""
-    manifest = Manifest.load(url)
-    if not manifest.records:
-        raise DataError(f"no conversations in {url}; run `fledge respond` first")
-    return sha256("".join(shard.sha256 for shard in manifest.shards).encode())
 
 
 def check_runnable(conversations: Iterable[Conversation], limit: int, vocab_size: int) -> None:
@@ -134,23 +104,24 @@ def check_finite(features: Tensor, hidden: Tensor) -> None:
         )
 
 
-def fingerprinted(options: FeatureOptions) -> dict[str, object]:
-    """What of the options a store depends on."""
-    by = {"by": "transformers"} if options.device_map else {}
-    return options.model_dump(mode="json", exclude={"batch_tokens", "price_per_gb", "device_map"}) | by
-
-
 def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
     """What the store depends on; how many rows go through the target at once is not part of it."""
     chosen = target.config.chosen_layers
+    by = {"by": "transformers"} if options.device_map else {}
+    conversations = Manifest.load(conversations_url)
+    if not conversations.records:
+        raise DataError(f"no conversations in {conversations_url}; run `fledge respond` first")
     return make_fingerprint(
         {
             "stage": "features",
             "format": FORMAT,
             "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash}
             | ({"feature_layers": chosen} if chosen else {}),
-            "features": fingerprinted(options),
-            "conversations": conversations_digest(conversations_url),
+            "features": options.model_dump(
+                mode="json", exclude={"batch_tokens", "price_per_gb", "device_map"}
+            )
+            | by,
+            "conversations": sha256("".join(shard.sha256 for shard in conversations.shards).encode()),
         }
     )
 
@@ -173,8 +144,8 @@ class FeatureExtractor:
         lengths = [len(c.token_ids) for c in conversations]
         pages = [-(-length // self._decoder.page_size) for length in lengths]
         table = torch.zeros(len(lengths), max(pages), dtype=torch.int32)
-        for row, (first, count) in enumerate(zip(_starts(pages), pages, strict=True)):
-            table[row, :count] = torch.arange(first, first + count)
+        for row, (end, count) in enumerate(zip(accumulate(pages), pages, strict=True)):
+            table[row, :count] = torch.arange(end - count, end)
         token_ids = torch.tensor([i for c in conversations for i in c.token_ids], dtype=torch.int32)
         mask = torch.tensor([m for c in conversations for m in c.loss_mask], dtype=torch.uint8)
         following = _following_is_generated(mask, lengths)  # [R]
@@ -183,7 +154,7 @@ class FeatureExtractor:
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths]),
-            row_start=torch.tensor([*_starts(lengths), sum(lengths)], dtype=torch.int32),
+            row_start=torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32),
             prefix_length=zeros,
             window_offset=zeros,
             page_table=table,
@@ -224,14 +195,6 @@ def _stored(tensor: Tensor | None) -> Tensor:
     return tensor.to("cpu", torch.bfloat16)
 
 
-def _starts(lengths: list[int]) -> list[int]:
-    starts, total = [], 0
-    for length in lengths:
-        starts.append(total)
-        total += length
-    return starts
-
-
 def _following_is_generated(mask: Tensor, lengths: list[int]) -> Tensor:
     """Rows whose next token was generated, [R] bool; a conversation's last row has none."""
     following = torch.cat((mask[1:], mask.new_zeros(1))).bool()
@@ -239,16 +202,20 @@ def _following_is_generated(mask: Tensor, lengths: list[int]) -> Tensor:
     return following
 
 
-def by_tokens(conversations: Iterable[Conversation], limit: int) -> Iterator[list[Conversation]]:
+def tokens_of(conversation: Conversation) -> int:
+    """Its length."""
+    return len(conversation.token_ids)
+
+
+def by_tokens(items: Iterable[T], limit: int, tokens_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Neighbours in groups of at most `limit` tokens; one that is longer is alone."""
-    group: list[Conversation] = []
+    group: list[T] = []
     tokens = 0
-    for conversation in conversations:
-        length = len(conversation.token_ids)
-        if group and tokens + length > limit:
+    for item in items:
+        if group and tokens + tokens_of(item) > limit:
             yield group
             group, tokens = [], 0
-        group.append(conversation)
-        tokens += length
+        group.append(item)
+        tokens += tokens_of(item)
     if group:
         yield group

@@ -18,25 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fledge.data import Conversation, Progress
-from fledge.data.options import silent
+from fledge.data import Conversation
 from fledge.errors import TargetError, first_line
-from fledge.features.extract import (
-    FeatureSummary,
-    check_finite,
-    check_runnable,
-    conversations_digest,
-    features_fingerprint,
-    fill_store,
-    fingerprinted,
-)
+from fledge.features.extract import check_finite, check_runnable
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
-from fledge.storage import make_fingerprint
 from fledge.target import Target
 from fledge.target.config import default_feature_layers
 
-FORMAT = 1
 _LOGIT_ROWS = 256  # rows whose logits exist at once
 
 
@@ -104,6 +93,17 @@ class HookExtractor:
                 "download the model again, or take another form of it"
             )
         return cls(model, batch_tokens, feature_layers)
+
+    @classmethod
+    def for_target(cls, target: Target, options: FeatureOptions) -> HookExtractor:
+        """The target as transformers runs it, over devices as `options.device_map` says."""
+        return cls.load(
+            str(target.folder),
+            dtype=str(target.dtype).removeprefix("torch."),
+            device_map=options.device_map or "cpu",
+            batch_tokens=options.batch_tokens,
+            feature_layers=target.config.chosen_layers,
+        )
 
     @torch.no_grad()
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
@@ -187,46 +187,6 @@ class HookExtractor:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def extract_with_hooks(
-    extractor: HookExtractor,
-    revision: str,
-    conversations_url: str,
-    options: FeatureOptions,
-    output_url: str,
-    progress: Progress = silent,
-) -> FeatureSummary:
-    """Fill a feature store from conversations of this target; `revision` names its weights in the fingerprint."""
-    make_fingerprint(
-        {
-            "stage": "features",
-            "format": FORMAT,
-            "target": {"revision": revision, "by": "hooks"},
-            "features": fingerprinted(options),
-            "conversations": conversations_digest(conversations_url),
-        }
-    ).claim(output_url)
-    return fill_store(extractor, conversations_url, options, output_url, progress)
-
-
-def extract_spread(
-    target: Target,
-    conversations_url: str,
-    options: FeatureOptions,
-    output_url: str,
-    progress: Progress = silent,
-) -> FeatureSummary:
-    """`extract_features` with the target run by transformers, over devices as `options.device_map` says."""
-    features_fingerprint(target, conversations_url, options).claim(output_url)
-    extractor = HookExtractor.load(
-        str(target.folder),
-        dtype=str(target.dtype).removeprefix("torch."),
-        device_map=options.device_map or "cpu",
-        batch_tokens=options.batch_tokens,
-        feature_layers=target.config.chosen_layers,
-    )
-    return fill_store(extractor, conversations_url, options, output_url, progress)
 
 
 def text_tower(model: Any) -> Any:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fledge.data import Conversation, read_conversations
-from fledge.features.codec import bytes_per_token, decode, encode
-from fledge.features.extract import FeatureExtractor, features_fingerprint
+from fledge.features.codec import decode, encode
+from fledge.features.extract import FeatureExtractor, features_fingerprint, shard_tokens
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample, SampleInfo
 from fledge.features.store import FeatureStore, write_shard
@@ -58,9 +58,7 @@ class OnlineFeatures:
         self._fresh: list[FeatureSample] = []  # made, not yet in a shard
         self._kept: FeatureStore | None = None
         self._places: dict[str, SampleInfo] = {}
-        self._shard_tokens = max(
-            1, options.shard_mib * 2**20 // bytes_per_token(target.config.hidden_size, options.codec)
-        )
+        self._shard_tokens = shard_tokens(target.config.hidden_size, options)
         if keep_url is not None:
             features_fingerprint(target, conversations_url, options).claim(keep_url)
             self._reopen()

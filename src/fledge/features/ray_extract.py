@@ -18,11 +18,10 @@ from fledge.data.options import Progress, silent
 from fledge.data.ray_map import RayOptions, map_in_order
 from fledge.features.extract import (
     FeatureExtractor,
-    FeatureSummary,
     by_tokens,
     features_fingerprint,
     shard_tokens,
-    store_summary,
+    tokens_of,
     wanted_conversations,
 )
 from fledge.features.options import FeatureOptions
@@ -48,7 +47,7 @@ def extract_features_on_ray(
     output_url: str,
     ray_options: RayOptions,
     progress: Progress = silent,
-) -> FeatureSummary:
+) -> Manifest:
     """`extract_features` with a target per actor. Same files as the local stage, whatever the number of actors."""
     features_fingerprint(target, conversations_url, options).claim(output_url)
     total = Manifest.load(conversations_url).tokens
@@ -59,13 +58,13 @@ def extract_features_on_ray(
         for entry in map_in_order(parts, _FeatureActor, arguments, ray_options, gpus=ray_options.gpus):
             manifest = manifest.append(entry)
             progress(manifest.tokens, total, f"{ray_options.actors} actors")
-    return store_summary(manifest)
+    return manifest
 
 
 def _parts(conversations_url: str, options: FeatureOptions, hidden_size: int) -> Iterator[_Part]:
     first = 0
     wanted = wanted_conversations(conversations_url, options)
-    for shard, group in enumerate(by_tokens(wanted, shard_tokens(hidden_size, options))):
+    for shard, group in enumerate(by_tokens(wanted, shard_tokens(hidden_size, options), tokens_of)):
         yield _Part(shard, first, len(group))
         first += len(group)
 
@@ -81,9 +80,8 @@ class _FeatureActor:
         part: _Part = pickle.loads(batch["item"][0])
         wanted = wanted_conversations(self._conversations_url, self._options)
         samples: list[FeatureSample] = []
-        for group in by_tokens(
-            islice(wanted, part.first, part.first + part.conversations), self._options.batch_tokens
-        ):
+        own = islice(wanted, part.first, part.first + part.conversations)
+        for group in by_tokens(own, self._options.batch_tokens, tokens_of):
             samples += self._extractor.extract(group)
         entry = put_shard(self._output_url, part.shard, samples, self._options.codec)
         return {"result": [pickle.dumps(entry)]}

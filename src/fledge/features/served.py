@@ -4,7 +4,7 @@
     that file             token_ids [n], hidden_states [n, 4, Ht]: low, middle, high, last before the final norm
 
 The server runs vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector; `server_arguments` prints
-what that needs. vLLM counts layers by how many have run. SGLang returns the last hidden state alone, from which no
+what that needs. SGLang returns the last hidden state alone, from which no
 head can be trained.
 """
 
@@ -21,11 +21,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fledge.data import Conversation, Progress
-from fledge.data.options import silent
+from fledge.data import Conversation
 from fledge.errors import DataError
-from fledge.features.extract import FeatureSummary, check_finite, features_fingerprint, fill_store
-from fledge.features.options import FeatureOptions
+from fledge.features.extract import check_finite
 from fledge.features.shard import FeatureSample
 from fledge.target import Target
 
@@ -34,10 +32,14 @@ _ROWS = 256  # whose logits exist at once
 
 def server_arguments(target: Target, folder: str) -> list[str]:
     """Arguments of `vllm serve` for this target; `folder` is where hidden states pass through."""
+    config = target.config
+    layers = [layer + 1 for layer in config.feature_layers] + [
+        config.num_layers
+    ]  # vLLM counts those that have run
     method = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
-        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": _layer_ids(target)}},
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
     }
     transfer = {
         "kv_connector": "ExampleHiddenStatesConnector",
@@ -116,24 +118,6 @@ class ServedExtractor:
         return FeatureSample(
             c.conversation_id, c.category, c.split, c.temperature, ids, mask, argmax, features, hidden
         )
-
-
-def extract_served(
-    target: Target,
-    extractor: ServedExtractor,
-    conversations_url: str,
-    options: FeatureOptions,
-    output_url: str,
-    progress: Progress = silent,
-) -> FeatureSummary:
-    """Fill a feature store as `extract_features` does, with the server's hidden states."""
-    features_fingerprint(target, conversations_url, options).claim(output_url)
-    return fill_store(extractor, conversations_url, options, output_url, progress)
-
-
-def _layer_ids(target: Target) -> list[int]:
-    """Layers as vLLM counts them: how many have run."""
-    return [layer + 1 for layer in target.config.feature_layers] + [target.config.num_layers]
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -12,17 +12,20 @@ Of a conversation of n tokens the positions p = 0 .. n-2 are fed (embed(x[p+1]) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fledge.features import FeatureSample, FeatureStore, SampleInfo
+from fledge.features.extract import by_tokens
 from fledge.train.blocks import Block, make_blocks
 
 T = TypeVar("T")
+_tokens = attrgetter("tokens")
 _SHARD_WINDOW = 16  # shards shuffled together; a remote store keeps reading neighbours
 _SORT_BATCHES = 16  # batches' worth of conversations that are sorted by length together
 
@@ -131,8 +134,8 @@ def epoch_batches(
         members = [info for info in usable if info.shard in window]
         members = [members[i] for i in torch.randperm(len(members), generator=generator).tolist()]
         found: list[list[SampleInfo]] = []
-        for stretch in _by_tokens(members, batch_tokens * _SORT_BATCHES):
-            found += _by_tokens(sorted(stretch, key=lambda info: info.tokens), batch_tokens)
+        for stretch in by_tokens(members, batch_tokens * _SORT_BATCHES, _tokens):
+            found += by_tokens(sorted(stretch, key=_tokens), batch_tokens, _tokens)
         batches += [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
     return batches
 
@@ -144,18 +147,4 @@ def heldout_batches(store: FeatureStore, batch_tokens: int, max_tokens: int) -> 
     if total > max_tokens:
         keep = max(1, int(len(usable) * max_tokens / total))
         usable = [usable[i * len(usable) // keep] for i in range(keep)]
-    return list(_by_tokens(sorted(usable, key=lambda info: info.tokens), batch_tokens))
-
-
-def _by_tokens(infos: Sequence[SampleInfo], limit: int) -> Iterator[list[SampleInfo]]:
-    """Neighbours in groups of at most `limit` tokens; a longer one is alone."""
-    group: list[SampleInfo] = []
-    tokens = 0
-    for info in infos:
-        if group and tokens + info.tokens > limit:
-            yield group
-            group, tokens = [], 0
-        group.append(info)
-        tokens += info.tokens
-    if group:
-        yield group
+    return list(by_tokens(sorted(usable, key=_tokens), batch_tokens, _tokens))
