@@ -14,7 +14,7 @@ from fledge.features import FeatureStore, SampleInfo
 from fledge.train import EvaluateOptions
 from fledge.train.ablation import BASE, VARIANTS, AblationRow, finished_rows, rows_for, run_row, table
 from fledge.train.batches import chosen
-from fledge.train.noise import Noise
+from fledge.train.feed import Noise
 from tests.train.test_parallel import SMALL, train_together
 from tests.train.test_trainer import OPTIONS, features, files, run, target
 

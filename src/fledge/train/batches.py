@@ -140,11 +140,14 @@ def epoch_batches(
     return batches
 
 
+def evenly_picked(infos: Sequence[SampleInfo], max_tokens: int) -> list[SampleInfo]:
+    """About `max_tokens` at most, from all of them; one conversation at least."""
+    total = sum(info.tokens for info in infos)
+    keep = len(infos) if total <= max_tokens else max(1, int(len(infos) * max_tokens / total))
+    return [infos[i * len(infos) // keep] for i in range(keep)]
+
+
 def heldout_batches(store: FeatureStore, batch_tokens: int, max_tokens: int) -> list[list[SampleInfo]]:
     """Held-out conversations up to `max_tokens`, evenly picked from all of them, as batches of like lengths."""
-    usable = [info for info in store.split("heldout") if is_trainable(info)]
-    total = sum(info.tokens for info in usable)
-    if total > max_tokens:
-        keep = max(1, int(len(usable) * max_tokens / total))
-        usable = [usable[i * len(usable) // keep] for i in range(keep)]
+    usable = evenly_picked([info for info in store.split("heldout") if is_trainable(info)], max_tokens)
     return list(by_tokens(sorted(usable, key=_tokens), batch_tokens, _tokens))

@@ -20,7 +20,7 @@ from fledge.features import FeatureStore, SampleInfo
 from fledge.storage import join, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, DraftRound, Tally, replay
-from fledge.train.batches import heldout_batches, is_trainable
+from fledge.train.batches import evenly_picked, heldout_batches, is_trainable
 from fledge.train.feed import FeatureSource, read_batch
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
@@ -96,11 +96,9 @@ def predict_serving(
 
 
 def greedy_heldout(store: FeatureStore, max_tokens: int) -> list[SampleInfo]:
-    """Held-out conversations answered greedily, evenly picked, up to `max_tokens`."""
+    """Held-out conversations answered greedily, evenly picked, up to `max_tokens`; 0: none."""
     usable = [i for i in store.split("heldout") if is_trainable(i) and i.temperature == 0.0]
-    total = sum(info.tokens for info in usable)
-    keep = len(usable) if total <= max_tokens else int(len(usable) * max_tokens / total)
-    return [usable[i * len(usable) // keep] for i in range(keep)]
+    return evenly_picked(usable, max_tokens) if max_tokens else []
 
 
 def measure(

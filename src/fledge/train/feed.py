@@ -7,9 +7,11 @@ step        b0
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -17,7 +19,6 @@ from torch import Tensor
 
 from fledge.features import FeatureSample, SampleInfo
 from fledge.train.batches import TrainBatch, make_batch
-from fledge.train.noise import Noise
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -40,6 +41,30 @@ class FeatureSource(Protocol):
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
         """Several with their hidden states."""
         ...
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Uniform noise on the features of one step, as EAGLE (arXiv 2401.15077, sec. 4) adds it against overfitting.
+
+    Only what is fed is changed; the target's distribution that is learnt stays as it was. Noise follows from seed, step
+    and conversation, so it is the same after a resume and in any number of processes.
+    """
+
+    size: float  # its largest value, relative to the mean magnitude of each hidden state
+    seed: int
+    step: int
+
+    def added_to(self, sample: FeatureSample) -> FeatureSample:
+        """The sample with other features [n, 3 * Ht]; the three hidden states of a token have their own magnitude."""
+        number = zlib.crc32(f"{self.seed} {self.step} {sample.conversation_id}".encode())
+        generator = torch.Generator().manual_seed(number)
+        width = sample.hidden.shape[1]
+        parts = sample.features.float().view(len(sample.token_ids), -1, width)  # [n, 3, Ht]
+        noise = torch.rand(parts.shape, generator=generator).mul_(2).sub_(1)
+        noise *= self.size * parts.abs().mean(-1, keepdim=True)
+        features = noise.add_(parts).view(sample.features.shape)
+        return replace(sample, features=features.to(sample.features.dtype))
 
 
 def read_batch(

@@ -61,10 +61,15 @@ class Learner:
         """
         steps = len(step_weights)
         sums = torch.zeros(4, steps, dtype=torch.float64)  # loss, overlap, hits, valid rows
-        best = None if batch is None else self._draft_ids[batch.argmax]
-        counts = team.sum_(torch.tensor([self._counted(batch, best, step) for step in range(steps)]))
-        if batch is not None and best is not None:
-            self._learn_share(batch, best, step_weights, counts.tolist(), sums if measure else None)
+        counts = torch.zeros(steps, dtype=torch.int64)
+        counted: list[Tensor] = []  # by step, the rows in its loss
+        if batch is not None:
+            best = self._draft_ids[batch.argmax]
+            counted = [batch.valid(step) & (best[step:] >= 0) for step in range(steps)]
+            counts = torch.tensor([int(rows.sum()) for rows in counted])
+        team.sum_(counts)
+        if batch is not None:
+            self._learn_share(batch, best, step_weights, counted, counts.tolist(), sums if measure else None)
         if not measure:
             return None
         loss, overlap, hits, valid = team.sum_(sums)
@@ -75,17 +80,12 @@ class Learner:
         total = sum(w * value for w, value in zip(step_weights, losses.tolist(), strict=False))
         return BatchMeasures(total, losses.tolist(), overlaps.tolist(), (hits / valid)[:seen].tolist())
 
-    def _counted(self, batch: TrainBatch | None, best: Tensor | None, step: int) -> int:
-        """Rows of this share in a step's loss."""
-        if batch is None or best is None:
-            return 0
-        return int((batch.valid(step) & (best[step:] >= 0)).sum())
-
     def _learn_share(
         self,
         batch: TrainBatch,
         best: Tensor,
         step_weights: list[float],
+        counted: list[Tensor],
         counts: list[int],
         sums: Tensor | None,
     ) -> None:
@@ -97,28 +97,26 @@ class Learner:
             teacher = teacher_probabilities(batch.teacher_hidden, self._teacher)  # [S, Vd]
             labels = self._draft_ids[batch.labels]
             for step, hidden in enumerate(self.unrolled.unroll(batch, len(step_weights))):
-                valid = batch.valid(step)
-                counted = valid & (best[step:] >= 0)
-                rows = int(counted.sum())
-                if not rows:
+                valid, mine = batch.valid(step), counted[step]
+                if not mine.any():
                     continue
                 result = step_loss(
                     hidden.detach()[: len(valid)],
                     lm_head,
                     teacher[step:],
                     best[step:],
-                    counted,
+                    mine,
                     self._mix,
                     step_weights[step] / counts[step],
-                    labels[step:],
                     workspace,
                     measure=sums is not None,
                 )
                 outputs.append(hidden[: len(valid)])
                 slopes.append(result.d_hidden)
                 if sums is not None and result.measures is not None:
-                    loss, overlap, hits = result.measures
-                    found = [float(loss) * rows, float(overlap) * rows]
+                    loss, overlap, proposed = result.measures
+                    hits = proposed == labels[step:]
+                    found = [float(part[mine].mean()) * int(mine.sum()) for part in (loss, overlap)]
                     sums[:, step] = torch.tensor([*found, float(hits[valid].sum()), float(valid.sum())])
             del teacher
             if outputs:

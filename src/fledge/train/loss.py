@@ -23,26 +23,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.train.elementwise import LossMix, loss_gradient_, softmax_
+from fledge.train.elementwise import LogitMeasures, LossMix, loss_gradient_, softmax_
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
 
 _CHUNK_ROWS = 2048  # rows whose logits exist at once: enough for the products to run at full speed
 
 
-class StepMeasures(NamedTuple):
-    """What training itself doesn't need to know of a step."""
-
-    loss: Tensor  # mean over the rows in the loss
-    overlap: Tensor  # mean sum min(p, q) of these rows: acceptance within the draft vocabulary
-    hits: Tensor  # [R] bool, the proposal is the conversation's own next token
-
-
 class StepLoss(NamedTuple):
     """What one TTT step gives."""
 
     d_hidden: Tensor  # [R, H], gradient of the step's share of the loss
-    measures: StepMeasures | None  # where they were asked for
+    measures: LogitMeasures | None  # where they were asked for
 
 
 def teacher_probabilities(hidden: Tensor, lm_head: Tensor) -> Tensor:
@@ -63,7 +55,6 @@ def step_loss(
     counted: Tensor,
     mix: LossMix,
     scale: float,
-    labels: Tensor,
     workspace: Workspace,
     *,
     measure: bool,
@@ -78,7 +69,6 @@ def step_loss(
         counted: [R] bool, rows that are in the loss.
         mix: which loss.
         scale: what each of them counts.
-        labels: [R] draft id of the conversation's own next token, -1 outside the vocabulary.
         workspace: scratch memory.
         measure: whether the measures are wanted.
     """
@@ -95,8 +85,5 @@ def step_loss(
             parts.append(found)
         lm_head.multiply_back(logits, out=d_hidden[chunk])
         lm_head.add_gradient(hidden[chunk], logits, workspace, scale)
-    measures = None
-    if parts:
-        loss, overlap, best = (torch.cat(part) for part in zip(*parts, strict=True))
-        measures = StepMeasures(loss[counted].mean(), overlap[counted].mean(), best == labels)
+    measures = LogitMeasures(*(torch.cat(part) for part in zip(*parts, strict=True))) if parts else None
     return StepLoss(d_hidden.mul_(scale), measures)

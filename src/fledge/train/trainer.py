@@ -30,10 +30,9 @@ from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluate import measured_batches
-from fledge.train.feed import FeatureSource, read_ahead, read_batch
+from fledge.train.feed import FeatureSource, Noise, read_ahead, read_batch
 from fledge.train.interrupt import interruptible
 from fledge.train.learner import BatchMeasures, Learner
-from fledge.train.noise import Noise
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
 from fledge.train.parallel import Team
@@ -178,12 +177,14 @@ class Trainer:
             self._save(clock)  # the decision holds from now on, whatever happens
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
-        rest = list(enumerate(self._schedule[: self.total]))[self._step :]
         with freed_memory_is_kept(), interruptible() as stop:
-            for batch in read_ahead(rest, self._read_step, self._source.ahead):
+            for batch in read_ahead(range(self._step, self.total), self._read_step, self._source.ahead):
                 number, every = self._step + 1, self._options.log_every
                 logs = number % every == 0 or self._measures_tau_at(number)
-                measures, norm = self._advance(batch, clock, measure_it=logs)
+                measures = self._learner.learn(batch, self._step_weights, measure=logs, team=self._team)
+                norm = self._optimizer.update(self._step)
+                clock.add(sum(info.tokens for info in self._schedule[self._step]))
+                self._step += 1
                 if self._step % _TIDY_STEPS == 0:
                     return_unused_memory()
                 if logs:
@@ -251,25 +252,14 @@ class Trainer:
         self._learner.learn(self._read(infos), self._step_weights, measure=False, team=self._team)
         self._optimizer.update(0)
 
-    def _read_step(self, numbered: tuple[int, Sequence[SampleInfo]]) -> TrainBatch | None:
-        """The batch of a step: number and conversations."""
-        return self._read(numbered[1], numbered[0])
+    def _read_step(self, step: int) -> TrainBatch | None:
+        return self._read(self._schedule[step], step)
 
     def _read(self, infos: Sequence[SampleInfo], step: int = 0) -> TrainBatch | None:
         """This process' share of a batch."""
         size, mine = self._options.feature_noise, self._team.share(infos)
         noise = Noise(size, self._options.seed, step) if size else None
         return read_batch(self._source, mine, self._learner.dtype, self._learner.device, noise)
-
-    def _advance(
-        self, batch: TrainBatch | None, clock: _Clock, *, measure_it: bool
-    ) -> tuple[BatchMeasures | None, float]:
-        """One batch, one update."""
-        measures = self._learner.learn(batch, self._step_weights, measure=measure_it, team=self._team)
-        norm = self._optimizer.update(self._step)
-        clock.add(sum(info.tokens for info in self._schedule[self._step]))
-        self._step += 1
-        return measures, norm
 
     def _log(
         self, measures: BatchMeasures | None, rate: float, norm: float, clock: _Clock, progress: Progress
