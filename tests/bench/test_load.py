@@ -21,9 +21,9 @@ from fledge.bench.load import (
     read_traffic,
     run_load,
 )
-from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
 from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import between, parse_metrics
+from fledge.bench.load.drive import Arrival, closed_loop, poisson
 from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.results import Comparison, compare_level, compare_levels
 from fledge.bench.options import refused_by_name

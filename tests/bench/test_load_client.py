@@ -9,9 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fledge.bench.load.arrivals import closed_loop
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
-from fledge.bench.load.drive import Driven, drive
+from fledge.bench.load.drive import Driven, closed_loop, drive
 from fledge.bench.workloads import Prompt
 from fledge.errors import ServerError
 

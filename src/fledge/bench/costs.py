@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fledge.bench.results import Costs
+from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.draft import HeadRunner
 from fledge.engine.lane import seconds_of
@@ -168,9 +169,8 @@ def median_ms(
 ) -> dict[str | int, float]:
     """Median milliseconds of each call; the first two rounds warm up and aren't counted, nor is what comes before."""
     times: dict[str | int, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for repeat in range(repeats + 2):
-        for name in names if repeat % 2 == 0 else reversed(names):
+    for repeat, names in enumerate(alternation(list(calls), repeats + 2)):
+        for name in names:
             if name in before:
                 before[str(name)]()
             seconds = seconds_of(calls[name], device)

@@ -20,14 +20,8 @@ from fledge.engine.lane import seconds_of
 
 # What decides the speed of matrix products here, in the order they are shown.
 _TELLING_FLAGS = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_int8"),
 )
 _COMPILERS = ("cc", "gcc", "clang")
 _MIN_BYTES = 64 << 20
@@ -64,13 +58,14 @@ def machine_facts(device: torch.device | None = None) -> Machine:
 
     Facts the system doesn't tell are given as `unknown`.
     """
+    known = _cpuinfo("flags", "Features").split()
     has_accelerator = torch.cuda.is_available() if device is None else device.type == "cuda"
     return Machine(
-        cpu=_cpu_model(),
+        cpu=_cpuinfo("model name", "Model") or platform.processor() or "unknown",
         cores=available_cores(),
         threads=torch.get_num_threads(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        flags=[flag for flag in _TELLING_FLAGS if flag in _cpu_flags()],
+        flags=[flag for flag in _TELLING_FLAGS if flag in known],
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         accelerator=torch.cuda.get_device_name(device) if has_accelerator else None,
     )
@@ -173,22 +168,11 @@ def _torch_bandwidth(size: int, device: torch.device, seconds: float) -> Bandwid
     )
 
 
-def _cpu_model() -> str:
-    for line in _cpuinfo():
-        if line.startswith(("model name", "Model")):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
-
-
-def _cpu_flags() -> set[str]:
-    for line in _cpuinfo():
-        if line.startswith(("flags", "Features")):
-            return set(line.partition(":")[2].split())
-    return set()
-
-
-def _cpuinfo() -> list[str]:
+def _cpuinfo(*names: str) -> str:
+    """The first line of these names; "" where the system tells nothing."""
     try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
+        return ""
+    lines = (line for line in text.splitlines() if line.startswith(names))
+    return next(lines, "").partition(":")[2].strip()

@@ -12,8 +12,9 @@ without a head; here the prompt's number is the seed.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from fledge.bench.identity import GREEDY, Draw, Identity, compare
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
 from fledge.bench.shapes import rounds_since, shape_rounds
-from fledge.bench.statistics import relative_noise
+from fledge.bench.statistics import alternation, relative_noise
 from fledge.bench.workloads import Prompt, Workload
 from fledge.data.options import Progress
 from fledge.engine import Completion, Engine, PhaseSeconds
@@ -49,6 +50,7 @@ def measure_answers(
     found = Measured([], [], [])
     total, done = sum(len(workload.prompts) for workload in workloads), 0
     wanted = _sample_ids(workloads[0], options.samples) if workloads else set()
+    orders = alternation(list(engines), total * options.repeats)
     _warm_up(target, engines, workloads, options)
     for workload in workloads:
         begin = time.perf_counter()
@@ -69,7 +71,7 @@ def measure_answers(
                 found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
                 continue
             draw = Draw(options.temperature, seed=index)
-            runs, shapes = _alternate(engines, ids, options, options.repeats, draw, swap=index % 2 == 1)
+            runs, shapes = _answers(engines, islice(orders, options.repeats), ids, options, draw)
             for head in engines:
                 if head == PLAIN:
                     continue
@@ -167,24 +169,18 @@ def token_pieces(target: Target, token_ids: Sequence[int], origins: Sequence[int
     return [piece for piece in pieces if piece.text]
 
 
-def _alternate(
+def _answers(
     engines: Mapping[str, Engine],
+    orders: Iterable[list[str]],
     ids: list[int],
     options: BenchOptions,
-    repeats: int,
     draw: Draw,
-    *,
-    swap: bool,
 ) -> tuple[dict[str, list[Completion]], dict[str, dict[str, int]]]:
-    """Each engine's answers to one prompt, and its rounds by tree shape in the first of them.
-
-    Every second pass goes through the engines in reverse.
-    """
+    """Each engine's answers to one prompt, in these orders, and its rounds by tree shape in the first of them."""
     runs: dict[str, list[Completion]] = {name: [] for name in engines}
     shapes: dict[str, dict[str, int]] = {}
-    for repeat in range(repeats):
-        names = list(engines)
-        for name in reversed(names) if swap != (repeat % 2 == 1) else names:
+    for names in orders:
+        for name in names:
             before = shape_rounds(engines[name])
             runs[name] += engines[name].generate([ids], max_tokens=options.max_tokens, **draw._asdict())
             shapes.setdefault(name, rounds_since(before, engines[name]))
@@ -197,7 +193,7 @@ def _warm_up(
     for prompt in [prompt for workload in workloads for prompt in workload.prompts][: options.warmup]:
         ids = target.chat.prompt_ids(prompt.messages)
         if len(ids) + options.max_tokens <= target.config.max_position_embeddings:
-            _alternate(engines, ids, options, 1, Draw(options.temperature, 0), swap=False)
+            _answers(engines, [list(engines)], ids, options, Draw(options.temperature, 0))
 
 
 def _sample_ids(workload: Workload, count: int) -> set[str]:

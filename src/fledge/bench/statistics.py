@@ -12,13 +12,15 @@ chance: Wilcoxon's signed-rank test, exact for any number of them, must find one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 _Level = TypeVar("_Level")
+_Name = TypeVar("_Name")
 _RESAMPLES = 4000
 _SEED = 20_250_301
 _CONFIDENCE = 0.95
@@ -97,11 +99,15 @@ def compare_paired(baseline: Sequence[float], other: Sequence[float]) -> Differe
     logs = [math.log(b / a) for a, b in zip(baseline, other, strict=True) if a > 0 and b > 0]
     if not logs:
         raise ValueError("no block holds two positive values")
-    return Difference(
-        ratio=_exponential(bootstrap_median(logs)),
-        chance=_signed_rank_test(logs),
-        noise=spread(logs),
-    )
+    middle = bootstrap_median(logs)
+    ratio = Interval(math.exp(middle.value), math.exp(middle.low), math.exp(middle.high), middle.count)
+    return Difference(ratio, _signed_rank_test(logs), spread(logs))
+
+
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def relative_noise(values: Sequence[float]) -> float | None:
@@ -116,7 +122,7 @@ def spread(logs: Sequence[float]) -> float:
     return float(1.4826 * np.median(np.abs(data - np.median(data))))
 
 
-def alternation(names: Sequence[str], blocks: int) -> Iterator[list[str]]:
+def alternation(names: Sequence[_Name], blocks: int) -> Iterator[list[_Name]]:
     """The order of each block: A B, B A, B A, A B, ... so that two blocks in a row are ABBA."""
     for block in range(blocks):
         yield list(names) if block % 4 in (0, 3) else list(reversed(names))
@@ -157,7 +163,3 @@ def _signed_rank_test(logs: Sequence[float]) -> float:
         chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
     smaller = min(ranks[data > 0].sum(), ranks[data < 0].sum())
     return min(1.0, 2 * float(chances[: smaller + 1].sum()))
-
-
-def _exponential(interval: Interval) -> Interval:
-    return Interval(math.exp(interval.value), math.exp(interval.low), math.exp(interval.high), interval.count)

@@ -33,7 +33,6 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from statistics import median
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -48,7 +47,7 @@ from fledge.bench.results import (
     Subject,
     validated,
 )
-from fledge.bench.statistics import bootstrap_median
+from fledge.bench.statistics import bootstrap_median, median_of
 from fledge.bench.workloads import OWN_WORKLOAD
 from fledge.storage import read_json, write_json
 
@@ -195,13 +194,13 @@ def workload_summary(rows: list[AnswerRow]) -> WorkloadSummary:
         different=sum(row.outcome == "different" for row in rows),
         tau=sum(row.round_tokens for row in rows) / rounds if rounds else None,
         tau_by_depth=acceptance_by_depth(rows),
-        tpot_plain_ms=_median(row.tpot_plain_ms for row in timed),
-        tpot_ms=_median(row.tpot_ms for row in timed),
+        tpot_plain_ms=median_of(row.tpot_plain_ms for row in timed),
+        tpot_ms=median_of(row.tpot_ms for row in timed),
         speedup=interval.value if interval else None,
         rejected=len(rows) - len(timed),
         speedup_low=interval.low if interval else None,
         speedup_high=interval.high if interval else None,
-        noise=_median(row.noise for row in timed if row.noise is not None),
+        noise=median_of(row.noise for row in timed),
     )
 
 
@@ -219,8 +218,3 @@ def acceptance_by_depth(rows: Iterable[AnswerRow]) -> list[float]:
 def _grouped(rows: list[AnswerRow], key: Callable[[AnswerRow], str]) -> dict[str, WorkloadSummary]:
     names = dict.fromkeys(map(key, rows))
     return {name: workload_summary([row for row in rows if key(row) == name]) for name in names}
-
-
-def _median(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return median(found) if found else None

@@ -1,19 +1,14 @@
 """The target's hidden states over the conversations, kept in a sharded store."""
 
 from fledge.features.codec import bytes_per_token
-from fledge.features.extract import (
-    FeatureExtractor,
-    extract_features,
-    features_fingerprint,
-)
+from fledge.features.extract import FeatureExtractor, extract_features, features_fingerprint
 from fledge.features.hooks import HookExtractor
 from fledge.features.online import OnlineFeatures
 from fledge.features.options import FeatureOptions
 from fledge.features.ray_extract import extract_features_on_ray
 from fledge.features.served import ServedExtractor, server_arguments
 from fledge.features.shard import FeatureSample, SampleInfo
-from fledge.features.store import FeatureStore, write_shard
-from fledge.features.verify import StoreCheck, verify_store
+from fledge.features.store import FeatureStore, StoreCheck, verify_store, write_shard
 
 __all__ = [
     "FeatureExtractor",

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Lock
 
 from torch import Tensor
 
+from fledge.data.options import Progress, silent
 from fledge.errors import StorageError
 from fledge.features.codec import Codec
 from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
-from fledge.storage import Manifest, ShardEntry, join, local_path, sha256, write_atomic
+from fledge.storage import Manifest, ShardEntry, join, list_files, local_path, sha256, write_atomic
 
 _OPENERS = 16  # headers of a remote store read at once
 _IDS_KEPT = 18  # shards whose parsed headers (remote: and ids) stay in memory: more than a shuffle's
@@ -33,7 +35,7 @@ def put_shard(
     folder: str, number: int, samples: Sequence[FeatureSample], codec: Codec = "bf16"
 ) -> ShardEntry:
     """Write the file of a shard. It belongs to the store once the manifest names it."""
-    name, data = f"features-{number:05d}.safetensors", shard_bytes(samples, codec)
+    name, data = _shard_name(number), shard_bytes(samples, codec)
     write_atomic(join(folder, name), data)
     tokens = sum(len(s.token_ids) for s in samples)
     return ShardEntry(name, len(data), sha256(data), len(samples), tokens, sha256(header_of(data)))
@@ -101,3 +103,61 @@ class FeatureStore:
                 oldest, _ = self._recent.popitem(last=False)
                 self._shards[oldest].forget()
         return self._shards[number]
+
+
+@dataclass(frozen=True)
+class StoreCheck:
+    """What a check found."""
+
+    shards: int
+    conversations: int
+    bytes: int
+    faults: tuple[str, ...]  # one line each, the file first; none: the store is sound
+
+
+def verify_store(url: str, progress: Progress = silent) -> StoreCheck:
+    """Read everything once and name every fault."""
+    manifest = Manifest.load(url)
+    if not manifest.shards:
+        raise StorageError(f"no features in {url}; run `fledge features` first or name another folder")
+    faults: list[str] = []
+    done = 0
+    for entry in manifest.shards:
+        try:
+            shard = Shard(manifest.url(entry), entry)
+        except StorageError as error:
+            faults.append(str(error))
+        else:
+            found = _conversation_faults(shard)
+            if not found:
+                try:
+                    manifest.read_shard(entry)
+                except StorageError as error:
+                    found.append(str(error))
+            faults += found
+        done += entry.bytes
+        progress(done, manifest.size, f"{len(faults)} faults")
+    known = {entry.name for entry in manifest.shards}
+    known.add(
+        _shard_name(len(known))
+    )  # which a killed extraction may have left, and which will be written again
+    for place in list_files(url, ".safetensors"):
+        if place.rsplit("/", 1)[-1] not in known:
+            faults.append(
+                f"{place} isn't in {join(url, 'manifest.json')}: the manifest is another store's, or old"
+            )
+    return StoreCheck(len(manifest.shards), manifest.records, manifest.size, tuple(faults))
+
+
+def _conversation_faults(shard: Shard) -> list[str]:
+    faults = []
+    for index in range(len(shard.lengths)):
+        try:
+            shard.read(index)
+        except StorageError as error:
+            faults.append(str(error))
+    return faults
+
+
+def _shard_name(number: int) -> str:
+    return f"features-{number:05d}.safetensors"

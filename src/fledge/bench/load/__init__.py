@@ -1,13 +1,12 @@
 """A load generator for any OpenAI-compatible streaming server.
 
-options.py   what is sent, and how hard         arrivals.py  closed loop, Poisson, replayed traffic
-client.py    one streamed request, timed        drive.py     all requests of a level
-counters.py  what the server says of its drafts metrics.py   percentiles, throughput, goodput
+options.py   what is sent, and how hard         drive.py     closed loop, Poisson, replayed traffic
+client.py    one streamed request, timed        metrics.py   percentiles, throughput, goodput
+counters.py  what the server says of its drafts results.py   the files, and comparisons
 servers.py   running servers, or started ones   run.py       all servers and levels, in alternation
-results.py   the files, and comparisons
 """
 
-from fledge.bench.load.arrivals import Arrival, closed_loop, poisson, read_traffic
+from fledge.bench.load.drive import Arrival, closed_loop, poisson, read_traffic
 from fledge.bench.load.options import LoadOptions, Objective
 from fledge.bench.load.results import Comparison, LoadResult
 from fledge.bench.load.run import run_load

@@ -36,15 +36,14 @@ def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 def distribution(values: Sequence[float], name: str) -> dict[str, float | None]:
     """The figures of one kind of latency; None where there is nothing to measure."""
+    names = [f"{figure}_{name}_ms" for figure in ("mean", "median", "std", "p90", "p95", "p99", "max")]
     if not values:
-        return {
-            f"{figure}_{name}_ms": None for figure in ("mean", "median", "std", "p90", "p95", "p99", "max")
-        }
+        return dict.fromkeys(names)
     data = np.asarray(values)
-    p50, p90, p95, p99 = (float(value) for value in np.percentile(data, (50, 90, 95, 99)))
-    figures = {"mean": float(data.mean()), "median": p50, "std": float(data.std())}
-    figures |= {"p90": p90, "p95": p95, "p99": p99, "max": float(data.max())}
-    return {f"{figure}_{name}_ms": value for figure, value in figures.items()}
+    p50, p90, p95, p99 = np.percentile(data, (50, 90, 95, 99))
+    return dict(
+        zip(names, map(float, (data.mean(), p50, data.std(), p90, p95, p99, data.max())), strict=True)
+    )
 
 
 def meets(record: RequestRecord, slo: Objective) -> bool:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from fledge.bench.machine import Machine
 from fledge.bench.results import write_rows
-from fledge.bench.statistics import compare_paired
+from fledge.bench.statistics import compare_paired, median_of
 from fledge.errors import StorageError
 from fledge.storage import join, read_bytes, read_json, write_json
 
@@ -127,17 +126,19 @@ def compare_level(
     tpots = [(a["median_tpot_ms"], b["median_tpot_ms"]) for a, b in zip(plain, other, strict=True)]
     timed = [(a, b) for a, b in tpots if a and b]
     found = compare_paired([b for _, b in timed], [a for a, _ in timed]) if timed else None
-    tau = _median(row.get("accept_length") for row in other)
+    tau = median_of(row.get("accept_length") for row in other)
     speedup = found.ratio.value if found else None
-    throughput, before = (_median(row["output_throughput"] for row in part) or 0.0 for part in (other, plain))
+    throughput, before = (
+        median_of(row["output_throughput"] for row in part) or 0.0 for part in (other, plain)
+    )
     return Comparison(
         server=server,
         concurrency=level[0],
         request_rate=level[1],
-        tpot_ms=_median(b for _, b in timed),
-        tpot_baseline_ms=_median(a for a, _ in timed),
-        ttft_ms=_median(row["median_ttft_ms"] for row in other),
-        ttft_baseline_ms=_median(row["median_ttft_ms"] for row in plain),
+        tpot_ms=median_of(b for _, b in timed),
+        tpot_baseline_ms=median_of(a for a, _ in timed),
+        ttft_ms=median_of(row["median_ttft_ms"] for row in other),
+        ttft_baseline_ms=median_of(row["median_ttft_ms"] for row in plain),
         throughput=throughput,
         throughput_baseline=before,
         speedup=speedup,
@@ -185,8 +186,3 @@ def _repeats(rows: Iterable[Row], server: str, level: tuple[int | None, float | 
 
 def _errors(rows: Iterable[Row]) -> list[str]:
     return sorted({error for row in rows for error in row.get("errors", [])})[:2]
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return median(found) if found else None

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from fledge.bench.load.arrivals import Arrival, closed_loop, poisson
 from fledge.bench.load.client import Call, open_session
 from fledge.bench.load.counters import between, read_counters
-from fledge.bench.load.drive import drive
+from fledge.bench.load.drive import Arrival, closed_loop, drive, poisson
 from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.options import LoadOptions
 from fledge.bench.load.results import LoadResult, compare_levels

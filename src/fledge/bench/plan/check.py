@@ -114,11 +114,7 @@ def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
     read = forward_seconds(model, replace(ideal, flops=math.inf), 1, 1, costs.context)
     compute = forward_seconds(model, replace(ideal, bandwidth=math.inf), 1, rows, costs.context)
     step, largest = costs.plain_step_ms / 1e3, largest_ms / 1e3
-    reached = replace(
-        ideal,
-        bandwidth=read / step,
-        flops=compute / (seconds_left(largest, step) or largest),
-    )
+    reached = replace(ideal, bandwidth=read / step, flops=compute / (seconds_left(largest, step) or largest))
     draft = head_seconds(head, reached, costs.draft_rows or 1, features=False)
     measured = (costs.draft_step_ms or 0.0) / 1e3
     if measured < draft:

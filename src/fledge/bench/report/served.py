@@ -11,7 +11,7 @@ from fledge.bench.load import LoadResult
 from fledge.bench.load.results import Comparison, level_key
 from fledge.bench.report.charts import Axes, Series, line_chart
 from fledge.bench.report.formats import ABSENT, Table, interval, number, percent, times
-from fledge.bench.statistics import range_note
+from fledge.bench.statistics import median_of, range_note
 
 Level = tuple[int | None, float | None]  # as `level_key` has it
 _STYLES = ("s-plain", "s-trained", "s-released", "s-third", "s-fourth")
@@ -163,8 +163,7 @@ def _line(
     more: Iterable[str],
 ) -> list[str]:
     def middle(field: str) -> float | None:
-        values = [row[field] for row in rows if row.get(field) is not None]
-        return median(values) if values else None
+        return median_of(row.get(field) for row in rows)
 
     speedup = same = noise = ABSENT
     if c is not None:
