@@ -87,9 +87,10 @@ def test_the_table_pairs_blocks_and_says_who_is_ahead(tmp_path: Path) -> None:
         "vllm 1.0 plain",
     ]
     assert table.rows[1][5:7] == ["1.50×", "1.50–1.50"]  # paired by block: the drift cancels
-    ahead, missing = peers_notes(found)
+    ahead, missing, few = peers_notes(found)
     assert "ahead of fledge are vllm 1.33×" in ahead
     assert missing == "llama.cpp: not installed"
+    assert "With --repeats 3" in few
     write_peers(str(tmp_path), found)
     assert "| vllm 1.0 | eagle3 | 1 |" in (tmp_path / "peers.md").read_text()
     assert len((tmp_path / "peers.jsonl").read_text().splitlines()) == 12

@@ -6,8 +6,8 @@ from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.phases import PhaseSeconds
-from fledge.engine.planner import PlannedShape
 from fledge.engine.request import Completion, CompletionStats, StepResult, TreeTrace
+from fledge.engine.shapes import PlannedShape
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopMatcher
 

@@ -32,7 +32,7 @@ from fledge.engine.learnt import LearntCurve
 from fledge.engine.lookup import MatchRates
 from fledge.engine.pace import Kind, Pace
 from fledge.engine.plans import ConfidentPlan, RoundPlan
-from fledge.engine.shapes import MAX_DEPTH, NODES, TOPKS, copies, deepest, trees
+from fledge.engine.shapes import MAX_DEPTH, NODES, TOPKS, PlannedShape, copies, deepest, trees
 
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPLAN_ROUNDS = 32
@@ -54,22 +54,6 @@ _TRY_LENGTH = 3  # rounds of a try of speculation
 # Of all time, for tries that don't pay: at first, and after many, each of which halves it. Seconds to begin with.
 _TRY_SHARE, _LEAST_TRY_SHARE, _FIRST_CREDIT = 0.008, 0.001, 0.02
 _START_ROUNDS = 32  # of a batch size, that follow what was tuned
-
-
-@dataclass
-class PlannedShape:
-    """What rounds of one shape brought."""
-
-    shape: TreeShape
-    rounds: int = 0
-    requests: int = 0  # summed over the rounds
-    tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def tau(self) -> float:
-        """Tokens per round and request."""
-        return self.tokens / self.requests if self.requests else 1.0
 
 
 @dataclass

@@ -1,8 +1,9 @@
-"""The tree shapes a planner chooses from."""
+"""The tree shapes a planner chooses from, and what came of them."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 from fledge.engine.layout import TreeShape
 
@@ -10,6 +11,22 @@ MAX_DEPTH = 8
 MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
 NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+
+
+@dataclass
+class PlannedShape:
+    """What rounds of one shape brought."""
+
+    shape: TreeShape
+    rounds: int = 0
+    requests: int = 0  # summed over the rounds
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round and request."""
+        return self.tokens / self.requests if self.requests else 1.0
 
 
 @functools.cache

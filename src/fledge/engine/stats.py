@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fledge.engine.layout import TreeShape
 from fledge.engine.phases import PhaseSeconds
-from fledge.engine.planner import PlannedShape
+from fledge.engine.shapes import PlannedShape
 
 
 @dataclass(frozen=True)
