@@ -298,7 +298,7 @@ def bench_ratios(
     only: Annotated[
         str,
         typer.Option(
-            help="parts of it: levels, ttft, sampled, context, neighbour, overlap, graphs (on GPUs)",
+            help="parts of it: levels, ttft, sampled, structured, context, neighbour, overlap, graphs (on GPUs)",
             show_default="all",
         ),
     ] = "",

@@ -32,15 +32,33 @@ def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
 
 @pytest.mark.parametrize(
     ("part", "lines"),
-    [("levels", 4), ("ttft", 2), ("sampled", 2), ("context", 3), ("neighbour", 2), ("overlap", 2)],
+    [
+        ("levels", 4),
+        ("ttft", 2),
+        ("sampled", 2),
+        ("structured", 1),
+        ("context", 3),
+        ("neighbour", 2),
+        ("overlap", 2),
+    ],
 )
 def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines: int) -> None:
+    if part == "structured":
+        pytest.importorskip("llguidance")
     found = measured(target, head, part)
     assert len(found) == lines
     for line in found:
         assert len(line.cells) == len(COLUMNS)
         assert line.base >= 0
         assert line.ratio is None or (math.isfinite(line.ratio.value) and line.ratio.value > 0)
+
+
+def test_without_llguidance_that_is_said_before_anything_is_measured(
+    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fledge.bench.ratios.find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r'pip install "fledge\[structured\]"'):
+        measured(target, head, "levels", "structured")
 
 
 def test_graphs_are_compared_on_gpus_only(

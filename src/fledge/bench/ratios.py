@@ -7,6 +7,7 @@
                 and a half times the tokens asked for): the head, and a head of random weights
     ttft        time to the first token of long prompts
     sampled     throughput at temperature 1, one request at a time and eight at once
+    structured  time per output token of answers that have to be JSON of a schema
     context     a verify of many rows after short and long contexts
     neighbour   time per output token beside a process that keeps a core busy
     overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
@@ -24,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from itertools import chain, cycle, islice
 from statistics import median
 
@@ -47,6 +49,21 @@ from fledge.train.random_head import random_head
 COLUMNS = ("", "base", "other", "ratio", "")
 PLAIN, HEAD, BAD = "plain", "head", "random head"
 _BUSY = "while True: pass"
+_FORM = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string", "maxLength": 160},
+        "keywords": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 20},
+            "minItems": 2,
+            "maxItems": 5,
+        },
+        "confidence": {"enum": ["low", "medium", "high"]},
+    },
+    "required": ["answer", "keywords", "confidence"],
+    "additionalProperties": False,
+}
 _ROOM = 16  # tokens beyond prompt and answer
 _WAVES = 4  # requests per slot of a level: where few are left at the end it isn't the level any more
 _LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)  # of answers, times the tokens asked for, in turn
@@ -191,6 +208,22 @@ class Bench:
         """Throughput at temperature 1, one request at a time and eight at once."""
         yield from self._throughput((1, 8), HEAD, temperature=1.0)
 
+    def structured(self) -> Iterator[Ratio]:
+        """Time per token of JSON answers, one at a time: both engines write the same ones."""
+        engines = self.engines(PLAIN, HEAD, max_batch=1)
+        times: dict[str, list[float]] = {PLAIN: [], HEAD: []}
+        taus: list[float] = []
+        for prompt, names in zip(self.prompts, alternation(list(engines), len(self.prompts)), strict=True):
+            for name in names:
+                (answer,) = engines[name].generate(
+                    [prompt], max_tokens=self.sizes.tokens, structured_outputs={"json": _FORM}
+                )
+                times[name].append(answer.stats.tpot_ms)
+                if name == HEAD:
+                    taus.append(answer.stats.tau)
+        what = "time per token, JSON of a schema: head over plain"
+        yield _paired(what, times[PLAIN], times[HEAD], "ms", f"tau {median(taus):.2f}")
+
     def context(self) -> Iterator[Ratio]:
         """A verify of n rows over a plain step, after short and long contexts."""
         target = self.head.target_it_reads(self.target)
@@ -281,6 +314,7 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
     "levels": Bench.levels,
     "ttft": Bench.ttft,
     "sampled": Bench.sampled,
+    "structured": Bench.structured,
     "context": Bench.context,
     "neighbour": Bench.neighbour,
     "overlap": Bench.overlap,
@@ -303,6 +337,10 @@ def measure_ratios(
             raise DataError(f"there is no part {part!r}; choose from {', '.join(PARTS)}")
         if part in _ON_GPUS and not gpu:
             raise DataError(f"{part} is measured on a GPU; name one with --device, or leave this part out")
+        if part == "structured" and find_spec("llguidance") is None:
+            raise DataError(
+                'structured needs a package: pip install "fledge[structured]", or leave this part out'
+            )
     bench, lines = Bench(target, head, sizes), []
     for part in parts:
         for line in PARTS[part](bench):
