@@ -74,6 +74,10 @@ def test_training_facts_are_the_curves_of_metrics_and_the_heads_own_words(tmp_pa
     assert found.parameters == sum(weight.numel() for weight in head.weights.trainable().values())
     assert training_facts(str(tmp_path / "head"), str(tmp_path / "nowhere.jsonl")) is None
     assert training_facts(str(tmp_path / "nowhere"), str(path)) is None
+    for other in ("[]", "null", '{"step": 1}'):
+        path.write_text(other)
+        with pytest.raises(StorageError, match="isn't what `fledge train` writes"):
+            training_facts(str(tmp_path / "head"), str(path))
     path.write_text("{")
     with pytest.raises(StorageError, match="damaged"):
         training_facts(str(tmp_path / "head"), str(path))

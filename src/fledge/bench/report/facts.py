@@ -11,6 +11,7 @@ from fledge.bench.results import BenchResult, read_rows
 from fledge.data import conversation_statistics, prompt_summary, read_conversations
 from fledge.draft import Head
 from fledge.draft.checkpoint import WEIGHTS_NAME
+from fledge.errors import StorageError
 from fledge.storage import Manifest, exists, file_size, join
 
 Curve = Sequence[tuple[float, float]]  # (training step, value)
@@ -102,6 +103,10 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
     if not exists(metrics) or not exists(join(head_url, WEIGHTS_NAME)):
         return None
     rows, head = read_rows(metrics, "fledge train"), Head.load(head_url)
+    if not all(isinstance(row, dict) and {"step", "seconds"} <= row.keys() for row in rows):
+        raise StorageError(
+            f"{metrics} isn't what `fledge train` writes; delete it, and the report has no curves"
+        )
     facts = head.metadata.training
     tokens, epochs = facts.get("supervised_tokens"), facts.get("epochs")
     return TrainingFacts(
