@@ -148,8 +148,11 @@ def test_what_is_done_once_and_takes_long_is_told_without_being_asked(fledge: Fl
     assert not logging.getLogger("fledge").isEnabledFor(logging.INFO)
 
 
-def test_a_run_that_is_not_there_is_not_made_by_reporting_on_it(fledge: Fledge, tmp_path: Path) -> None:
-    assert "there is no run in" in fledge.error("report", "--run-dir", tmp_path / "typo")
+@pytest.mark.parametrize("stage", ["respond", "features", "train", "evaluate", "bench", "report"])
+def test_a_run_that_is_not_there_is_not_made_by_a_stage_that_builds_on_it(
+    fledge: Fledge, small_recipe: Path, tmp_path: Path, stage: str
+) -> None:
+    assert "there is no run in" in fledge.error(stage, small_recipe, "--run-dir", tmp_path / "typo")
     assert not (tmp_path / "typo").exists()
 
 
@@ -210,6 +213,10 @@ def test_a_head_that_is_not_there(fledge: Fledge, tiny_target_folder: Path, tmp_
     assert f"{tmp_path}/none is no draft head" in line
     line = fledge.error("generate", "Hello", "--target", tiny_target_folder)
     assert "no head ships for" in line
+    (tmp_path / "run" / "head").mkdir(parents=True)
+    (tmp_path / "run" / "head" / "config.json").write_text("{}")
+    line = fledge.error("export", tmp_path / "run", tmp_path / "exported")
+    assert line.endswith(f"name {tmp_path}/run/head")
 
 
 def test_what_serves_on_a_device_is_asked_and_tuned_there(fledge: Fledge, tiny_target_folder: Path) -> None:
@@ -266,6 +273,7 @@ def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_f
 
 
 def test_a_stage_without_its_input(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     assert "run `fledge prompts` first" in fledge.error(
         "respond", small_recipe, "--run-dir", tmp_path / "run"
     )
@@ -372,6 +380,15 @@ def test_a_comparison_refuses_what_it_would_ignore(
     assert not (tmp_path / "compare.html").exists()
     fledge("report", *compared)
     assert (tmp_path / "compare.html").exists()
+
+
+def test_a_head_that_is_half_written_is_none_yet(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    (run / "head" / "config.json").unlink()  # which is written last
+    for command in (("report", small_recipe), ("card",)):
+        fledge(*command, "--run-dir", run)
 
 
 def test_report_is_made_from_what_is_there(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fledge.bench.summary import WorkloadSummary
 from fledge.console import print_table, say
 from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
-from fledge.draft.checkpoint import WEIGHTS_NAME
+from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.errors import DataError, StorageError
 from fledge.released import released_folder
 from fledge.run_folder import Record, Run
@@ -188,7 +188,7 @@ def write_run_card(folder: str) -> str:
     if not storage.exists(join(prompts, storage.MANIFEST_NAME)):
         raise DataError(f"{folder} has no prompts yet; run `fledge prompts` first or name another --run-dir")
     head_url = join(folder, "head")
-    head = Head.load(head_url) if storage.exists(join(head_url, WEIGHTS_NAME)) else None
+    head = Head.load(head_url) if storage.exists(join(head_url, CONFIG_NAME)) else None
     vocabulary = head.vocabulary.token_ids.tolist() if head else None
     conversations = join(folder, "conversations")
     found = privacy_counts(prompts, conversations)
@@ -197,7 +197,7 @@ def write_run_card(folder: str) -> str:
 
 def _own_data(run: Run) -> DataFacts | None:
     """Facts about the run's data, kept beside the report."""
-    head = Head.load(run.url("head")) if storage.exists(run.url("head", WEIGHTS_NAME)) else None
+    head = Head.load(run.url("head")) if storage.exists(run.url("head", CONFIG_NAME)) else None
     data = data_facts(run.url("conversations"), run.url("prompts"), head)
     if data is not None:
         storage.write_json(run.url(DATA_NAME), asdict(data))

@@ -55,17 +55,17 @@ def run_pipeline(run: Run) -> None:
 
 def run_stage(run: Run, name: str) -> None:
     """Do one stage; the stages it builds on must be finished, except for the benchmark of given heads."""
+    stage = _named(name)
     if follows():  # the leading process keeps the folder's records
-        stage = _named(name)
         if name != "train":
             raise StorageError(f"{name} works in one process; only `fledge train` runs under torchrun")
         if finished(run, stage, stage.fingerprint(run)) is None:
             stage.work(run, silent)
         return
-    if name == "report" and not exists(run.folder):  # or a typing error would become a folder
-        raise StorageError(f"there is no run in {run.folder} to report on; check --run-dir")
+    builds_on = stage.always or (stage.needs and not run.given_heads)
+    if builds_on and not exists(run.folder):  # or a typing error would become a folder
+        raise StorageError(f"there is no run in {run.folder}; check --run-dir, or make one with `fledge run`")
     with run.locked():
-        stage = _named(name)
         if _is_given(run, stage):  # nothing is added to what isn't ours
             _print_given(run, stage)
             return

@@ -18,7 +18,7 @@ from fledge.bench import RELEASED, TRAINED
 from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
-from fledge.draft.checkpoint import WEIGHTS_NAME, local_url, weight_urls
+from fledge.draft.checkpoint import CONFIG_NAME, local_url, weight_urls
 from fledge.errors import RecipeError, StorageError
 from fledge.recipe import Recipe
 from fledge.released import head_url, released_folder
@@ -151,7 +151,7 @@ class Run:
     def of_earlier_head(self, folder: str) -> bool:
         """Whether a stage's folder holds figures of a head that the run's own has replaced since."""
         made_from = Fingerprint.load(self.url(folder))
-        if made_from is None or not storage.exists(self.url("head", WEIGHTS_NAME)):
+        if made_from is None or not storage.exists(self.url("head", CONFIG_NAME)):
             return False
         measured = made_from.parts.get("head", made_from.parts.get(f"heads.{TRAINED}"))
         return measured is not None and measured != head_digest(self.url("head"))

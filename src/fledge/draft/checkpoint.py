@@ -52,9 +52,9 @@ def read_head(url: str) -> Head:
 def read_files(url: str) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """A head's config.json and all its tensors, under the names in the files."""
     if not exists(join(url, CONFIG_NAME)):
-        raise HeadError(
-            f"{url} is no draft head, {CONFIG_NAME} is missing: name a folder with a trained head"
-        )
+        own = join(url, "head")  # as a run's folder has it
+        wanted = own if exists(join(own, CONFIG_NAME)) else "a folder with a trained head"
+        raise HeadError(f"{url} is no draft head, {CONFIG_NAME} is missing: name {wanted}")
     try:
         raw = read_json(join(url, CONFIG_NAME))
         if not isinstance(raw, dict):

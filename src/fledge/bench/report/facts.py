@@ -10,7 +10,7 @@ from fledge.bench.load import LoadResult
 from fledge.bench.results import BenchResult, read_rows
 from fledge.data import conversation_statistics, prompt_summary, read_conversations
 from fledge.draft import Head
-from fledge.draft.checkpoint import WEIGHTS_NAME
+from fledge.draft.checkpoint import CONFIG_NAME, WEIGHTS_NAME
 from fledge.errors import StorageError
 from fledge.storage import Manifest, exists, file_size, join
 
@@ -100,7 +100,7 @@ def data_facts(conversations: str, prompts: str | None = None, head: Head | None
 
 def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
     """How a head was trained: the curves of its trainer's `metrics.jsonl`, and the facts in its config."""
-    if not exists(metrics) or not exists(join(head_url, WEIGHTS_NAME)):
+    if not exists(metrics) or not exists(join(head_url, CONFIG_NAME)):
         return None
     rows, head = read_rows(metrics, "fledge train"), Head.load(head_url)
     if not all(isinstance(row, dict) and {"step", "seconds"} <= row.keys() for row in rows):
