@@ -1,0 +1,242 @@
+"""Calls of functions in a target's answers: three ways to write them, one reader, one grammar.
+
+    hermes        words <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>\\n<tool_call>...
+    llama3_json   {"name": "f", "parameters": {...}}; {...}                       nothing before it
+    mistral       words [TOOL_CALLS] [{"name": "f", "arguments": {...}}, {...}]
+
+What isn't a call of a function that was offered stays content, to the letter. A call is told of as soon as it is sure
+to be one, by its name; its arguments are passed on as they come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fledge.server.message import Call, Said, overlap
+
+_ID_LENGTH = 9  # what Mistral's templates ask for; others take any
+# The beginning of a call as the templates show it; any other order of its keys is read once the object is complete.
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a target writes calls."""
+
+    open: str  # "": a call begins the answer
+    close: str
+    key: str  # of the arguments
+    # Around and between calls in Lark's form; OPEN and CLOSE are the two above.
+    before: str
+    between: str
+    after: str
+
+
+CALL_FORMS = {
+    "hermes": CallForm(
+        "<tool_call>", "</tool_call>", "arguments", r'OPEN "\n"', r'"\n" CLOSE "\n" OPEN "\n"', r'"\n" CLOSE'
+    ),
+    "llama3_json": CallForm("", "", "parameters", "", '"; "', ""),
+    "mistral": CallForm("[TOOL_CALLS]", "", "arguments", r"OPEN / ?\[/", '", "', '"]"'),
+}
+
+
+class CallReader:
+    """Reads one answer's text, piece by piece."""
+
+    def __init__(self, form: CallForm, names: Collection[str], *, several: bool = True) -> None:
+        """`names`: of the functions on offer. Not `several`: the first call alone is passed on."""
+        self._form = form
+        self._names = names
+        self._several = several
+        self.calls = 0  # so far
+        self._text = ""  # not dealt with yet
+        self._last = False
+        self._silent = False  # since a call
+        self._at = 0  # of what may be another call, behind the signs between them
+        self._object = _Object()
+        self._go_on: Callable[[Said], bool] = self._words if form.open else self._first
+
+    def add(self, text: str, said: Said, *, last: bool) -> None:
+        """Put what became certain into `said`; `last`: no more text will come."""
+        self._text += text
+        self._last = last
+        while self._go_on(said):
+            pass
+
+    # Each of these deals with the text's beginning; True if what comes next can be dealt with, too.
+
+    def _words(self, said: Said) -> bool:
+        """Content, up to the next opening."""
+        mark, text = self._form.open, self._text
+        at = text.find(mark) if mark else -1
+        if at >= 0:
+            self._say(said, len(text[:at].rstrip()))
+            self._go_on = self._first
+            return True
+        if not self._last:  # white space may stand before a call
+            self._say(said, len(text[: len(text) - overlap(text, mark)].rstrip()))
+        elif not (self._silent and text.isspace()):
+            self._say(said, len(text))
+        return False
+
+    def _first(self, said: Said) -> bool:
+        """What stands behind an opening."""
+        bare = self._text.lstrip().removeprefix(self._form.open).lstrip()
+        return self._candidate(bare.removeprefix("[").lstrip(), said)
+
+    def _next(self, said: Said) -> bool:
+        """What stands behind a call and begins like another."""
+        return self._candidate(self._text[self._at :], said)
+
+    def _candidate(self, bare: str, said: Said) -> bool:
+        """A call, or what looks like one: the end of the text."""
+        if not bare and not self._last:
+            return False
+        head = _HEAD.match(bare)
+        if head is not None and head[1] in self._names:
+            self._call(said, head[1])
+            self._begin(bare[head.end() :], self._arguments)
+            return True
+        if head is None and bare.startswith("{"):
+            end = self._object.end(bare)
+            if end is None and not self._last:
+                return False
+            call = None if end is None else self._read(bare[:end])
+            if call is not None:
+                self._call(said, *call)
+                self._begin(bare[end:], self._between)
+                return True
+        self._say(said, len(self._text) - len(bare))
+        self._begin(self._text, self._words)
+        return True
+
+    def _arguments(self, said: Said) -> bool:
+        """The arguments of a call that is told of already."""
+        passed_on = self._object.seen
+        end = self._object.end(self._text)
+        self._pass_on(said, self._text[passed_on:end])
+        if end is not None:
+            self._begin(self._text[end:], self._rest)
+        return end is not None
+
+    def _rest(self, said: Said) -> bool:
+        """What stands behind the arguments in their call: its end, or things that have no place in a message."""
+        bare = self._text.lstrip()
+        if not bare:
+            return False
+        if bare.startswith(","):
+            self._begin(bare, self._others, depth=1)
+        else:  # some forget the brace
+            self._begin(bare.removeprefix("}"), self._between)
+        return True
+
+    def _others(self, said: Said) -> bool:
+        end = self._object.end(self._text)
+        if end is not None:
+            self._begin(self._text[end:], self._between)
+        return end is not None
+
+    def _between(self, said: Said) -> bool:
+        """What stands behind a call."""
+        bare, close = self._text.lstrip(), self._form.close
+        sign = bare[:1] if bare.startswith((",", ";", "]")) else ""
+        rest = bare.removeprefix(sign).lstrip()
+        if not rest or (rest != close and close.startswith(rest)):
+            return False  # the answer may end here, within the form's own signs
+        if rest.startswith("{") and sign != "]":
+            self._at, self._go_on = len(self._text) - len(rest), self._next
+            return True
+        if close and rest.startswith(close):
+            self._text = rest[len(close) :]
+        elif sign == "]":
+            self._text = bare[1:]
+        self._go_on = self._words
+        return True
+
+    def _say(self, said: Said, length: int) -> None:
+        said.content += self._text[:length]
+        self._text = self._text[length:]
+        self._silent = self._silent and not length
+
+    def _begin(self, text: str, what: Callable[[Said], bool], *, depth: int = 0) -> None:
+        self._text, self._go_on, self._object = text, what, _Object(depth)
+
+    def _call(self, said: Said, name: str, arguments: str = "") -> None:
+        self.calls += 1
+        self._silent = True
+        if self._several or self.calls == 1:
+            said.calls[self.calls - 1] = Call(uuid.uuid4().hex[:_ID_LENGTH], name, arguments)
+
+    def _pass_on(self, said: Said, arguments: str) -> None:
+        if arguments and (self._several or self.calls == 1):
+            said.calls.setdefault(self.calls - 1, Call()).arguments += arguments
+
+    def _read(self, text: str) -> tuple[str, str] | None:
+        """Name and arguments of a complete call; None if it is something else."""
+        try:
+            call = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        arguments = call.get("arguments", call.get("parameters"))
+        known = isinstance(call.get("name"), str) and call["name"] in self._names
+        if not known or not isinstance(arguments, dict):
+            return None
+        return call["name"], json.dumps(arguments, ensure_ascii=False)
+
+
+class _Object:
+    """Finds the end of a JSON object in a text that grows."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.seen = 0  # characters of the text
+        self._depth = depth
+        self._quoted = self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """Behind its last brace; None: that is still to come."""
+        for sign in text[self.seen :]:
+            self.seen += 1
+            if self._escaped:
+                self._escaped = False
+            elif sign == "\\":
+                self._escaped = self._quoted
+            elif sign == '"':
+                self._quoted = not self._quoted
+            elif not self._quoted and sign in "{}[]":
+                self._depth += 1 if sign in "{[" else -1
+                if self._depth <= 0:
+                    return self.seen
+        return None
+
+
+def grammar(
+    form: CallForm, functions: Mapping[str, Mapping[str, Any]], *, several: bool, marks: Mapping[str, int]
+) -> str:
+    """Calls and nothing else, in Lark's form. `functions`: the JSON schema of each one's arguments, by name.
+
+    `marks`: ids of the tokens that the tokenizer has for openings and closings; others are spelled out.
+    """
+
+    def signs(lark: str) -> str:
+        for place, mark in (("OPEN", form.open), ("CLOSE", form.close)):
+            lark = lark.replace(place, f"<[{marks[mark]}]>" if mark in marks else _quoted(mark))
+        return lark
+
+    calls, rules = [], []
+    for number, (name, schema) in enumerate(functions.items()):
+        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.key}": '
+        calls.append(f'{_quoted(head)} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {json.dumps({**schema, 'type': 'object'})}")
+    more = f"({signs(form.between)} call)*" if several else ""
+    start = f"start: {signs(form.before)} call {more} {signs(form.after)}"
+    return "\n".join([start, f"call: {' | '.join(calls)}", *rules])
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

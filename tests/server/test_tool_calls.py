@@ -1,0 +1,172 @@
+"""Calls and reasoning in a text: found wherever its pieces are cut, and never at the cost of a character."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fledge.server.message import Call, Said
+from fledge.server.reader import Reader
+from fledge.server.reasoning import Thoughts
+from fledge.server.tool_calls import CALL_FORMS, CallReader
+
+ARGUMENTS = '{"place": "a } \\" { b", "days": [1, {"x": null}]}'
+LOOK = '{"name": "look", "arguments": ' + ARGUMENTS + "}"
+WAIT = '{"name": "wait", "parameters": {}}'
+
+
+def read(
+    form: str, pieces: list[str], *, inside: bool | None = None, several: bool = True
+) -> tuple[str, str, list[tuple[str | None, str]]]:
+    """Reasoning, content and calls, as a client adds them up."""
+    thoughts = None if inside is None else Thoughts(inside=inside)
+    reader = Reader(thoughts, CallReader(CALL_FORMS[form], {"look", "wait"}, several=several))
+    whole = Said()
+    for number, piece in enumerate(pieces, 1):
+        said = reader.add(piece, last=number == len(pieces))
+        whole.reasoning += said.reasoning
+        whole.content += said.content
+        for index, call in said.calls.items():
+            known = whole.calls.setdefault(index, Call(call.id, call.name))
+            known.arguments += call.arguments
+    assert list(whole.calls) == list(range(len(whole.calls)))
+    assert len({call.id for call in whole.calls.values()}) == len(whole.calls)
+    return whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls.values()]
+
+
+CALLED = [
+    ("hermes", f"<tool_call>\n{LOOK}\n</tool_call>", "", [("look", ARGUMENTS)]),
+    ("hermes", f"I look. \n<tool_call>\n{LOOK}\n</tool_call>\n", "I look.", [("look", ARGUMENTS)]),
+    (
+        "hermes",
+        f"<tool_call>\n{WAIT}\n</tool_call>\n<tool_call>\n{LOOK}\n</tool_call>",
+        "",
+        [("wait", "{}"), ("look", ARGUMENTS)],
+    ),
+    (
+        "hermes",
+        f"<tool_call>[{WAIT},\n{LOOK}]</tool_call>\n\nDone.\n",
+        "\n\nDone.\n",
+        [("wait", "{}"), ("look", ARGUMENTS)],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"é": 1}, "name": "look"}</tool_call>', "", [("look", '{"é": 1}')]),
+    ("hermes", f"{LOOK[:-1].join(['<tool_call>', chr(10)])}</tool_call>", "", [("look", ARGUMENTS)]),
+    ("llama3_json", WAIT, "", [("wait", "{}")]),
+    ("llama3_json", f"\n{WAIT}; {LOOK}", "", [("wait", "{}"), ("look", ARGUMENTS)]),
+    (
+        "llama3_json",
+        '{"type": "function", "name": "wait", "parameters": {"s": 2}}',
+        "",
+        [("wait", '{"s": 2}')],
+    ),
+    ("mistral", f"[TOOL_CALLS] [{WAIT}, {LOOK}]", "", [("wait", "{}"), ("look", ARGUMENTS)]),
+    ("mistral", f'Yes.[TOOL_CALLS][{LOOK[:-1]}, "id": "abc}}d"}}]', "Yes.", [("look", ARGUMENTS)]),
+]
+NO_CALLS = [
+    ("hermes", "  plain words, {} and [] \n "),
+    ("hermes", "so <tool_call> is how it begins</tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "never_offered", "arguments": {}}\n</tool_call>\n'),
+    ("hermes", '<tool_call>\n{"name": "look", "arguments": "Paris"}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "look"}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": ["look"], "arguments": {}}'),
+    ("hermes", "<tool_call> [ "),
+    ("llama3_json", '{"name": "never_offered", "parameters": {}}'),
+    ("llama3_json", '{"temperature": 20} is what I found'),
+    ("llama3_json", f"Here is one: {WAIT}"),
+    ("llama3_json", '{"name": "look", "parameters": {"a": [}'[:-8]),
+    ("llama3_json", "{" * 3000),
+    ("mistral", "[TOOL_CALLS] none"),
+    ("mistral", '[TOOL_CALLS] [{"a": 1}, 2]'),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), CALLED)
+def test_calls_are_found(form: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert read(form, [text]) == ("", content, calls)
+    assert all(json.loads(arguments) is not None for _, arguments in calls)
+    assert read(form, [text], several=False) == ("", content, calls[:1])
+
+
+@pytest.mark.parametrize(("form", "text"), NO_CALLS)
+def test_what_only_looks_like_a_call_stays_content_to_the_letter(form: str, text: str) -> None:
+    assert read(form, [text]) == ("", text, [])
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), CALLED)
+def test_nothing_is_lost_of_an_answer_that_breaks_off(
+    form: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    del content
+    for end in range(len(text)):
+        _, said, found = read(form, [text[:end]])
+        assert [name for name, _ in found] == [name for name, _ in calls[: len(found)]]
+        for (_, arguments), (_, wanted) in zip(found, calls, strict=False):
+            assert wanted.startswith(arguments)
+        assert said in text
+        if not found:
+            assert said.rstrip() == text[:end].rstrip()
+
+
+TEXTS = [(form, text) for form, text, *_ in [*CALLED, *NO_CALLS]]
+SCRAPS = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "[", "]", "{", "}", ", ", "; ", "\n",
+    " ", '"', "\\", LOOK, WAIT, LOOK[:-1], '{"name": "look", "arguments": ', "words",
+]  # fmt: skip
+
+
+@given(
+    st.sampled_from(TEXTS)
+    | st.tuples(st.sampled_from([*CALL_FORMS]), st.lists(st.sampled_from(SCRAPS)).map("".join)),
+    st.sampled_from([None, False, True]),
+    st.lists(st.integers(0, 400), max_size=12),
+)
+@example(("hermes", "</tool_call>\nfoo \n"), None, [16, 17])
+def test_pieces_add_up_to_the_whole_wherever_they_are_cut(
+    given_text: tuple[str, str], inside: bool | None, cuts: list[int]
+) -> None:
+    form, text = given_text
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[begin:end] for begin, end in pairwise(places)]
+    whole = read(form, [text], inside=inside)
+    assert read(form, pieces, inside=inside) == whole
+    assert read(form, [*text, ""], inside=inside) == whole
+
+
+@pytest.mark.parametrize(
+    ("inside", "text", "reasoning", "content"),
+    [
+        (False, "<think>\nHm.\n</think>\n\nYes. ", "Hm.", "Yes. "),
+        (False, "\n<think></think>Yes.", "", "Yes."),
+        (False, " No thoughts, <think>none</think>", "", " No thoughts, <think>none</think>"),
+        (False, "<thi", "", "<thi"),
+        (False, "<think>Cut off </th", "Cut off </th", ""),
+        (True, "\nHm. \n</think>\nYes.", "Hm.", "Yes."),
+        (True, "<think>\nHm.</think>Yes.</think>", "Hm.", "Yes.</think>"),
+        (True, "Hm. ", "Hm.", ""),
+    ],
+)
+def test_reasoning_is_told_apart(inside: bool, text: str, reasoning: str, content: str) -> None:
+    assert read("hermes", [text], inside=inside) == (reasoning, content, [])
+
+
+def test_a_call_may_follow_reasoning_but_not_stand_in_it() -> None:
+    text = f"<think>\nLike <tool_call>\n{WAIT}\n</tool_call>?\n</think>\n\n<tool_call>\n{LOOK}\n</tool_call>"
+    reasoning, content, calls = read("hermes", [text], inside=False)
+    assert (reasoning, content, calls) == (
+        f"Like <tool_call>\n{WAIT}\n</tool_call>?",
+        "",
+        [("look", ARGUMENTS)],
+    )
+
+
+def test_a_call_is_told_of_before_its_arguments_are_complete() -> None:
+    reader = Reader(None, CallReader(CALL_FORMS["hermes"], {"look"}))
+    assert not reader.add('<tool_call>\n{"name": "look", "argum', last=False)
+    said = reader.add('ents": {"place": "Par', last=False)
+    assert (said.calls[0].name, said.calls[0].arguments) == ("look", '{"place": "Par')
+    said = reader.add('is"}}', last=False)
+    assert (said.calls[0].name, said.calls[0].arguments) == (None, 'is"}')
