@@ -40,6 +40,42 @@ def test_what_a_template_asks_for_is_handed_to_it() -> None:
     assert plain.hash != quiet.hash
 
 
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
+}
+CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}],
+}
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}; {% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.arguments.at }}{% endfor %}; {% endfor %}"
+)
+
+
+def test_a_template_that_knows_tools_is_given_them_and_their_calls() -> None:
+    tokenizer = make_tokenizer(WITH_TOOLS)
+    chat = ChatTemplate(tokenizer)
+    ids = chat.prompt_ids([*QUESTION, CALLED, {"role": "tool", "content": "blue"}], tools=[TOOL])
+    assert tokenizer.decode(ids) == "look; user: Why is the sky blue?; assistant: sky; tool: blue; "
+    tokenizer.chat_template = {"default": CHATML, "tool_use": WITH_TOOLS}  # some have one for tools alone
+    assert ChatTemplate(tokenizer).prompt_ids([*QUESTION], tools=[TOOL])[0] == ids[0]
+
+
+@pytest.mark.parametrize(
+    "messages", [QUESTION, [*QUESTION, CALLED], [*QUESTION, {"role": "tool", "content": ""}]]
+)
+def test_a_template_that_knows_no_tools_is_not_given_any(messages: list[dict[str, object]]) -> None:
+    tools = [TOOL] if messages is QUESTION else []
+    for template in (CHATML, None):
+        chat = ChatTemplate(make_tokenizer(template))
+        with pytest.raises(TargetError, match="knows no tools"):
+            chat.prompt_ids(messages, tools=tools)
+
+
 @pytest.mark.parametrize("name", ["thinking", "enable", "messages", "tokenize"])
 def test_what_a_template_does_not_ask_for_is_refused(name: str) -> None:
     with pytest.raises(TargetError, match=f"doesn't ask for '{name}'"):

@@ -11,7 +11,8 @@ from typing import Any
 
 from fledge.errors import TargetError
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+# {"role": ..., "content": ...}; beside these what else the template looks at, such as tool_calls.
+Message = Mapping[str, Any]
 
 # Stands for a message's text while its surroundings are looked at. No template trims or rewrites it.
 _MARK = "fledgeMARKfledge"
@@ -34,18 +35,41 @@ class ChatTemplate:
         self.options = dict(options or {})
         self.check_options(self.options)
 
-    def prompt_ids(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> list[int]:
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """The ids a reply to `messages` is generated from, the opening of the assistant's turn included.
 
-        `options`: of the template, for these messages, beside or instead of those it was made with.
+        `options`: of the template, for these messages, beside or instead of those it was made with. `tools`: functions
+        the reply may call, as transformers describes them to templates.
         """
         self.check_options(options or {})
-        text = self._render(messages, add_generation_prompt=True, options=options)
+        self.check_tools(messages, tools)
+        text = self.render(messages, add_generation_prompt=True, options=options, tools=tools)
         return self._encode(text)
+
+    def check_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Raise a TargetError for tools, their calls and their answers if the template knows none."""
+        used = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
+        if (tools or used) and not self.takes_tools:
+            raise TargetError("the target's chat template knows no tools: leave them out")
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the target of the functions on offer."""
+        tool = {"name": _MARK, "description": "", "parameters": {"type": "object", "properties": {}}}
+        try:
+            question = [{"role": "user", "content": "Hello"}]
+            return _MARK in self.render(question, tools=[{"type": "function", "function": tool}])
+        except TargetError:
+            return False
 
     def user_turn_start(self) -> list[int]:
         """The ids up to where a user's first words begin: what a target continues with a question of its own."""
-        before = self._render([{"role": "user", "content": _MARK}]).split(_MARK)[0]
+        before = self.render([{"role": "user", "content": _MARK}]).split(_MARK)[0]
         if not before.endswith("\n"):
             before = before.rstrip(" ")  # a space before a word belongs to the word's own token
         return self._encode(before)
@@ -66,7 +90,7 @@ class ChatTemplate:
         if not self._tokenizer.chat_template:
             return None
         conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
-        text = self._render(conversation)
+        text = self.render(conversation)
         if _MARK not in text:  # nothing can be told from a template that rewrites replies
             return None
         after = self._encode(text.rsplit(_MARK, 1)[-1])
@@ -92,13 +116,15 @@ class ChatTemplate:
             if name in _GIVEN or not re.search(rf"\b{re.escape(name)}\b", template):
                 raise TargetError(f"the target's chat template doesn't ask for {name!r}: leave it out")
 
-    def _render(
+    def render(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = False,
         options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
+        """The text of a conversation. Raises a TargetError if there is no template, or it refuses the messages."""
         if not self._tokenizer.chat_template:
             raise TargetError(
                 "the target's tokenizer has no chat template: use an instruction-tuned target, "
@@ -106,7 +132,10 @@ class ChatTemplate:
             )
         try:
             text = self._apply(
-                self.given(messages), add_generation_prompt=add_generation_prompt, options=options
+                self.given(messages),
+                add_generation_prompt=add_generation_prompt,
+                options=options,
+                tools=tools,
             )
         except Exception as error:  # templates raise whatever their author chose, as jinja2 or plain errors
             raise TargetError(
@@ -126,7 +155,7 @@ class ChatTemplate:
         def is_kept(messages: Sequence[Mapping[str, Any]]) -> bool:
             try:
                 return _MARK in self._apply(messages)
-            except Exception:  # as in _render, where it is told
+            except Exception:  # as in render, where it is told
                 return False
 
         return not is_kept(plain) and is_kept(_in_parts(plain))
@@ -137,11 +166,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
         options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         text: str = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
+            tools=list(tools) or None,
             **{**self.options, **(options or {})},
         )
         return text
