@@ -48,6 +48,19 @@ def serve(
         ),
     ] = None,
     chat_template_kwargs: TemplateKwargs = None,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            help="how the target calls functions: hermes, llama3_json, mistral, or auto: as its chat template does"
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="qwen3 or deepseek_r1: reasoning between <think> tags is told apart from the answer; with the "
+            "latter, answers begin with it, opened or not"
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
     device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
     max_batch: Annotated[int, typer.Option(help="answers made at once")] = 16,
@@ -150,6 +163,8 @@ def serve(
         max_body=int(max_body_mb * 2**20),
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
     )
     serve(
         target,

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from fledge import __version__
 from fledge.engine import Engine
 from fledge.server import errors, playground
+from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Generator
@@ -62,7 +63,8 @@ class Server:
         self.worker = EngineWorker(engine, max_queue=options.max_queue, metrics=self.metrics)
         self.tokens = Tokens(engine.target, engine.max_context)
         self.metrics.watch(self.worker)
-        self.generator = Generator(self.worker, self.tokens, options, self.model_names)
+        dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
+        self.generator = Generator(self.worker, self.tokens, dialect, options, self.model_names)
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
@@ -139,7 +141,7 @@ def _add_tools(app: FastAPI, server: Server) -> None:
     async def tokenize(body: TokenizeRequest) -> Json:
         server.generator.check_model(body.model)
         if body.messages is not None:
-            ids = await server.tokens.chat(body.messages, body.chat_template_kwargs)
+            ids = await server.tokens.chat(body.messages, body.chat_template_kwargs, body.tools or ())
         else:
             ids = await server.tokens.text(body.prompt or "", special=body.add_special_tokens is not False)
         names = server.tokens.names(ids) if body.return_token_strs else None

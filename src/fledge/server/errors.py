@@ -19,6 +19,7 @@ _FORMS = {
     "text": "a text, or a list of texts",
     "stop": "a text, or a list of texts and token ids",
     "content": "a text, or a list of parts of type text",
+    "tool_choice": "none, auto, required, or the function to call",
 }
 
 

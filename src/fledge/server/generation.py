@@ -17,6 +17,7 @@ from starlette.responses import Response
 from fledge.engine import SamplingParams
 from fledge.errors import EngineError
 from fledge.server import errors
+from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.job import Delta, Job
 from fledge.server.options import ServerOptions
@@ -51,6 +52,7 @@ class Generator:
 
     worker: EngineWorker
     tokens: Tokens
+    dialect: Dialect
     options: ServerOptions
     model_names: tuple[str, ...]
 
@@ -111,17 +113,17 @@ class Generator:
         visit = request.state.visit
         if (user := body.safety_identifier or body.user) is not None:
             visit.notes["user"] = user
-        if body.form is not None:
-            await self._check_form(body)
+        form = await self._form(body)
         jobs = [
             Job(
                 prompt,
-                self._params(body, prompt, copy),
+                self._params(body, prompt, copy, form),
                 tokenizer=self.worker.engine.target.tokenizer,
                 client=visit.client,
                 speculate=body.speculate is not False,
                 trace=bool(body.return_trace),
                 echo=echo,
+                reader=self.dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
             )
             for prompt, echo in zip(prompts, echoes, strict=True)
             for copy in range(copies)
@@ -135,13 +137,19 @@ class Generator:
         )
         return jobs, renderer
 
-    async def _check_form(self, body: ChatRequest | CompletionRequest) -> None:
-        """Compile it beforehand, on a thread of its own: a large schema takes its time, a bad one is refused."""
-        try:
-            await asyncio.to_thread(self.worker.engine.follower, SamplingParams(structured_outputs=body.form))
-        except EngineError as error:
-            given = "response_format" if body.structured_outputs is None else "structured_outputs"
-            raise errors.invalid(str(error), given) from error
+    async def _form(self, body: ChatRequest | CompletionRequest) -> Json | None:
+        """What the engine calls structured_outputs.
+
+        Compiled beforehand, on a thread of its own: a large schema takes its time, a bad one is refused.
+        """
+        form = self.dialect.form(body) if isinstance(body, ChatRequest) else body.form
+        if form is not None:
+            try:
+                await asyncio.to_thread(self.worker.engine.follower, SamplingParams(structured_outputs=form))
+            except EngineError as error:
+                given = "response_format" if body.structured_outputs is None else "structured_outputs"
+                raise errors.invalid(str(error), "tools" if body.form is None else given) from error
+        return form
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
         prompt_tokens = usage(jobs)["prompt_tokens"]
@@ -150,7 +158,7 @@ class Generator:
 
     async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[list[int]]:
         if isinstance(body, ChatRequest):
-            return [await self.tokens.chat(body.messages, body.chat_template_kwargs)]
+            return [await self.tokens.chat(body.messages, body.chat_template_kwargs, body.offered)]
         special = body.add_special_tokens is not False
         if len(body.prompts) > self.most_answers:
             raise errors.invalid(f"more than {self.most_answers} prompts; send fewer", "prompt")
@@ -175,7 +183,9 @@ class Generator:
             given if isinstance(given, str) else await self.tokens.decode(given) for given in body.prompts
         ]
 
-    def _params(self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int) -> SamplingParams:
+    def _params(
+        self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int, form: Json | None
+    ) -> SamplingParams:
         """The engine's parameters for one answer; what can't be answered is refused before it is queued."""
         room = self.worker.engine.max_context - len(prompt)
         wanted = body.wanted_tokens
@@ -215,8 +225,8 @@ class Generator:
                 logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
                 logprobs=body.wanted_logprobs,
                 stop=[stop for stop in given if isinstance(stop, str)],
-                structured_outputs=body.form,
-                skip_special_tokens=body.skip_special_tokens is not False,
+                structured_outputs=form,
+                skip_special_tokens=self.dialect.skips_special(body),
             )
         except EngineError as error:
             raise errors.invalid(str(error)) from error
@@ -271,8 +281,9 @@ class Generator:
         begun: set[int] = set()
         try:
             async for index, delta in _merged(jobs):
-                if not (delta.text or delta.completion or delta.logprobs or everything):
-                    continue  # part of a character, or what may become a stop string
+                delta.said = jobs[index].said(delta.text, last=delta.completion is not None)
+                if not (delta.said or delta.completion or delta.logprobs or everything):
+                    continue  # part of a character, or what may become a stop string or a call
                 chunk = renderer.chunk(index, jobs[index], delta, first=index not in begun)
                 begun.add(index)
                 if continuous:

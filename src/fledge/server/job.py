@@ -16,6 +16,8 @@ from typing import Any
 from fledge.engine import Completion, SamplingParams, StepResult, TokenLogprob, TreeTrace
 from fledge.engine.detokenize import Detokenizer
 from fledge.server.errors import ApiError
+from fledge.server.message import Said
+from fledge.server.reader import Reader
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Delta:
     pieces: list[tuple[str, int]] = field(default_factory=list)  # traced: (text, origin) of each token
     # Traced: each with its bonus token.
     trees: list[tuple[TreeTrace, int | None]] = field(default_factory=list)
+    said: Said = field(default_factory=Said)  # what the text is in a message
     completion: Completion | None = None  # in the last delta
 
     def __bool__(self) -> bool:
@@ -50,14 +53,16 @@ class Job:
         speculate: bool = True,
         trace: bool = False,
         echo: str = "",
+        reader: Reader | None = None,
     ) -> None:
-        """`echo`: what the client wants to read before the answer."""
+        """`echo`: what the client wants to read before the answer. `reader`: finds reasoning and calls in it."""
         self.prompt_ids = prompt_ids
         self.params = params
         self.client = client
         self.speculate = speculate
         self.trace = trace
         self.echo = echo
+        self._reader = reader
         self.request_id: int | None = None  # the engine's; written by its thread
         self.completion: Completion | None = None
         self.error: ApiError | None = None
@@ -94,6 +99,19 @@ class Job:
             bonus = result.token_ids[-1] if result.origins and result.origins[-1] == 0 else None
             pending.trees.append((result.tree, bonus))
         self._news.set()
+
+    def said(self, text: str, *, last: bool) -> Said:
+        """The answer's text, or the next piece of it, as parts of a message; each character is to be read once."""
+        return Said(content=text) if self._reader is None else self._reader.add(text, last=last)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the answer ended, as OpenAI says it; None while it goes on."""
+        if self.completion is None:
+            return None
+        called = self._reader is not None and self._reader.has_called
+        reason = self.completion.finish_reason
+        return "tool_calls" if called and reason == "stop" else reason
 
     def text_offset(self, raw: bytes) -> int:
         """Where in the text the next token begins that is rendered, of which these are the bytes.

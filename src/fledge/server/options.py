@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fledge.errors import ServerError
+from fledge.server.reasoning import REASONING_PARSERS
+from fledge.server.tool_calls import CALL_FORMS
 
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
 _SHORTEST_KEY = 8
@@ -33,6 +35,8 @@ class ServerOptions:
     body_timeout: float = 30.0  # for the arrival of a request's body
     stall_timeout: float = 60.0  # a reader that takes nothing for so long is dropped
     drain_timeout: float = 30.0  # what running answers get to finish after SIGTERM
+    tool_call_parser: str = "auto"  # how the target writes calls; auto: as its chat template does
+    reasoning_parser: str | None = None  # how it reasons; None: what it thinks is part of the answer
     health_route: str | None = None  # besides /health
     predict_route: str | None = None  # Vertex AI's
 
@@ -46,6 +50,15 @@ class ServerOptions:
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ServerError(f"{origin!r} is no origin; use * or scheme://host[:port]")
+        parsers = {
+            "tool_call_parser": (self.tool_call_parser, ("auto", *CALL_FORMS)),
+            "reasoning_parser": (self.reasoning_parser, (None, *REASONING_PARSERS)),
+        }
+        for option, (given, known) in parsers.items():
+            if given not in known:
+                raise ServerError(
+                    f"{option} {given!r} isn't known; use one of {', '.join(filter(None, known))}"
+                )
         times = (self.request_timeout, self.body_timeout, self.stall_timeout, self.drain_timeout)
         if not all(0 < seconds < 1e7 for seconds in times):
             raise ServerError("timeouts are seconds above 0; give the server positive numbers")

@@ -19,15 +19,16 @@ from pydantic import (
     model_validator,
 )
 
+from fledge.server.conversation import ChatMessage, NamedTool, Tool
+from fledge.server.strict import Several, StrictBody
+
 _INT64 = 1 << 63
 _COLDEST = 0.001
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 # Lists end at their first error: of millions, all would be told at length while every other request waits.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-_MOST_FIELDS = 256  # of one object
 _MOST_BIASES = 4096
 
 
@@ -42,64 +43,6 @@ Biases = Annotated[
     Field(max_length=_MOST_BIASES),
     BeforeValidator(_few),
 ]
-
-# Fields we don't have, and the values of theirs that ask for nothing: clients fill them in by themselves.
-_NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (None, True),
-    "annotations": (None, []),  # of an assistant's message, as OpenAI's own answers have it
-    "audio": (None,),
-    "continue_final_message": (None, False),
-    "detokenize": (None, True),
-    "echo": (None, False),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "include_obfuscation": (None, False),
-    "include_stop_str_in_output": (None, False),
-    "length_penalty": (None, 1, 1.0),
-    "logprob_start_len": (None, -1),
-    "metadata": (None, {}),
-    "min_new_tokens": (None, 0),
-    "modalities": (None, ["text"]),
-    "n_beams": (None, 1),
-    "no_stop_trim": (None, False),
-    "parallel_tool_calls": (None, True, False),
-    "prediction": (None,),
-    "priority": (None, 0),
-    "return_hidden_states": (None, False),
-    "return_routed_experts": (None, False),
-    "service_tier": (None, "auto", "default"),
-    "spaces_between_special_tokens": (None, True),
-    "store": (None, False),
-    "suffix": (None, ""),
-    "tool_calls": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "use_beam_search": (None, False),
-}
-
-
-class StrictBody(BaseModel):
-    """A JSON object in which a field that isn't known is an error, unless its value asks for nothing."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.keys() <= cls.__pydantic_fields__.keys():
-            return data
-        if len(data) > _MOST_FIELDS:
-            raise ValueError(f"an object of more than {_MOST_FIELDS} fields; send fewer")
-        idle = {**_NOTHING_ASKED, "best_of": (None, data.get("n") or 1)}  # the best n of n are all of them
-        return {
-            key: value
-            for key, value in data.items()
-            if key in cls.model_fields or not any(_same(value, nothing) for nothing in idle.get(key, (None,)))
-        }
-
-
-def _same(value: Any, other: Any) -> bool:
-    return type(value) is type(other) and bool(value == other)
 
 
 class StreamOptions(StrictBody):
@@ -227,40 +170,23 @@ class Generation(StrictBody):
         return {"json_object": True} if wanted.json_schema is None else {"json": wanted.json_schema.schema_}
 
 
-class TextPart(StrictBody):
-    """A part of a message; only text is supported."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(StrictBody):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
-    name: str | None = Field(None, max_length=64, description="handed to the chat template; few show it")
-
-    @property
-    def plain(self) -> dict[str, str]:
-        """As chat templates want it."""
-        text = (
-            self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        )
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": "system" if self.role == "developer" else self.role, "content": text, **named}
-
-
 TemplateKwargs = Annotated[
     dict[str, Any],
     Field(max_length=16, description="what the chat template asks for, such as enable_thinking"),
 ]
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Several]
+    tools: Tools | None = Field(None, description="functions that the answer may call")
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None,
+        description="default auto; required: at least one call and nothing else; or the function to call",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     chat_template_kwargs: TemplateKwargs | None = None
     max_completion_tokens: int | None = Field(
         None, ge=1, lt=1 << 31, description="the newer name of max_tokens"
@@ -276,6 +202,34 @@ class ChatRequest(Generation):
         if len(both) > 1:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         return self
+
+    @model_validator(mode="after")
+    def _tools_and_choice(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("tools has two functions of one name; give each its own")
+        if self.must_call and not self.offered:
+            raise ValueError("tool_choice asks for a function that isn't among tools; add it there")
+        if self.offered and self.form is not None:
+            raise ValueError(
+                "an answer of a wanted form can't call functions: leave out tools, or the form, or set "
+                'tool_choice to "none"'
+            )
+        return self
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is calls and nothing else."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The functions that this answer may call."""
+        if self.tool_choice == "none" or not self.tools:
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return self.tools
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -330,6 +284,7 @@ class TokenizeRequest(StrictBody):
     model: str | None = Field(None, max_length=512)
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Several] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = Field(None, description="of `prompt`; default true")
     return_token_strs: bool | None = None
@@ -340,8 +295,8 @@ class TokenizeRequest(StrictBody):
             raise ValueError("give either prompt or messages")
         if self.messages is not None and self.add_special_tokens is not None:
             raise ValueError("add_special_tokens is for prompt; a chat template writes its own")
-        if self.prompt is not None and self.chat_template_kwargs:
-            raise ValueError("chat_template_kwargs is for messages; prompt is taken as it is")
+        if self.prompt is not None and (self.chat_template_kwargs or self.tools):
+            raise ValueError("chat_template_kwargs and tools are for messages; prompt is taken as it is")
         return self
 
 

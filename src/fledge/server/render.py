@@ -12,6 +12,7 @@ from typing import Any
 
 from fledge.engine import TokenLogprob, TreeTrace
 from fledge.server.job import Delta, Job
+from fledge.server.message import Call, Said
 from fledge.server.tokens import Tokens
 
 Json = dict[str, Any]
@@ -45,13 +46,11 @@ class Renderer:
         """What a stream says about one choice's delta."""
         choice: Json = {"index": index}
         if self.chat:
-            choice["delta"] = (
-                {"role": "assistant", "content": delta.text} if first else {"content": delta.text}
-            )
+            choice["delta"] = _delta(delta.said, first=first)
         else:
             choice["text"] = job.echo + delta.text if first else delta.text
         choice["logprobs"] = self._logprobs(delta.logprobs, job) if self.with_logprobs else None
-        choice["finish_reason"] = delta.completion.finish_reason if delta.completion else None
+        choice["finish_reason"] = job.finish_reason if delta.completion else None
         if delta.completion is not None:
             choice["stop_reason"] = delta.completion.stop_reason
         if self.with_token_ids:
@@ -77,11 +76,11 @@ class Renderer:
         assert job.completion is not None
         choice: Json = {"index": index}
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": job.text, "refusal": None}
+            choice["message"] = _message(job.said(job.text, last=True))
         else:
             choice["text"] = job.echo + job.text
         choice["logprobs"] = self._logprobs(job.logprobs, job) if self.with_logprobs else None
-        choice["finish_reason"] = job.completion.finish_reason
+        choice["finish_reason"] = job.finish_reason
         choice["stop_reason"] = job.completion.stop_reason
         if self.with_token_ids:
             choice["prompt_token_ids"], choice["token_ids"] = job.prompt_ids, job.token_ids
@@ -121,6 +120,41 @@ class Renderer:
             "path": tree.path,
             "bonus": None if bonus is None else self.tokens.token(bonus)[0],
         }
+
+
+def _message(said: Said) -> Json:
+    only_others = not said.content and (said.reasoning or said.calls)
+    message: Json = {
+        "role": "assistant",
+        "content": None if only_others else said.content,
+        "refusal": None,
+    }
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["tool_calls"] = [_call(call) for call in said.calls.values()]
+    return message
+
+
+def _delta(said: Said, *, first: bool) -> Json:
+    delta: Json = {"role": "assistant"} if first else {}
+    if said.content or not (said.reasoning or said.calls):
+        delta["content"] = said.content
+    if said.reasoning:
+        delta["reasoning_content"] = said.reasoning
+    if said.calls:
+        delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in said.calls.items()]
+    return delta
+
+
+def _call(call: Call) -> Json:
+    if call.name is None:  # more of its arguments
+        return {"function": {"arguments": call.arguments}}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def usage(jobs: Sequence[Job]) -> Json:

@@ -17,8 +17,9 @@ from pydantic import Field, ValidationError, model_validator
 from fledge.engine import TokenLogprob
 from fledge.server import errors
 from fledge.server.job import Delta, Job
-from fledge.server.protocol import Biases, CompletionRequest, Several, StopText, StrictBody, TokenId, TokenIds
+from fledge.server.protocol import Biases, CompletionRequest, StopText, TokenId, TokenIds
 from fledge.server.render import Json, Renderer, json_number, usage
+from fledge.server.strict import Several, StrictBody
 from fledge.server.tokens import Tokens
 
 _DEFAULT_TOKENS = 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import Any
 
 from fledge.errors import TargetError
 from fledge.server import errors
-from fledge.server.protocol import ChatMessage
+from fledge.server.conversation import ChatMessage, Tool
 from fledge.target.target import Target
 
 _INLINE_CHARS = 4096  # shorter texts are encoded in less time than another thread takes to wake up
@@ -35,24 +36,34 @@ class Tokens:
         self.token = lru_cache(maxsize=65536)(self._token)
 
     async def chat(
-        self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> list[int]:
         """Ids of a conversation, the opening of the reply included; `options` of the template."""
-        plain = [message.plain for message in messages]
+        plain, offered = [message.plain for message in messages], [tool.plain for tool in tools]
         for message in plain:
             _refuse_halves(message["content"], "messages")
+        others = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
+        described = json.dumps([others, offered], ensure_ascii=False)
+        _refuse_halves(described, "tools")
         try:
             self._target.chat.check_options(options or {})
         except TargetError as error:
             raise errors.invalid(str(error), "chat_template_kwargs") from error
+        try:
+            self._target.chat.check_tools(plain, offered)
+        except TargetError as error:
+            raise errors.invalid(str(error), "tools" if offered else "messages") from error
 
         def encode() -> list[int]:
             try:
-                return self._target.chat.prompt_ids(plain, options)
+                return self._target.chat.prompt_ids(plain, options, offered)
             except TargetError as error:
                 raise errors.invalid(str(error), "messages") from error
 
-        return await self._run(encode, sum(len(message["content"]) for message in plain))
+        return await self._run(encode, sum(len(message["content"]) for message in plain) + len(described))
 
     async def text(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text; `special`: with the tokens the tokenizer puts around it."""

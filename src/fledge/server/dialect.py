@@ -1,0 +1,124 @@
+"""How a target's answers become messages: which form its calls have, and whether it reasons first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from fledge.errors import TargetError
+from fledge.server import errors, reasoning
+from fledge.server.protocol import ChatRequest, CompletionRequest
+from fledge.server.reader import Reader
+from fledge.server.reasoning import REASONING_PARSERS, Thoughts
+from fledge.server.tool_calls import CALL_FORMS, CallForm, CallReader, grammar
+from fledge.target import Target
+
+_QUESTION = {"role": "user", "content": "Hello"}
+_FUNCTION = "example_function"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _FUNCTION,
+        "description": "",
+        "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}},
+    },
+}
+_CALL = {
+    "id": "123456789",
+    "type": "function",
+    "function": {"name": _FUNCTION, "arguments": {"number": 1}},
+}
+# Some templates say how to write a call, but lose those of earlier turns, as SmolLM3's.
+_HERMES_SHOWN = re.compile(r'<tool_call>\s*\[?\s*\{"name"')
+_LAST_IDS = 16  # of a prompt: more than reasoning's tags and white space take
+
+
+class Dialect:
+    """One target's."""
+
+    def __init__(self, target: Target, tool_call_parser: str, reasoning_parser: str | None) -> None:
+        """Names of parsers, as `ServerOptions` has them."""
+        self._target = target
+        self._parser = tool_call_parser
+        self._reasons = reasoning_parser is not None
+        self._reasons_first = reasoning_parser is not None and REASONING_PARSERS[reasoning_parser]
+        added = target.tokenizer.added_tokens_decoder
+        self._tokens = {str(token): int(token_id) for token_id, token in added.items()}
+        self._special = {str(token) for token in added.values() if token.special}
+
+    def reader(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Reader | None:
+        """For one answer to `body`; None: all of it is content."""
+        # An answer of a form has no room for reasoning.
+        free = not body.must_call and body.form is None
+        thoughts = self._thoughts(prompt_ids) if self._reasons and free else None
+        names = {tool.function.name for tool in body.offered}
+        several = body.parallel_tool_calls is not False
+        calls = CallReader(self.call_form, names, several=several) if names else None
+        return Reader(thoughts, calls) if thoughts or calls else None
+
+    def form(self, body: ChatRequest) -> dict[str, Any] | None:
+        """What the engine calls structured_outputs."""
+        if not body.must_call:
+            return body.form
+        several = body.tool_choice == "required" and body.parallel_tool_calls is not False
+        lark = grammar(
+            self.call_form,
+            {tool.function.name: tool.function.schema_of_arguments for tool in body.offered},
+            several=several and not self._one_call_a_turn,
+            marks=self._tokens,
+        )
+        return {"grammar": lark}
+
+    def skips_special(self, body: ChatRequest | CompletionRequest) -> bool:
+        """Whether special tokens are left out of the text; not where reasoning or calls are marked with some."""
+        chat = isinstance(body, ChatRequest)
+        marks = {reasoning.OPEN, reasoning.CLOSE} if chat and self._reasons else set()
+        if isinstance(body, ChatRequest) and body.offered:
+            marks |= {self.call_form.open, self.call_form.close}
+        return body.skip_special_tokens is not False and not marks & self._special
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """The form of calls; an ApiError if nobody said and the chat template doesn't show it."""
+        name = self._shown() if self._parser == "auto" else self._parser
+        if name is None:
+            raise errors.invalid(
+                "the target's chat template shows no form of calls that this server reads; start it with "
+                f"--tool-call-parser and the one that the target writes: {', '.join(CALL_FORMS)}",
+                "tools",
+            )
+        return CALL_FORMS[name]
+
+    def _shown(self) -> str | None:
+        """The form in which the template writes a call of an earlier turn, or tells the target to write one."""
+        try:
+            asked = self._target.chat.render([_QUESTION], tools=[_TOOL], add_generation_prompt=True)
+        except TargetError:
+            return None
+        reply = (self._after_calls(1) or "").removeprefix(asked)
+        for name, form in CALL_FORMS.items():
+            said = Reader(None, CallReader(form, {_FUNCTION})).add(reply, last=True)
+            if [call.name for call in said.calls.values()] == [_FUNCTION]:
+                return name
+        return "hermes" if _HERMES_SHOWN.search(asked) else None
+
+    @cached_property
+    def _one_call_a_turn(self) -> bool:
+        """Whether the template refuses more, as Llama 3.1's: what the client sends back must be taken."""
+        return self._after_calls(2) is None
+
+    def _after_calls(self, number: int) -> str | None:
+        """A conversation in which the assistant called so many functions at once; None: the template refuses it."""
+        turn = {"role": "assistant", "content": "", "tool_calls": [_CALL] * number}
+        try:
+            return self._target.chat.render([_QUESTION, turn], tools=[_TOOL])
+        except TargetError:
+            return None
+
+    def _thoughts(self, prompt_ids: Sequence[int]) -> Thoughts:
+        end = self._target.tokenizer.decode(list(prompt_ids[-_LAST_IDS:]), skip_special_tokens=False).rstrip()
+        opened = end.endswith(reasoning.OPEN)
+        closed = end.endswith(reasoning.CLOSE)
+        return Thoughts(inside=opened or (self._reasons_first and not closed))

@@ -1,0 +1,68 @@
+"""Bodies whose types are strict: what a field doesn't list is refused, never ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
+_MOST_FIELDS = 256  # of one object
+
+# Fields we don't have, and the values of theirs that ask for nothing: clients fill them in by themselves.
+_NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (None, True),
+    "annotations": (None, []),  # of an assistant's message, as OpenAI's own answers have it
+    "audio": (None,),
+    "continue_final_message": (None, False),
+    "detokenize": (None, True),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "include_obfuscation": (None, False),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1, 1.0),
+    "logprob_start_len": (None, -1),
+    "metadata": (None, {}),
+    "min_new_tokens": (None, 0),
+    "modalities": (None, ["text"]),
+    "n_beams": (None, 1),
+    "no_stop_trim": (None, False),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "priority": (None, 0),
+    "return_hidden_states": (None, False),
+    "return_routed_experts": (None, False),
+    "service_tier": (None, "auto", "default"),
+    "spaces_between_special_tokens": (None, True),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_calls": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "use_beam_search": (None, False),
+}
+
+
+class StrictBody(BaseModel):
+    """A JSON object in which a field that isn't known is an error, unless its value asks for nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.keys() <= cls.__pydantic_fields__.keys():
+            return data
+        if len(data) > _MOST_FIELDS:
+            raise ValueError(f"an object of more than {_MOST_FIELDS} fields; send fewer")
+        idle = {**_NOTHING_ASKED, "best_of": (None, data.get("n") or 1)}  # the best n of n are all of them
+        return {
+            key: value
+            for key, value in data.items()
+            if key in cls.model_fields or not any(_same(value, nothing) for nothing in idle.get(key, (None,)))
+        }
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)

@@ -1,0 +1,366 @@
+"""Functions on offer over OpenAI's interface, with the `openai` client and a target that has learnt to call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fledge.engine import Engine, TreeShape
+from fledge.errors import ServerError
+from fledge.server.dialect import Dialect
+from fledge.server.errors import ApiError
+from fledge.server.options import ServerOptions
+from fledge.server.protocol import ChatRequest
+from fledge.server.tool_calls import CALL_FORMS
+from fledge.target import Target
+from tests.engine.context_head import ContextHead
+from tests.server.conftest import MODEL, Running, running
+from tests.server.taught import TEMPLATES, teach
+from tests.tiny import TinyShape, save_tiny_target
+
+LOOK: Any = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"$ref": "#/$defs/place"}},
+            "required": ["place"],
+            "additionalProperties": False,
+            "$defs": {"place": {"enum": ["sea", "wood"]}},
+            "x-guidance": {"whitespace_flexible": False},
+        },
+    },
+}
+WAIT: Any = {
+    "type": "function",
+    "function": {"name": "wait", "parameters": {**LOOK["function"]["parameters"]}},
+}
+SEA, WOOD = '{"place": "sea"}', '{"place": "wood"}'
+CALL = '<tool_call>\n{"name": "look", "arguments": %s}\n</tool_call>'
+LOOKS = {"messages": [{"role": "user", "content": "Look at the sea"}], "tools": [LOOK]}
+THINKS = {"messages": [{"role": "user", "content": "Tell me a story"}]}
+GOES_ON = {"messages": [{"role": "user", "content": "Go on"}], "options": {"think": True}}
+CALLS_ANSWER = "Let me see.\n" + CALL % SEA + "\n" + CALL % WOOD
+GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 200}
+
+
+def served(target: Target, questions: list[Any], *, speculative: bool, **options: Any) -> Iterator[Running]:
+    plain = Engine(target, max_batch=4)
+    head = None
+    if speculative:
+        prompts = [target.chat.prompt_ids(**question) for question in questions]
+        head = ContextHead(target.decoder.page_size, 512, 0.8)
+        head.strict = False
+        head.learn(
+            [*answer.prompt_token_ids, *answer.token_ids]
+            for answer in plain.generate(prompts, max_tokens=200)
+        )
+    engine = Engine(target, head, tree=TreeShape(3, 3, 8), max_batch=4) if head else plain
+    with running(engine, ServerOptions(port=0, model_names=(MODEL,), **options)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    lessons = [
+        (LOOKS, CALLS_ANSWER),
+        (THINKS, "<think>\nA story, then.\n</think>\n\nOnce upon a time."),
+        (GOES_ON, "Go where?\n</think>\nThe end."),
+    ]
+    return teach(tmp_path_factory.mktemp("taught") / "llama", TEMPLATES["hermes"], lessons)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "speculative"])
+def calling(request: pytest.FixtureRequest, taught: Target) -> Iterator[Running]:
+    questions = [LOOKS, THINKS, GOES_ON]
+    yield from served(taught, questions, speculative=request.param, reasoning_parser="qwen3")
+
+
+def added_up(chunks: Any) -> list[dict[str, Any]]:
+    """A stream's choices, as a client makes them; what a delta may not hold is an error."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for part in chunk.choices:
+            choice = choices.setdefault(
+                part.index, {"content": "", "reasoning": "", "calls": [], "finish": None, "logprobs": 0}
+            )
+            assert choice["finish"] is None
+            choice["finish"] = part.finish_reason
+            choice["content"] += part.delta.content or ""
+            choice["reasoning"] += getattr(part.delta, "reasoning_content", None) or ""
+            choice["logprobs"] += len(part.logprobs.content) if part.logprobs else 0
+            for call in part.delta.tool_calls or []:
+                if call.id is not None:
+                    assert call.index == len(choice["calls"])
+                    choice["calls"].append([call.function.name, ""])
+                choice["calls"][call.index][1] += call.function.arguments
+    return [choices[index] for index in sorted(choices)]
+
+
+def test_calls_are_told_apart_from_the_content(calling: Running, taught: Target) -> None:
+    answer = calling.client().chat.completions.create(**LOOKS, **GREEDY, n=2, logprobs=True)  # type: ignore[call-overload]
+    ids = set()
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me see."
+        assert [call.function.arguments for call in choice.message.tool_calls] == [SEA, WOOD]
+        assert {(call.type, call.function.name) for call in choice.message.tool_calls} == {
+            ("function", "look")
+        }
+        ids |= {call.id for call in choice.message.tool_calls}
+        tokens = len(taught.tokenizer.encode(CALLS_ANSWER)) + 1
+        assert len(choice.logprobs.content) == tokens
+    assert len(ids) == 4
+    assert answer.usage.completion_tokens == 2 * tokens
+
+
+def test_streamed_calls_come_in_pieces_that_add_up(calling: Running) -> None:
+    stream = calling.client().chat.completions.create(
+        **LOOKS, **GREEDY, n=2, logprobs=True, stream=True, stream_options={"include_usage": True}
+    )  # type: ignore[call-overload]
+    chunks = list(stream)
+    for choice in added_up(chunks):
+        assert choice["calls"] == [["look", SEA], ["look", WOOD]]
+        assert (choice["content"], choice["finish"]) == ("Let me see.", "tool_calls")
+        assert choice["logprobs"] == chunks[-1].usage.completion_tokens / 2
+    parts = [c.delta.tool_calls[0] for chunk in chunks for c in chunk.choices if c.delta.tool_calls]
+    assert len(parts) > 8
+    assert [part.type for part in parts if part.id] == ["function"] * 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_at_most_one_call_is_passed_on_where_that_is_wanted(calling: Running, stream: bool) -> None:
+    answer: Any = calling.client().chat.completions.create(
+        **LOOKS, **GREEDY, parallel_tool_calls=False, stream=stream
+    )  # type: ignore[call-overload]
+    if stream:
+        assert added_up(answer)[0]["calls"] == [["look", SEA]]
+    else:
+        assert [call.function.arguments for call in answer.choices[0].message.tool_calls] == [SEA]
+
+
+def test_what_breaks_off_or_stops_within_a_call_keeps_its_beginning(calling: Running) -> None:
+    client = calling.client()
+    for limit in (8, 40, 50):
+        more: Any = {**LOOKS, **GREEDY, "max_tokens": limit}
+        whole = client.chat.completions.create(**more).choices[0]
+        streamed = added_up(client.chat.completions.create(**more, stream=True))[0]
+        assert whole.finish_reason == streamed["finish"] == "length"
+        calls = [[call.function.name, call.function.arguments] for call in whole.message.tool_calls or []]
+        assert calls == streamed["calls"]
+        assert (whole.message.content or "") == streamed["content"]
+        assert all(SEA.startswith(arguments) for _, arguments in calls)
+    assert calls
+    stopped = client.chat.completions.create(**LOOKS, **GREEDY, stop=["wood"]).choices[0]  # type: ignore[call-overload]
+    assert stopped.finish_reason == "tool_calls"
+    assert [call.function.arguments for call in stopped.message.tool_calls] == [SEA, '{"place": "']
+
+
+def test_functions_that_are_not_to_be_called_are_not_offered(calling: Running) -> None:
+    client = calling.client()
+    for more in ({"tool_choice": "none"}, {"tools": []}):
+        message = client.chat.completions.create(**{**LOOKS, **GREEDY, **more}, max_completion_tokens=200)
+        assert message.choices[0].message.tool_calls is None
+        assert message.usage.prompt_tokens < 40
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "several"),
+    [("required", True), ("required", False), ({"type": "function", "function": {"name": "wait"}}, True)],
+)
+def test_a_call_that_is_asked_for_is_made_with_arguments_of_its_schema(
+    calling: Running, choice: Any, several: bool, stream: bool
+) -> None:
+    asked: Any = {**THINKS, **GREEDY, "temperature": 1, "tools": [LOOK, WAIT], "tool_choice": choice}
+    for seed in range(3):
+        answer: Any = calling.client().chat.completions.create(
+            **asked, seed=seed, parallel_tool_calls=several, stream=stream
+        )
+        if stream:
+            found = added_up(answer)[0]
+            calls, content, finish = found["calls"], found["content"] or None, found["finish"]
+        else:
+            message, finish = answer.choices[0].message, answer.choices[0].finish_reason
+            calls = [[call.function.name, call.function.arguments] for call in message.tool_calls]
+            content = message.content
+        assert content is None
+        assert finish in ("tool_calls", "length")
+        assert calls
+        assert {name for name, _ in calls} <= ({"look", "wait"} if choice == "required" else {"wait"})
+        if choice != "required" or not several:
+            assert len(calls) == 1
+        for _, arguments in calls[: None if finish == "tool_calls" else -1]:
+            assert json.loads(arguments)["place"] in ("sea", "wood")
+
+
+def test_calls_and_their_answers_reach_the_template(calling: Running, taught: Target) -> None:
+    called = calling.client().chat.completions.create(**LOOKS, **GREEDY).choices[0].message  # type: ignore[call-overload]
+    first = called.tool_calls[0]
+    back = [
+        *LOOKS["messages"],
+        called.model_dump(),  # as agents send it back
+        {"role": "tool", "tool_call_id": first.id, "content": [{"type": "text", "text": "It is blue."}]},
+        {"role": "assistant", "content": "It is blue.", "reasoning_content": "Blue, then."},
+    ]
+    tokens = calling.post("/tokenize", {"messages": back, "tools": [LOOK]}).json()["tokens"]
+    text = taught.tokenizer.decode(tokens)
+    assert "assistant\nLet me see." + CALL % SEA + CALL % WOOD + "<|im_end|>" in text
+    assert "<|im_start|>tool\nIt is blue.<|im_end|>" in text
+    assert "<think>Blue, then.</think>It is blue.<|im_end|>" in text
+    assert text.startswith(json.dumps(LOOK["function"]))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_told_apart_from_the_answer(calling: Running, taught: Target, stream: bool) -> None:
+    for question, reasoning, content in (
+        (THINKS, "A story, then.", "Once upon a time."),
+        (GOES_ON, "Go where?", "The end."),
+    ):
+        kwargs = {"extra_body": {"chat_template_kwargs": question.get("options", {})}}
+        answer: Any = calling.client().chat.completions.create(
+            messages=question["messages"], **GREEDY, **kwargs, stream=stream
+        )  # type: ignore[call-overload]
+        if stream:
+            found = added_up(answer)[0]
+            assert (found["reasoning"], found["content"], found["finish"]) == (reasoning, content, "stop")
+        else:
+            message = answer.choices[0].message
+            assert (message.reasoning_content, message.content) == (reasoning, content)
+            whole = Engine(taught).generate([taught.chat.prompt_ids(**question)], max_tokens=200)[0]
+            assert answer.usage.completion_tokens == len(whole.token_ids)
+    cut: Any = calling.client().chat.completions.create(**THINKS, **{**GREEDY, "max_tokens": 8})
+    assert cut.choices[0].message.content is None
+    assert "A story, then.".startswith(cut.choices[0].message.reasoning_content)
+
+
+def test_an_answer_of_a_form_has_no_reasoning(calling: Running) -> None:
+    body = {**GREEDY, "messages": GOES_ON["messages"], "chat_template_kwargs": {"think": True}}
+    body["structured_outputs"] = {"choice": ["yes", "no"]}
+    message = calling.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+    assert message["content"] in ("yes", "no")
+    assert "reasoning_content" not in message
+
+
+def test_what_cannot_be_done_with_tools_is_refused(calling: Running) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "[]"}}
+    deep: Any = {"type": "object"}
+    for _ in range(400):
+        deep = {"type": "object", "properties": {"x": deep}}
+    for change, told in (
+        ({"response_format": {"type": "json_object"}}, "wanted form"),
+        ({"tools": [LOOK, LOOK]}, "one name"),
+        ({"tool_choice": {"type": "function", "function": {"name": "wait"}}}, "isn't among tools"),
+        ({"tool_choice": "required", "min_tokens": 5}, "min_tokens"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}, "JSON object"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [call]}]}, "JSON object"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "give a text"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"title": "\ud800"}}}]},
+            "surrogate",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "array"}}}]},
+            "object",
+        ),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "function"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "x", "parameters": {"properties": {"a": {"type": "nothing"}}}},
+                    }
+                ],
+                "tool_choice": "required",
+            },
+            "nothing",
+        ),
+    ):
+        body = json.dumps({**LOOKS, **GREEDY, **change}).encode()
+        response = calling.post(
+            "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 400, change
+        assert told in response.json()["error"]["message"]
+    with pytest.raises(openai.BadRequestError, match="refuses"):
+        calling.client().chat.completions.create(
+            **{**LOOKS, **GREEDY, "tools": [{**LOOK, "function": {"name": "x", "parameters": deep}}]}
+        )
+
+
+def test_special_tokens_that_mark_calls_are_seen(tmp_path: Path) -> None:
+    answer = f'[TOOL_CALLS] [{{"name": "look", "arguments": {SEA}}}]'
+    special = {"<|start_header_id|>": "[TOOL_CALLS]"}
+    target = teach(tmp_path / "llama", TEMPLATES["mistral"], [(LOOKS, answer)], special)
+    assert len(target.tokenizer.encode("[TOOL_CALLS]")) == 1
+    for server in served(target, [LOOKS], speculative=True):
+        for more in (
+            {},
+            {"stop": ["no such text"]},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+        ):
+            answered: Any = server.client().chat.completions.create(**LOOKS, **GREEDY, **more)  # type: ignore[call-overload]
+            message = answered.choices[0].message
+            assert message.content is None
+            assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"place": "sea"}]
+
+
+@pytest.fixture(scope="module")
+def make_dialect(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None, str], Dialect]:
+    def make(template: str | None, parser: str) -> Dialect:
+        folder = tmp_path_factory.mktemp("dialect")
+        save_tiny_target(folder, shape=TinyShape(layers=3), chat_template=template)
+        return Dialect(Target.load(str(folder)), parser, None)
+
+    return make
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_chat_template_shows_the_form_of_calls(
+    make_dialect: Callable[[str | None, str], Dialect], name: str
+) -> None:
+    dialect = make_dialect(TEMPLATES[name], "auto")
+    if name == "xml":
+        with pytest.raises(ApiError, match="--tool-call-parser"):
+            _ = dialect.call_form
+        assert make_dialect(TEMPLATES[name], "mistral").call_form is CALL_FORMS["mistral"]
+    else:
+        assert dialect.call_form is CALL_FORMS[name.split(",")[0]]
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "llama3_json, one call"])
+def test_several_calls_are_asked_for_only_where_the_template_takes_them_back(
+    make_dialect: Callable[[str | None, str], Dialect], name: str
+) -> None:
+    dialect = make_dialect(TEMPLATES[name], "auto")
+    asked = {**LOOKS, "tool_choice": "required"}
+    several, single = (
+        dialect.form(ChatRequest.model_validate({**asked, "parallel_tool_calls": parallel}))
+        for parallel in (True, False)
+    )
+    assert (several == single) is ("one call" in name)
+
+
+def test_parsers_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ServerError, match="hermes, llama3_json, mistral"):
+        ServerOptions(tool_call_parser="pythonic")
+    with pytest.raises(ServerError, match="qwen3, deepseek_r1"):
+        ServerOptions(reasoning_parser="think")
+
+
+def test_a_request_without_functions_is_read_as_before(
+    make_dialect: Callable[[str | None, str], Dialect],
+) -> None:
+    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}]})
+    dialect = make_dialect(None, "auto")
+    assert dialect.reader(body, [1, 2, 3]) is None
+    assert dialect.form(body) is None
+    assert dialect.skips_special(body)
