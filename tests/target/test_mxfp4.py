@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fledge.data.conversations import Conversation
+from fledge.draft import Head
+from fledge.engine import Engine, TreeShape
 from fledge.errors import TargetError
+from fledge.features import FeatureOptions, extract_features
 from fledge.target import Target
 from fledge.target.mxfp4 import dequantise
-from tests.tiny import TinyShape, save_tiny_target
+from fledge.train import TrainOptions, train
+from tests.features.test_features import write_conversations
+from tests.tiny import GPT_OSS_ROPE, TinyShape, save_tiny_target
 
 SHAPE = TinyShape(layers=2, tied=False)
 
@@ -78,6 +85,39 @@ def test_a_checkpoint_in_mxfp4_is_the_one_in_bfloat16(dtype: str, tmp_path: Path
     ours, theirs = experts_of(tmp_path), experts_of(tmp_path / "bf16")
     assert len(ours) == 4
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_head_is_trained_and_served_on_it(tmp_path: Path) -> None:
+    quantise(save_tiny_target(tmp_path, "GptOssForCausalLM", rope_parameters=GPT_OSS_ROPE, sliding_window=64))
+    target = Target.load(str(tmp_path), dtype="float32", cache_dir=tmp_path / "cache")
+    options: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    prompts = [[(7 * i + j * j) % 500 + 4 for j in range(length)] for i, length in enumerate((3, 40, 64, 90))]
+    plain = [answer.token_ids for answer in Engine(target).generate(prompts, **options)]
+    conversations = [
+        Conversation(
+            conversation_id=f"c{i}",
+            prompt_id=f"p{i}",
+            source="test",
+            category="chat",
+            token_ids=[*prompt, *answer],
+            loss_mask=[False] * len(prompt) + [True] * len(answer),
+            turn_starts=[0, len(prompt)],
+            temperature=0.0,
+            finish_reason="length",
+            split="train",
+        )
+        for i, (prompt, answer) in enumerate(zip(prompts, plain, strict=True))
+    ]
+    url, features = write_conversations(tmp_path / "conversations", conversations), str(tmp_path / "features")
+    extract_features(target, url, FeatureOptions(), features)
+    training = TrainOptions(draft_vocab_size=256, ttt_steps=2, epochs=40, batch_tokens=400)
+    train(target, features, training, str(tmp_path / "head"), str(tmp_path / "train"))
+    engine = Engine(target, Head.load(str(tmp_path / "head")), tree=TreeShape(4, 3, 16))
+    drafted = engine.generate(prompts, **options)
+    assert [answer.token_ids for answer in drafted] == plain
+    assert (
+        sum(answer.stats.tau for answer in drafted) / len(prompts) > 1.5
+    )  # so that paths of trees are answers
 
 
 def test_other_bytes_under_the_same_names_are_refused(tmp_path: Path) -> None:
