@@ -116,7 +116,7 @@ def test_a_head_is_trained_and_served_on_it(tmp_path: Path) -> None:
     drafted = engine.generate(prompts, **options)
     assert [answer.token_ids for answer in drafted] == plain
     assert (
-        sum(answer.stats.tau for answer in drafted) / len(prompts) > 1.5
+        sum(answer.stats.tau for answer in drafted) / len(prompts) > 1.2
     )  # so that paths of trees are answers
 
 
