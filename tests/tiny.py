@@ -13,6 +13,8 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -65,6 +67,7 @@ _SENTENCES = (
 _CLASSES: dict[str, tuple[Any, Any]] = {
     "Gemma3ForCausalLM": (Gemma3TextConfig, Gemma3ForCausalLM),
     "GptOssForCausalLM": (GptOssConfig, GptOssForCausalLM),
+    "GraniteForCausalLM": (GraniteConfig, GraniteForCausalLM),
     "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
     "Llama4ForCausalLM": (Llama4TextConfig, Llama4ForCausalLM),
     "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
@@ -88,6 +91,13 @@ GPT_OSS_ROPE = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 64,
+}
+# Multipliers of about Granite 3's size, and no power of two.
+GRANITE = {
+    "attention_multiplier": 0.11,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 7.0,
 }
 # What the mixtures of experts say besides a TinyShape: two experts of five or six, where not said otherwise.
 EXPERTS: dict[str, dict[str, Any]] = {

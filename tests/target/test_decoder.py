@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fledge.target import DecoderConfig, TorchDecoder, load_weights
 from tests.target.paging import logits_of, make_batch, scattered_pages
-from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, VOCAB_SIZE, TinyShape, save_tiny_target
+from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, GRANITE, VOCAB_SIZE, TinyShape, save_tiny_target
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -95,6 +95,13 @@ def decoder(tiny_target_folder: Path) -> TorchDecoder:
 def test_logits_and_features_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, shape, rope = CASES[case]
     save_tiny_target(tmp_path, architecture, shape=shape, rope_parameters=rope, dtype=torch.float32)
+    assert_agrees_with_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_multipliers_agree_with_transformers(tied: bool, tmp_path: Path) -> None:
+    shape = TinyShape(tied=tied, head_dim=16)
+    save_tiny_target(tmp_path, "GraniteForCausalLM", shape=shape, dtype=torch.float32, **GRANITE)
     assert_agrees_with_transformers(tmp_path)
 
 
@@ -214,16 +221,27 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 @pytest.mark.parametrize("case", ["llama_tied", "qwen2_bias", "qwen3_norms"])
 def test_bf16_rounds_no_worse_than_transformers(case: str, tmp_path: Path) -> None:
     architecture, shape, rope = CASES[case]
-    save_tiny_target(tmp_path, architecture, shape=shape, rope_parameters=rope)
+    assert_rounds_no_worse(save_tiny_target(tmp_path, architecture, shape=shape, rope_parameters=rope))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bf16_rounds_no_worse_with_multipliers_in_the_weights(seed: int, tmp_path: Path) -> None:
+    shape = TinyShape(head_dim=16)
+    assert_rounds_no_worse(
+        save_tiny_target(tmp_path, "GraniteForCausalLM", shape=shape, seed=seed, **GRANITE)
+    )
+
+
+def assert_rounds_no_worse(folder: Path) -> None:
     ids = random_ids(200, seed=3)
     exact, theirs = (
-        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         .eval()(torch.tensor([ids]))
         .logits[0]
         .detach()
         for dtype in (torch.float32, torch.bfloat16)
     )
-    decoder = load_decoder(tmp_path, torch.bfloat16)
+    decoder = load_decoder(folder, torch.bfloat16)
     ours = logits_of(decoder, make_batch([ids], scattered_pages(1, 13)), decoder.allocate_kv(13))
     assert (ours - exact).abs().mean() <= 1.1 * (theirs.float() - exact).abs().mean()
 

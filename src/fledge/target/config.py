@@ -24,6 +24,7 @@ _LLAMA4 = {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
 # What transformers takes where config.json leaves it out; of all others the same for all.
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "GraniteForCausalLM": {"max_position_embeddings": 2048},
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
@@ -108,8 +109,10 @@ class DecoderConfig:
     window_rope_theta: float | None = (
         None  # Gemma 3: windowed layers' RoPE base, without scaling; None: as all have
     )
-    query_scale: float | None = None  # Gemma 3: of scores; None: head_dim ** -0.5
-    embedding_scale: float = 1.0  # Gemma 3
+    query_scale: float | None = None  # Gemma 3 and Granite: of scores; None: head_dim ** -0.5
+    embedding_scale: float = 1.0  # Gemma 3 and Granite
+    residual_scale: float = 1.0  # Granite: of what attention and MLP add to the residual
+    logit_scale: float = 1.0  # Granite
     activation: str = "silu"  # or "gelu": its tanh form
     out_norms: bool = False  # Gemma 3: what attention and MLP add to the residual is normed first
     o_bias: bool = False  # GPT-OSS: attention's last projection has one
@@ -185,7 +188,7 @@ class DecoderConfig:
             family = f"{architecture} around {raw.get('model_type')}"
         if tied is None and architecture in _READ_BY_TRANSFORMERS:
             tied = raw.get("tie_word_embeddings")
-        _refuse_changed_logits(raw)
+        _refuse_changed_logits(raw, family)
         hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
         max_positions = _integer(raw, "max_position_embeddings")
         theta, scaling = read_rope(raw, max_positions)
@@ -218,6 +221,7 @@ class DecoderConfig:
             o_bias=_is_biased_gpt_oss(raw, family),
             sinks=family == "GptOssForCausalLM",
             **(_gemma3(raw, hidden_size) if family.startswith("Gemma3") else {}),
+            **(_granite(raw) if family == "GraniteForCausalLM" else {}),
         )
 
 
@@ -279,9 +283,11 @@ def _undecodable(
     return f"it uses {', '.join(problems)}; in brackets what the decoder knows" if problems else ""
 
 
-def _refuse_changed_logits(raw: Mapping[str, Any]) -> None:
+def _refuse_changed_logits(raw: Mapping[str, Any], architecture: str) -> None:
     """Refuse a target whose logits aren't hidden state times lm_head: a head would learn other probabilities."""
-    found = [f"{key}={raw[key]}" for key in _CHANGED_LOGITS if raw.get(key) not in (None, 1, 1.0)]
+    known = ("logits_scaling",) if architecture == "GraniteForCausalLM" else ()
+    names = [key for key in _CHANGED_LOGITS if key not in known]
+    found = [f"{key}={raw[key]}" for key in names if raw.get(key) not in (None, 1, 1.0)]
     if found:
         raise TargetError(
             f"the target changes its logits ({', '.join(found)}), which isn't supported: use another"
@@ -344,6 +350,16 @@ def _gemma3(raw: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
         "embedding_scale": hidden_size**0.5,
         "activation": "gelu",
         "out_norms": True,
+    }
+
+
+def _granite(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What Granite's four multipliers are where Llama has 1, and of scores head_dim ** -0.5."""
+    return {
+        "query_scale": float(raw.get("attention_multiplier") or 1.0),
+        "embedding_scale": float(raw.get("embedding_multiplier") or 1.0),
+        "residual_scale": float(raw.get("residual_multiplier") or 1.0),
+        "logit_scale": 1.0 / float(raw.get("logits_scaling") or 1.0),
     }
 
 

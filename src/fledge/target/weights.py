@@ -21,7 +21,8 @@ from fledge.target.mxfp4 import dequantise
 class LayerWeights:
     """One decoder layer. H hidden, I intermediate, D head_dim, q = heads * D, kv = kv_heads * D.
 
-    Norms are float32 where the checkpoint holds them less one, as Gemma's does: bf16 would round them once more.
+    Granite's multipliers are in the matrices, as Gemma's on queries is in their norm. Norms are float32 where the
+    checkpoint holds them less one, as Gemma's does: bf16 would round them once more.
     """
 
     input_norm: Tensor  # [H]
@@ -52,7 +53,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class EndWeights:
-    """A target's two ends: all that training a head takes of it. `lm_head` is `embedding` where they are tied."""
+    """A target's two ends: all that training a head takes of it.
+
+    `lm_head` is `embedding` where they are tied, and has Granite's multiplier of logits in it.
+    """
 
     embedding: Tensor  # [V, H]
     norm: Tensor  # [H]
@@ -103,11 +107,9 @@ def load_ends(
             "transformers 5 takes lm_head, vLLM and SGLang the embedding. If lm_head is right write "
             "tie_word_embeddings=false into config.json, else save the model without lm_head"
         )
-    return EndWeights(
-        embedding=embedding,
-        norm=norm,
-        lm_head=embedding if tied else lm_head,
-    )
+    if tied:
+        lm_head = embedding
+    return EndWeights(embedding, norm, _scaled(lm_head, config.logit_scale))
 
 
 def check_ends(folder: Path, config: DecoderConfig) -> None:
@@ -233,17 +235,21 @@ def _read_layer(source: _TensorSource, config: DecoderConfig, index: int) -> Lay
         return _read_norm(source, config, f"{prefix}.{name}.weight", hidden)
 
     input_norm, behind_attention = read_norm("input_layernorm"), read_norm("post_attention_layernorm")
-    q_norm = read_head_norm("q_norm")
-    if q_norm is not None and config.query_scale is not None:
-        q_norm = q_norm * (config.query_scale * head**0.5)  # attention itself scales by head_dim ** -0.5
+    qkv, q_norm = read_qkv("weight", hidden), read_head_norm("q_norm")
+    if config.query_scale is not None:
+        scale = config.query_scale * head**0.5  # attention itself scales by head_dim ** -0.5
+        if q_norm is not None:
+            q_norm = q_norm * scale
+        else:
+            qkv[: sizes["q"]] *= scale
     gate_up, down = _read_mlp(source, config, prefix, index) or (None, None)
     return LayerWeights(
         input_norm=input_norm,
-        qkv=read_qkv("weight", hidden),
+        qkv=qkv,
         qkv_bias=read_qkv("bias") if config.qkv_bias else None,
         q_norm=q_norm,
         k_norm=read_head_norm("k_norm"),
-        o=source.read(f"{attention}.o_proj.weight", hidden, sizes["q"]),
+        o=_scaled(source.read(f"{attention}.o_proj.weight", hidden, sizes["q"]), config.residual_scale),
         post_norm=read_norm("pre_feedforward_layernorm") if config.out_norms else behind_attention,
         gate_up=gate_up,
         down=down,
@@ -253,6 +259,10 @@ def _read_layer(source: _TensorSource, config: DecoderConfig, index: int) -> Lay
         o_bias=source.read(f"{attention}.o_proj.bias", hidden) if config.o_bias else None,
         sinks=source.read(f"{attention}.sinks", config.num_heads) if config.sinks else None,
     )
+
+
+def _scaled(weight: Tensor, scale: float) -> Tensor:
+    return weight if scale == 1.0 else weight * scale
 
 
 def _half_turns(weight: Tensor, head_dim: int) -> Tensor:
@@ -272,7 +282,7 @@ def _read_mlp(
         place += ".shared_expert" if index in experts.layers else ""
     if not size:
         return None
-    down = source.read(f"{place}.down_proj.weight", config.hidden_size, size)
+    down = _scaled(source.read(f"{place}.down_proj.weight", config.hidden_size, size), config.residual_scale)
     if config.architecture == "Phi3ForCausalLM":
         return source.read(f"{place}.gate_up_proj.weight", 2 * size, config.hidden_size), down
     gate, up = (source.read(f"{place}.{n}_proj.weight", size, config.hidden_size) for n in ("gate", "up"))

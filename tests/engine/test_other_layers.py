@@ -1,4 +1,4 @@
-"""Layers with a window or without RoPE: speculation gives what plain decode gives, far beyond the window."""
+"""Layers with a window, without RoPE or with multipliers: a tree's answers are plain decode's, beyond the window too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Engine, TreeShape
 from fledge.target import Target
 from fledge.train.random_head import random_head
-from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, VOCAB_SIZE, TinyShape, save_tiny_target
+from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, GRANITE, VOCAB_SIZE, TinyShape, save_tiny_target
 
 TARGETS: dict[str, dict[str, Any]] = {
     "GptOssForCausalLM": {
@@ -22,6 +22,7 @@ TARGETS: dict[str, dict[str, Any]] = {
         "shape": TinyShape(tied=False),
     },
     "Gemma3ForCausalLM": {"rope_parameters": GEMMA3_ROPE, "sliding_window": 64},
+    "GraniteForCausalLM": GRANITE | {"shape": TinyShape(hidden=128), "seed": 1},
     "MistralForCausalLM": {"sliding_window": 100},
     "SmolLM3ForCausalLM": {},
 }
