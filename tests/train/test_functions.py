@@ -147,7 +147,11 @@ def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(
 
     if flex:  # its backward pass exists on CUDA only
         monkeypatch.setattr(attention_flex, "_flex", lambda device: dense_attention)
-    mask = attention_flex.Places.of(blocks, rows, total).mask()
+    starts = [sum(lengths[:n]) for n in range(len(lengths))]
+    mask = attention_flex.conversation_mask(
+        torch.cat([torch.arange(n) for n in lengths]),
+        torch.cat([start + positions for start, positions in zip(starts, supervised, strict=True)]),
+    )
     assert_same(
         lambda: (
             attention_flex.unroll_attention(mask, sizes, query, keys, values, *own)

@@ -24,8 +24,7 @@ from fledge.storage import exists, join, make_fingerprint, read_json, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.compare import Difference, difference, round_counts
-from fledge.train.evaluate import compute_dtype, judged_batches, measure
-from fledge.train.learner import Learner
+from fledge.train.evaluate import judge
 from fledge.train.options import EvaluateOptions, TrainOptions
 from fledge.train.trainer import train
 
@@ -121,11 +120,8 @@ def run_row(
         row = _read(row_url)
         if row.made_from == made_from:
             return row
-    batches = judged_batches(store, judged)
-    learner = Learner(Head.load(head_url), target.ends, compute_dtype(target), target.device)
-    found = measure(learner, store, batches, judged.depth, progress)
-    acceptance = Acceptance.of((r for r, _ in found), judged.depth)
-    counts = round_counts([info for batch in batches for info in batch], found)
+    found = judge(target, Head.load(head_url), store, judged, progress)
+    acceptance = Acceptance.of((r for r, _ in found.rounds), judged.depth)
     row = AblationRow(
         size=size,
         name=name,
@@ -135,7 +131,7 @@ def run_row(
         seconds=round(made.seconds, 1),
         tau=acceptance.tau,
         acceptance=acceptance.by_depth,
-        counts=counts.tolist(),
+        counts=round_counts(found).tolist(),
         made_from=made_from,
     )
     write_json(row_url, asdict(row))

@@ -11,56 +11,32 @@ uncompiled on a CPU, and the backward pass with a dense attention in flex attent
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from fledge.train.blocks import Block, Sizes
+from fledge.train.blocks import Sizes
 
 
-class Places(NamedTuple):
-    """Which conversation a row belongs to, and where in it."""
+def conversation_mask(positions: Tensor, rows: Tensor) -> BlockMask:
+    """The keys of step 0 that each query sees: of its own conversation, up to its own position.
 
-    query_owner: Tensor  # [S] int32
-    seen: Tensor  # [S] int32, step-0 keys a query sees
-    key_owner: Tensor  # [T] int32
-    key_place: Tensor  # [T] int32
+    positions: [T] within conversations laid end to end; rows: [S] the supervised among them, which ask.
+    """
+    owner = (positions == 0).cumsum(0)
+    query_owner, query_position = owner[rows], positions[rows]
 
-    @classmethod
-    def of(cls, blocks: Sequence[Block], rows: int, keys: int) -> Places:
-        """From the blocks of a batch with S rows and T keys."""
-        device = blocks[0].queries.device
-        query_owner, seen = (torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2))
-        key_owner, key_place = (torch.zeros(keys, dtype=torch.int32, device=device) for _ in range(2))
-        first = 0
-        for block in blocks:
-            count = block.queries.shape[0]
-            owner = torch.arange(first, first + count, dtype=torch.int32, device=device)[:, None]
-            place = torch.arange(block.keys.shape[1], dtype=torch.int32, device=device)
-            queries = block.queries.flatten()[block.real_queries]
-            query_owner[queries] = owner.expand_as(block.queries).flatten()[block.real_queries]
-            seen[queries] = block.seen.flatten()[block.real_queries]
-            held = block.keys.flatten()[block.real_keys]
-            key_owner[held] = owner.expand_as(block.keys).flatten()[block.real_keys]
-            key_place[held] = place.expand_as(block.keys).flatten()[block.real_keys]
-            first += count
-        return cls(query_owner, seen, key_owner, key_place)
+    def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (query_owner[q] == owner[k]) & (positions[k] <= query_position[q])
 
-    def mask(self) -> BlockMask:
-        """The keys of step 0 that each query sees."""
-        query_owner, seen, key_owner, key_place = self
-
-        def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (query_owner[q] == key_owner[k]) & (key_place[k] < seen[q])
-
-        return create_block_mask(sees, None, None, len(seen), len(key_place), device=seen.device)
+    return create_block_mask(sees, None, None, len(rows), len(positions), device=positions.device)
 
 
 def unroll_attention(mask: BlockMask, sizes: Sizes, query: Tensor, *others: Tensor) -> Tensor:
-    """Arguments and result as of `UnrollAttention`; `mask` from `Places`."""
+    """Arguments and result as of `UnrollAttention`; `mask` from `conversation_mask`."""
     steps = len(others) // 2 - 1
     q = _heads(query, sizes.heads)  # [1, heads, S, D]
     keys, values = (_heads(t, sizes.kv_heads) for t in others[:2])  # [1, kv_heads, T, D]

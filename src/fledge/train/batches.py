@@ -141,13 +141,14 @@ def epoch_batches(
 
 
 def evenly_picked(infos: Sequence[SampleInfo], max_tokens: int) -> list[SampleInfo]:
-    """About `max_tokens` at most, from all of them; one conversation at least."""
+    """About `max_tokens` at most, from all of them."""
     total = sum(info.tokens for info in infos)
-    keep = len(infos) if total <= max_tokens else max(1, int(len(infos) * max_tokens / total))
+    keep = len(infos) if total <= max_tokens else int(len(infos) * max_tokens / total)
     return [infos[i * len(infos) // keep] for i in range(keep)]
 
 
 def heldout_batches(store: FeatureStore, batch_tokens: int, max_tokens: int) -> list[list[SampleInfo]]:
-    """Held-out conversations up to `max_tokens`, evenly picked from all of them, as batches of like lengths."""
-    usable = evenly_picked([info for info in store.split("heldout") if is_trainable(info)], max_tokens)
-    return list(by_tokens(sorted(usable, key=_tokens), batch_tokens, _tokens))
+    """Held-out conversations up to `max_tokens` (one at least), evenly picked, as batches of like lengths."""
+    usable = [info for info in store.split("heldout") if is_trainable(info)]
+    picked = evenly_picked(usable, max_tokens) or usable[:1]
+    return list(by_tokens(sorted(picked, key=_tokens), batch_tokens, _tokens))

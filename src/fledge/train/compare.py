@@ -16,11 +16,9 @@ from torch import Tensor
 
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
-from fledge.features import FeatureStore, SampleInfo
+from fledge.features import FeatureStore
 from fledge.target import Target
-from fledge.train.acceptance import DraftRound
-from fledge.train.evaluate import compute_dtype, judged_batches, measure
-from fledge.train.learner import Learner
+from fledge.train.evaluate import Judged, judge
 from fledge.train.options import EvaluateOptions
 
 _RESAMPLES = 2000
@@ -52,13 +50,9 @@ def compare_heads(
 ) -> list[Difference]:
     """The second head against the first: over all held-out conversations, then by category."""
     store = FeatureStore(features_url)
-    batches = judged_batches(store, options)
-    infos = [info for batch in batches for info in batch]
-    counts = []
-    for head in heads:
-        learner = Learner(head.fitted_to(target), target.ends, compute_dtype(target), target.device)
-        counts.append(round_counts(infos, measure(learner, store, batches, options.depth, progress)))
-    both = torch.stack(counts)  # [2, conversations, 2]
+    judged = [judge(target, head, store, options, progress) for head in heads]
+    infos = judged[0].conversations
+    both = torch.stack([round_counts(one) for one in judged])  # [2, conversations, 2]
     categories = sorted({info.category for info in infos})
     groups = {"all": list(range(len(infos)))}
     if len(categories) > 1:
@@ -66,11 +60,11 @@ def compare_heads(
     return [difference(name, both[:, chosen]) for name, chosen in groups.items()]
 
 
-def round_counts(infos: Sequence[SampleInfo], found: Sequence[tuple[DraftRound, SampleInfo]]) -> Tensor:
+def round_counts(judged: Judged) -> Tensor:
     """Emitted tokens and rounds of each conversation, [conversations, 2]."""
-    places = {(info.shard, info.index): i for i, info in enumerate(infos)}
-    counts = torch.zeros(len(infos), 2, dtype=torch.float64)
-    for r, info in found:
+    places = {(info.shard, info.index): i for i, info in enumerate(judged.conversations)}
+    counts = torch.zeros(len(places), 2, dtype=torch.float64)
+    for r, info in judged.rounds:
         counts[places[info.shard, info.index]] += torch.tensor([r.emitted, 1.0], dtype=torch.float64)
     return counts
 

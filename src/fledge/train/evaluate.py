@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,13 +54,11 @@ def evaluate(
     """Measure a head and write evaluation.json (not if `output_url` is None)."""
     head = head.fitted_to(target)
     store = FeatureStore(features_url)
-    learner = Learner(head, target.ends, compute_dtype(target), target.device)
-    batches = judged_batches(store, options)
-    found = measure(learner, store, batches, options.depth, progress)
+    conversations, found = judge(target, head, store, options, progress)
     by_shape = predict_serving(target, head, store, options, progress)
     result = Evaluation(
         depth=options.depth,
-        conversations=sum(len(batch) for batch in batches),
+        conversations=len(conversations),
         overall=Acceptance.of((r for r, _ in found), options.depth),
         by_category=_grouped(found, options.depth, lambda r, info: info.category),
         by_temperature=_grouped(found, options.depth, lambda r, info: f"{info.temperature:g}"),
@@ -72,12 +70,29 @@ def evaluate(
     return result
 
 
-def judged_batches(store: FeatureStore, options: EvaluateOptions) -> list[list[SampleInfo]]:
-    """The held-out conversations that heads are judged on; a DataError if there are none."""
+class Judged(NamedTuple):
+    """A head's chains on the held-out conversations."""
+
+    conversations: list[SampleInfo]
+    rounds: list[tuple[DraftRound, SampleInfo]]  # each with its conversation
+
+
+def judge(
+    target: Target, head: Head, store: FeatureStore, options: EvaluateOptions, progress: Progress = silent
+) -> Judged:
+    """All rounds of the held-out conversations; a DataError if there are none."""
     batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
     if not batches:
         raise DataError(f"no held-out conversations in {store.url}; raise respond.heldout and respond again")
-    return batches
+    learner = Learner(head.fitted_to(target), target.ends, compute_dtype(target), target.device)
+    found = Judged([info for batch in batches for info in batch], [])
+    total, done, tally = sum(info.tokens for info in found.conversations), 0, Tally(options.depth)
+    for infos, rounds in measured_batches(learner, store, batches, options.depth):
+        found.rounds.extend((r, infos[r.sample]) for r in rounds)
+        tally.add(rounds)
+        done += sum(info.tokens for info in infos)
+        progress(done, total, f"tau {tally.acceptance().tau:.2f}")
+    return found
 
 
 def predict_serving(
@@ -96,27 +111,9 @@ def predict_serving(
 
 
 def greedy_heldout(store: FeatureStore, max_tokens: int) -> list[SampleInfo]:
-    """Held-out conversations answered greedily, evenly picked, up to `max_tokens`; 0: none."""
+    """Held-out conversations answered greedily, evenly picked, up to `max_tokens`."""
     usable = [i for i in store.split("heldout") if is_trainable(i) and i.temperature == 0.0]
-    return evenly_picked(usable, max_tokens) if max_tokens else []
-
-
-def measure(
-    learner: Learner,
-    store: FeatureSource,
-    batches: list[list[SampleInfo]],
-    depth: int,
-    progress: Progress = silent,
-) -> list[tuple[DraftRound, SampleInfo]]:
-    """All rounds of these conversations, each with its conversation."""
-    found: list[tuple[DraftRound, SampleInfo]] = []
-    total, done, tally = sum(info.tokens for infos in batches for info in infos), 0, Tally(depth)
-    for infos, rounds in measured_batches(learner, store, batches, depth):
-        found += [(r, infos[r.sample]) for r in rounds]
-        tally.add(rounds)
-        done += sum(info.tokens for info in infos)
-        progress(done, total, f"tau {tally.acceptance().tau:.2f}")
-    return found
+    return evenly_picked(usable, max_tokens)
 
 
 def measured_batches(

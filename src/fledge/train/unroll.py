@@ -72,11 +72,7 @@ class UnrolledHead:
         query, residual, from_embedding = (
             TakeRows.apply(x, batch.rows) for x in (query, residual, from_embedding)
         )
-        mask = (
-            attention_flex.Places.of(batch.blocks, len(batch.rows), len(batch.token_ids)).mask()
-            if self._flex
-            else None
-        )
+        mask = attention_flex.conversation_mask(batch.positions, batch.rows) if self._flex else None
         own_keys: list[Tensor] = []
         own_values: list[Tensor] = []
         for step in range(steps):

@@ -13,8 +13,8 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -99,13 +99,19 @@ class _Test:
     answers: dict[tuple[str, Any], Answers] = field(default_factory=dict)  # by server and level
 
     async def run(self) -> None:
-        async with open_session() as session, AsyncExitStack() as stack:
+        by_name = {spec.name: spec for spec in self.specs}
+        async with open_session() as session, AsyncExitStack() as whole:
             calls: dict[str, Call] = {}
-            if not self.fresh:
-                for spec in self.specs:
-                    place = await stack.enter_async_context(self._running(spec, session))
-                    calls[spec.name] = await self._ready(session, spec, place)
-            await self._measure(session, calls)
+            for spec in () if self.fresh else self.specs:
+                calls[spec.name] = await whole.enter_async_context(self._ready(session, spec))
+            for turn in interleaved(self.levels, list(by_name), self.options.repeats):
+                async with AsyncExitStack() as block:
+                    call = calls.get(turn.name)
+                    if call is None:
+                        call = await block.enter_async_context(self._ready(session, by_name[turn.name]))
+                    row = await self._block(session, call, turn.name, turn.level, turn.repeat)
+                note = f"{turn.name} at {_describe(turn.level)}: {_brief(row)}"
+                self.progress(turn.number, turn.total, note)
 
     def result(self) -> LoadResult:
         """All that was measured until now."""
@@ -122,52 +128,36 @@ class _Test:
             rows=self.rows,
         )
 
-    async def _measure(self, session: aiohttp.ClientSession, calls: dict[str, Call]) -> None:
-        by_name = {spec.name: spec for spec in self.specs}
-        names = [spec.name for spec in self.specs]
-        for turn in interleaved(self.levels, names, self.options.repeats):
-            if turn.name in calls:
-                row = await self._block(session, calls[turn.name], turn.name, turn.level, turn.repeat)
-            else:
-                spec = by_name[turn.name]
-                async with self._running(spec, session) as place:
-                    call = await self._ready(session, spec, place)
-                    row = await self._block(session, call, turn.name, turn.level, turn.repeat)
-            self.progress(turn.number, turn.total, f"{turn.name} at {_describe(turn.level)}: {_brief(row)}")
-
-    def _running(
-        self, spec: ServerSpec, session: aiohttp.ClientSession
-    ) -> AbstractAsyncContextManager[tuple[str, str]]:
-        return running(spec, session, self.api_key, self.ready_s, self.options.model)
-
-    async def _ready(self, session: aiohttp.ClientSession, spec: ServerSpec, place: tuple[str, str]) -> Call:
-        """How to call a server, after its warm-up."""
-        url, model = place
-        self.models[spec.name] = model
-        options = self.options
-        call = Call(
-            url=url,
-            model=model,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            ignore_eos=options.ignore_eos,
-            token_counts=options.warmup > 0 if options.token_counts is None else options.token_counts,
-            api_key=self.api_key,
-            timeout_s=options.timeout_s,
-        )
-        prompts = [arrival.prompt for arrival in self.levels[0].arrivals]
-        if options.warmup:
-            arrivals = closed_loop(prompts, options.warmup)
-            warm = await drive(session, call, arrivals, options.warmup)
-            if options.token_counts is None and not any(record.ok for record in warm.records):
-                call = replace(call, token_counts=False)  # some refuse what they don't know
+    @asynccontextmanager
+    async def _ready(self, session: aiohttp.ClientSession, spec: ServerSpec) -> AsyncIterator[Call]:
+        """How to call a server, while it runs and after its warm-up."""
+        place = running(spec, session, self.api_key, self.ready_s, self.options.model)
+        async with place as (url, model):
+            self.models[spec.name] = model
+            options = self.options
+            call = Call(
+                url=url,
+                model=model,
+                max_tokens=options.max_tokens,
+                temperature=options.temperature,
+                ignore_eos=options.ignore_eos,
+                token_counts=options.warmup > 0 if options.token_counts is None else options.token_counts,
+                api_key=self.api_key,
+                timeout_s=options.timeout_s,
+            )
+            prompts = [arrival.prompt for arrival in self.levels[0].arrivals]
+            if options.warmup:
+                arrivals = closed_loop(prompts, options.warmup)
                 warm = await drive(session, call, arrivals, options.warmup)
-            if not any(record.ok for record in warm.records):
-                raise ServerError(
-                    f"{spec.name} at {url} answers no request: {warm.records[0].error}; "
-                    "send one by hand to see what it wants"
-                )
-        return call
+                if options.token_counts is None and not any(record.ok for record in warm.records):
+                    call = replace(call, token_counts=False)  # some refuse what they don't know
+                    warm = await drive(session, call, arrivals, options.warmup)
+                if not any(record.ok for record in warm.records):
+                    raise ServerError(
+                        f"{spec.name} at {url} answers no request: {warm.records[0].error}; "
+                        "send one by hand to see what it wants"
+                    )
+            yield call
 
     async def _block(
         self, session: aiohttp.ClientSession, call: Call, name: str, level: Level, repeat: int
