@@ -27,6 +27,7 @@ from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 
 FORMAT = 2
+_LOGIT_ROWS = 256  # rows whose logits exist at once
 T = TypeVar("T")
 
 
@@ -95,13 +96,27 @@ def check_runnable(conversations: Iterable[Conversation], limit: int, vocab_size
             )
 
 
-def check_finite(features: Tensor, hidden: Tensor) -> None:
-    """Refuse hidden states that training can't use."""
+def sample_of(c: Conversation, argmax: Tensor, features: Tensor, hidden: Tensor) -> FeatureSample:
+    """A conversation with what its forward gave; hidden states that training can't use are refused."""
+    features, hidden = (t.to("cpu", torch.bfloat16).contiguous() for t in (features, hidden))
     if not bool(torch.isfinite(features).all() and torch.isfinite(hidden).all()):
         raise DataError(
             "the target's hidden states hold infinities or NaN; run it in another type (target.dtype) or with "
             "target.backend=torch"
         )
+    ids, mask = torch.tensor(c.token_ids, dtype=torch.int32), torch.tensor(c.loss_mask, dtype=torch.uint8)
+    return FeatureSample(
+        c.conversation_id, c.category, c.split, c.temperature, ids, mask, argmax, features, hidden
+    )
+
+
+def likeliest_next(c: Conversation, hidden: Tensor, lm_head: Callable[[Tensor], Tensor]) -> Tensor:
+    """The most probable next token where that is generated, else -1, [n] int32; from the lm_head's inputs [n, Ht]."""
+    found = torch.full((len(c.token_ids),), -1, dtype=torch.int32)
+    rows = torch.tensor(c.loss_mask[1:]).nonzero().flatten()
+    for chunk in rows.split(_LOGIT_ROWS):
+        found[chunk] = lm_head(hidden[chunk.to(hidden.device)]).argmax(-1).to("cpu", torch.int32)
+    return found
 
 
 def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
@@ -172,13 +187,10 @@ class FeatureExtractor:
         argmax = torch.full((sum(lengths),), -1, dtype=torch.int32)
         if out.argmax is not None:
             argmax[rows] = out.argmax.to("cpu", torch.int32)
-        features, hidden = (_stored(t) for t in (out.features, out.hidden))
-        check_finite(features, hidden)
-        parts = [t.split(lengths) for t in (token_ids, mask, argmax, features, hidden)]
-        return [
-            FeatureSample(c.conversation_id, c.category, c.split, c.temperature, *tensors)
-            for c, *tensors in zip(conversations, *parts, strict=True)
-        ]
+        if out.features is None or out.hidden is None:
+            raise DataError("the decoder returned no hidden states; use another backend for the target")
+        parts = (t.split(lengths) for t in (argmax, out.features, out.hidden))
+        return list(map(sample_of, conversations, *parts))
 
     def _pool(self, pages: int) -> Tensor:
         """A KV pool of at least `pages` pages; what an earlier batch left in it is overwritten before it is read."""
@@ -187,12 +199,6 @@ class FeatureExtractor:
             self._kv = None  # free the old one before the new one is made
             self._kv = self._decoder.allocate_kv(self._pages)
         return self._kv
-
-
-def _stored(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise DataError("the decoder returned no hidden states; use another backend for the target")
-    return tensor.to("cpu", torch.bfloat16)
 
 
 def _following_is_generated(mask: Tensor, lengths: list[int]) -> Tensor:

@@ -20,13 +20,11 @@ from torch import Tensor, nn
 
 from fledge.data import Conversation
 from fledge.errors import TargetError, first_line
-from fledge.features.extract import check_finite, check_runnable
+from fledge.features.extract import check_runnable, likeliest_next, sample_of
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
 from fledge.target import Target
 from fledge.target.config import default_feature_layers
-
-_LOGIT_ROWS = 256  # rows whose logits exist at once
 
 
 class HookExtractor:
@@ -139,36 +137,16 @@ class HookExtractor:
             out = self._tower(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
         hidden: Tensor = out.last_hidden_state
         low_middle_high = torch.cat([features[layer] for layer in self.feature_layers], dim=-1)
-        samples = []
-        for row, (c, n) in enumerate(zip(conversations, lengths, strict=True)):
-            loss_mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
-            mine = low_middle_high[row, :n].to(torch.bfloat16).contiguous()
-            last = hidden[row, :n].to("cpu", torch.bfloat16).contiguous()
-            check_finite(mine, last)
-            samples.append(
-                FeatureSample(
-                    conversation_id=c.conversation_id,
-                    category=c.category,
-                    split=c.split,
-                    temperature=c.temperature,
-                    token_ids=torch.tensor(c.token_ids, dtype=torch.int32),
-                    loss_mask=loss_mask,
-                    argmax=self._argmax(hidden[row, :n], loss_mask),
-                    features=mine,
-                    hidden=last,
-                )
-            )
-        return samples
-
-    def _argmax(self, hidden: Tensor, loss_mask: Tensor) -> Tensor:
-        """The most probable next token where that is generated, else -1, [n] int32."""
-        found = torch.full(loss_mask.shape, -1, dtype=torch.int32)
-        rows = loss_mask[1:].nonzero().flatten()
         weight = next(self._lm_head.parameters())
-        for chunk in rows.split(_LOGIT_ROWS):
-            logits = self._lm_head(hidden[chunk.to(hidden.device)].to(weight.device, weight.dtype))
-            found[chunk] = logits.argmax(-1).to("cpu", torch.int32)
-        return found
+
+        def logits(rows: Tensor) -> Tensor:
+            found: Tensor = self._lm_head(rows.to(weight.device, weight.dtype))
+            return found
+
+        return [
+            sample_of(c, likeliest_next(c, last[:n], logits), states[:n], last[:n])
+            for c, n, states, last in zip(conversations, lengths, low_middle_high, hidden, strict=True)
+        ]
 
     @contextmanager
     def _captured(self) -> Iterator[dict[int, Tensor]]:

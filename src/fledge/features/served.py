@@ -18,16 +18,13 @@ from typing import Any
 
 import httpx2
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from fledge.data import Conversation
 from fledge.errors import DataError
-from fledge.features.extract import check_finite
+from fledge.features.extract import likeliest_next, sample_of
 from fledge.features.shard import FeatureSample
 from fledge.target import Target
-
-_ROWS = 256  # whose logits exist at once
 
 
 def server_arguments(target: Target, folder: str) -> list[str]:
@@ -105,19 +102,12 @@ class ServedExtractor:
         last = states[:, 3].float()
         normed = last * (last.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
         normed *= weights.norm.float().cpu()
-        hidden = normed.bfloat16()
-        features = states[:, :3].flatten(1).bfloat16()
-        check_finite(features, hidden)
-        mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
-        argmax = torch.full(mask.shape, -1, dtype=torch.int32)
         lm_head = weights.lm_head
-        for rows in mask[1:].nonzero().flatten().split(_ROWS):
-            logits = normed[rows].to(lm_head.device, lm_head.dtype) @ lm_head.t()
-            argmax[rows] = logits.argmax(-1).to("cpu", torch.int32)
-        ids = torch.tensor(c.token_ids, dtype=torch.int32)
-        return FeatureSample(
-            c.conversation_id, c.category, c.split, c.temperature, ids, mask, argmax, features, hidden
-        )
+
+        def logits(rows: Tensor) -> Tensor:
+            return rows.to(lm_head.device, lm_head.dtype) @ lm_head.t()
+
+        return sample_of(c, likeliest_next(c, normed, logits), states[:, :3].flatten(1), normed)
 
 
 def _read(path: str) -> dict[str, Any]:
