@@ -18,8 +18,8 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -116,17 +116,22 @@ def _answers(url: str, api_key: str | None) -> bool:
         return False
 
 
-@contextmanager
-def stopping_on_sigterm() -> Iterator[None]:
+def stopping_on_sigterm() -> AbstractContextManager[None]:
     """SIGTERM unwinds like Ctrl-C, so that what we started is ended before we are."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    return on_sigterm(stop)
+
+
+@contextmanager
+def on_sigterm(action: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM does this instead of ending the process, where signals can be handled at all."""
     if not _handles_signals():
         yield
         return
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: action())
     try:
         yield
     finally:

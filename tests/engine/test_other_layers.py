@@ -1,4 +1,4 @@
-"""Layers with a window, without RoPE or with multipliers: a tree's answers are plain decode's, beyond the window too."""
+"""Layers with a window, without RoPE or with multipliers: a tree's answers are plain decode's, also beyond it."""
 
 from __future__ import annotations
 

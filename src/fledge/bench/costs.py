@@ -79,16 +79,14 @@ def weight_bytes(target: Target) -> int:
     if isinstance(target.decoder, NativeDecoder):
         return target.decoder.weight_bytes_per_token
     weights = target.weights
-    tensors: list[Tensor | None] = [weights.norm, weights.lm_head]
-    routed = 0.0
+    total: float = weights.norm.nbytes + weights.lm_head.nbytes
     for layer in weights.layers:
-        tensors += [layer.input_norm, layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, layer.o]
-        tensors += [layer.post_norm, layer.gate_up, layer.down, layer.attention_out_norm, layer.mlp_out_norm]
+        total += sum(part.nbytes for part in vars(layer).values() if isinstance(part, Tensor))
         if layer.experts and target.config.experts:
-            tensors.append(layer.experts.router)
             chosen = target.config.experts.per_token / target.config.experts.count
-            routed += chosen * (layer.experts.gate_up.nbytes + layer.experts.down.nbytes)
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None) + round(routed)
+            total += layer.experts.router.nbytes
+            total += chosen * (layer.experts.gate_up.nbytes + layer.experts.down.nbytes)
+    return round(total)
 
 
 class BatchMaker:

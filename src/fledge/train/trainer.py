@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fledge.child import on_sigterm
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, weight_urls
@@ -31,7 +33,6 @@ from fledge.train.checkpoint import Checkpoint
 from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluate import measured_batches
 from fledge.train.feed import FeatureSource, Noise, read_ahead, read_batch
-from fledge.train.interrupt import interruptible
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
@@ -177,7 +178,8 @@ class Trainer:
             self._save(clock)  # the decision holds from now on, whatever happens
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
-        with freed_memory_is_kept(), interruptible() as stop:
+        stop = threading.Event()  # set by SIGTERM: save, then end
+        with freed_memory_is_kept(), on_sigterm(stop.set):
             for batch in read_ahead(range(self._step, self.total), self._read_step, self._source.ahead):
                 number, every = self._step + 1, self._options.log_every
                 logs = number % every == 0 or self._measures_tau_at(number)

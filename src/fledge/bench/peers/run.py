@@ -92,8 +92,11 @@ class Worker:
     """A peer's process; see workers/protocol.py."""
 
     def __init__(self, peer: Peer, mode: str, process: subprocess.Popen[str], log: IO[str]) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the worker was started without pipes")
         self.peer, self.mode, self.version = peer.name, mode, ""
         self._process, self._log = process, log
+        self._stdin, self._stdout = process.stdin, process.stdout
         self._whole = psutil.Process(process.pid)
 
     @property
@@ -125,23 +128,31 @@ class Worker:
 
     def send(self, value: Mapping[str, Any]) -> None:
         """A line to the process; one that has ended is told of when its answer is read."""
-        if self._process.stdin is None:
-            raise RuntimeError("the worker was started without pipes")
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(value) + "\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(value) + "\n")
+            self._stdin.flush()
 
     def receive(self) -> dict[str, Any]:
         """The next line of the process."""
-        if self._process.stdout is None:
-            raise RuntimeError("the worker was started without pipes")
-        line = self._process.stdout.readline()
+        line = self._stdout.readline()
         answer = json.loads(line) if line else {"error": f"ended without an answer: {self._tail()}"}
         if "error" in answer:
             raise ServerError(
                 f"{self.peer} ({self.mode}) failed: {answer['error']}; leave it out with --peer"
             )
         return dict(answer)
+
+    def end(self) -> None:
+        """Let it end by itself, or end it."""
+        self.resume()
+        for stream in (self._stdin, self._stdout):
+            with suppress(BrokenPipeError):  # what an ended process never read
+                stream.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _tail(self) -> str:
         self._log.seek(0)
@@ -255,16 +266,7 @@ def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any])
             worker.send(config)
             yield worker
         finally:
-            worker.resume()
-            for stream in (process.stdin, process.stdout):
-                with suppress(BrokenPipeError):  # what an ended process never read
-                    if stream is not None:
-                        stream.close()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            worker.end()
 
 
 def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
