@@ -314,19 +314,17 @@ def test_special_tokens_that_mark_calls_are_seen(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def make_dialect(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None, str], Dialect]:
-    def make(template: str | None, parser: str) -> Dialect:
+def make_dialect(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Dialect]:
+    def make(template: str | None, parser: str, reasoning_parser: str | None = None) -> Dialect:
         folder = tmp_path_factory.mktemp("dialect")
         save_tiny_target(folder, shape=TinyShape(layers=3), chat_template=template)
-        return Dialect(Target.load(str(folder)), parser, None)
+        return Dialect(Target.load(str(folder)), parser, reasoning_parser)
 
     return make
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_chat_template_shows_the_form_of_calls(
-    make_dialect: Callable[[str | None, str], Dialect], name: str
-) -> None:
+def test_the_chat_template_shows_the_form_of_calls(make_dialect: Callable[..., Dialect], name: str) -> None:
     dialect = make_dialect(TEMPLATES[name], "auto")
     if name == "xml":
         with pytest.raises(ApiError, match="--tool-call-parser"):
@@ -338,7 +336,7 @@ def test_the_chat_template_shows_the_form_of_calls(
 
 @pytest.mark.parametrize("name", ["llama3_json", "llama3_json, one call"])
 def test_several_calls_are_asked_for_only_where_the_template_takes_them_back(
-    make_dialect: Callable[[str | None, str], Dialect], name: str
+    make_dialect: Callable[..., Dialect], name: str
 ) -> None:
     dialect = make_dialect(TEMPLATES[name], "auto")
     asked = {**LOOKS, "tool_choice": "required"}
@@ -349,6 +347,28 @@ def test_several_calls_are_asked_for_only_where_the_template_takes_them_back(
     assert (several == single) is ("one call" in name)
 
 
+@pytest.mark.parametrize(
+    ("parser", "end", "reasoning"),
+    [
+        ("qwen3", "assistant\n", ""),
+        ("qwen3", "assistant\n<think>\n", "Hm."),
+        ("qwen3", "assistant\n<think>\n\n</think>\n\n", ""),
+        ("qwen3", "<think><|im_end|>\n<|im_start|>assistant\n", ""),
+        ("deepseek_r1", "assistant\n", "Hm."),
+        ("deepseek_r1", "assistant\n<think>\n\n</think>\n\n", ""),
+    ],
+)
+def test_what_the_prompt_has_opened_is_reasoning_until_it_is_closed(
+    make_dialect: Callable[..., Dialect], parser: str, end: str, reasoning: str
+) -> None:
+    dialect = make_dialect(None, "auto", parser)
+    body = ChatRequest.model_validate(THINKS)
+    reader = dialect.reader(body, dialect._target.tokenizer.encode(end))
+    assert reader is not None
+    said = reader.add("Hm.</think>Yes.", last=True)
+    assert (said.reasoning, said.content) == (reasoning, "Yes." if reasoning else "Hm.</think>Yes.")
+
+
 def test_parsers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ServerError, match="hermes, llama3_json, mistral"):
         ServerOptions(tool_call_parser="pythonic")
@@ -357,7 +377,7 @@ def test_parsers_that_do_not_exist_are_refused() -> None:
 
 
 def test_a_request_without_functions_is_read_as_before(
-    make_dialect: Callable[[str | None, str], Dialect],
+    make_dialect: Callable[..., Dialect],
 ) -> None:
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}]})
     dialect = make_dialect(None, "auto")

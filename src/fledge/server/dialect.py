@@ -73,10 +73,10 @@ class Dialect:
 
     def skips_special(self, body: ChatRequest | CompletionRequest) -> bool:
         """Whether special tokens are left out of the text; not where reasoning or calls are marked with some."""
-        chat = isinstance(body, ChatRequest)
-        marks = {reasoning.OPEN, reasoning.CLOSE} if chat and self._reasons else set()
-        if isinstance(body, ChatRequest) and body.offered:
-            marks |= {self.call_form.open, self.call_form.close}
+        marks: set[str] = set()
+        if isinstance(body, ChatRequest):
+            marks |= {reasoning.OPEN, reasoning.CLOSE} if self._reasons else set()
+            marks |= {self.call_form.open, self.call_form.close} if body.offered else set()
         return body.skip_special_tokens is not False and not marks & self._special
 
     @cached_property
