@@ -132,7 +132,7 @@ def print_summary(summary: Summary) -> None:
     heads = {summary.head: summary.lines} if summary.head else {}
     if summary.released is not None:
         heads[RELEASED] = summary.released.lines
-    labels = name_engines(list(heads), {}).labels
+    labels = name_engines(list(heads)).labels
     rows = [
         _workload_row(labels[head], workload, found)
         for head, workloads in heads.items()

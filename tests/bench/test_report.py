@@ -106,7 +106,7 @@ def test_text_from_models_and_files_is_escaped() -> None:
     sample = result.samples[0].model_copy(update={"question": evil, "pieces": [Piece(text=evil, depth=1)]})
     rows = [row.model_copy(update={"workload": evil}) for row in result.answers]
     result = result.model_copy(update={"samples": [sample], "answers": rows})
-    page = render_report(replace(report_facts(result), target=evil, labels={"trained": evil}, notes=[evil]))
+    page = render_report(replace(report_facts(result), target=evil, notes=[evil]))
     assert "<script" not in page
     assert "script" not in outline(page).tags
 

@@ -79,13 +79,13 @@ def test_what_load_does_to_a_head_is_told_in_throughput() -> None:
         row.model_copy(update={"median_tpot_ms": row.median_tpot_ms * 0.1}) if row.engine == "plain" else row
         for row in rows
     ]
-    note = load_note(rows, ["trained"], name_engines(["trained"], {}))
+    note = load_note(rows, ["trained"], name_engines(["trained"]))
     assert note == "This run's head: 1.44× plain decode's tokens per second with 1 in flight, 1.26× with 16."
 
 
 def test_limits_follow_from_the_equation() -> None:
     result = bench_result(("trained",))
-    (view,) = limit_groups(result, name_engines(["trained"], {}))
+    (view,) = limit_groups(result, name_engines(["trained"]))
     shown = {bar.label: float(bar.text.rstrip("×")) for bar in view.bars}
     rows = [row for row in result.answers if row.rounds]
     rounds = sum(row.rounds for row in rows)
@@ -112,7 +112,7 @@ def test_a_rounds_equation_holds_where_workloads_differ_in_the_time_of_a_plain_s
         for name, plain in (("mixed", 10.0), ("long_context", 30.0))
     ]
     result = bench_result(("trained",)).model_copy(update={"answers": rows})
-    naming = name_engines(["trained"], {})
+    naming = name_engines(["trained"])
     assert round_groups(result, naming)[1].note == "τ 2.00 × 20.0 ms ÷ 20.0 ms per round = 2.00×"
     assert limit_groups(result, naming)[0].bars[0].text == "2.00×"
 

@@ -14,9 +14,8 @@ from fledge.target.rope import apply_rope, rope_tables
 from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
 from fledge.train.blocks import Sizes, make_blocks
-from fledge.train.elementwise import LossMix
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
-from fledge.train.loss import step_loss, teacher_probabilities
+from fledge.train.loss import LossMix, step_loss, teacher_probabilities
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace
 

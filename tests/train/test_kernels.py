@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fledge.target.rope import rope_tables
-from fledge.train import attention_kernels, attention_torch, elementwise
+from fledge.train import attention_kernels, attention_torch, elementwise, loss
 from fledge.train.blocks import Inputs, Sizes, make_blocks
 from fledge.train.kernels import kernels_for
 from fledge.train.learner import bf16_products
@@ -37,7 +37,8 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], tu
     def run(function: Callable[[], object]) -> tuple[object, object]:
         fast = function()
         with monkeypatch.context() as without:
-            without.setattr(elementwise, "kernels_for", lambda *tensors: None)
+            for module in (elementwise, loss):
+                without.setattr(module, "kernels_for", lambda *tensors: None)
             return fast, function()
 
     return run
@@ -113,7 +114,7 @@ def test_softmax_and_the_gradient_of_the_loss(both, mix):
 
     def probabilities() -> Tensor:
         copy = logits.clone()
-        elementwise.softmax_(copy)
+        loss.softmax_(copy)
         return copy
 
     assert_close(*both(probabilities))
@@ -121,8 +122,8 @@ def test_softmax_and_the_gradient_of_the_loss(both, mix):
 
         def gradient(measure: bool = measure) -> tuple[Tensor, object]:
             copy = logits.clone()
-            return copy, elementwise.loss_gradient_(
-                copy, teacher, target, counted, elementwise.LossMix(*mix), measure=measure
+            return copy, loss.loss_gradient_(
+                copy, teacher, target, counted, loss.LossMix(*mix), measure=measure
             )
 
         (fast, fast_measures), (plain, plain_measures) = both(gradient)

@@ -1,4 +1,4 @@
-"""The elementwise parts of the head: short torch versions that define them, and the compiled ones beside them.
+"""The elementwise parts of the head's layer: short torch versions that define them, and the compiled ones beside them.
 
 Each function takes the compiled kernel for bf16 on a CPU, one pass over memory, and torch everywhere else.
 """
@@ -110,73 +110,3 @@ def accumulate(total: Tensor, x: Tensor, scale: float) -> None:
         kernels.fledge_accumulate(address(total), address(x), number(scale), size(x.numel()), threads())
     else:
         total.add_(x, alpha=scale)
-
-
-def softmax_(logits: Tensor) -> None:
-    """Logits [R, V], contiguous, become probabilities."""
-    if kernels := kernels_for(logits):
-        kernels.fledge_softmax(address(logits), size(logits.shape[0]), size(logits.shape[1]), threads())
-    else:
-        torch.softmax(logits, dim=-1, out=logits)
-
-
-class LossMix(NamedTuple):
-    """Shares of the loss; see `loss.py`. Together 1."""
-
-    kl: float = 1.0
-    hard: float = 0.0
-    tv: float = 0.0
-    lk: float = 0.0
-
-
-class LogitMeasures(NamedTuple):
-    """What training itself doesn't need."""
-
-    loss: Tensor  # [R] float32
-    overlap: Tensor  # [R] float32, sum over the vocabulary of the smaller of both probabilities
-    best: Tensor  # [R] int64, place of the highest logit
-
-
-def loss_gradient_(
-    logits: Tensor, teacher: Tensor, target: Tensor, counted: Tensor, mix: LossMix, *, measure: bool
-) -> LogitMeasures | None:
-    """Logits [R, V] become the loss' gradient, 0 in rows not `counted` [R].
-
-    teacher [R, V] are the target's probabilities, target [R] int64 the place of its most probable token or -1.
-    """
-    rows, width = logits.shape
-    if kernels := kernels_for(logits, teacher):
-        best = torch.empty(rows, dtype=torch.int64)
-        measures = LogitMeasures(torch.empty(rows), torch.empty(rows), best) if measure else None
-        target, counted, shares = target.contiguous(), counted.contiguous(), torch.tensor(mix).float()
-        tensors = (logits, teacher, target, counted, shares, *(measures or (None, None, None)))
-        kernels.fledge_loss_gradient(*map(address, tensors), size(rows), size(width), threads())
-        return measures
-    if mix == LossMix() and not measure:  # the common case, in place
-        torch.softmax(logits, dim=-1, out=logits)
-        logits.sub_(teacher)
-        logits[~counted] = 0
-        return None
-    places = logits.argmax(-1) if measure else None
-    value = logits.float()
-    log_sum = value.logsumexp(-1)
-    log_q = value - log_sum[:, None]
-    q, p = log_q.exp(), teacher.float()
-    has_target = (target >= 0).float()
-    at = target.clamp(min=0)[:, None]
-    below = (q < p).float()  # where the head gives less than the target
-    shared = torch.minimum(p, q).sum(-1).clamp_(min=1e-6)
-    found = None
-    if places is not None:
-        soft_loss = log_sum - torch.linalg.vecdot(p, value)
-        hard_loss = -log_q.gather(1, at)[:, 0] * has_target
-        loss = mix.kl * soft_loss + mix.hard * hard_loss + mix.tv * (1 - shared) - mix.lk * shared.log()
-        found = LogitMeasures(loss, shared, places)
-    slope = mix.kl * (q - p)
-    slope += mix.hard * has_target[:, None] * q
-    slope.scatter_add_(1, at, (-mix.hard * has_target)[:, None])
-    accept = mix.tv + mix.lk / shared
-    slope += accept[:, None] * q * ((q * below).sum(-1, keepdim=True) - below)
-    slope[~counted] = 0
-    logits.copy_(slope)
-    return found

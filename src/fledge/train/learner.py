@@ -13,8 +13,7 @@ from torch import Tensor
 from fledge.draft import Head, HeadWeights
 from fledge.target import EndWeights
 from fledge.train.batches import TrainBatch
-from fledge.train.elementwise import LossMix
-from fledge.train.loss import step_loss, teacher_probabilities
+from fledge.train.loss import LossMix, step_loss, teacher_probabilities
 from fledge.train.parallel import Team
 from fledge.train.unroll import UnrolledHead
 

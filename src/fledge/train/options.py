@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fledge.engine import TreeShape
 from fledge.errors import EngineError
-from fledge.train.elementwise import LossMix
+from fledge.train.loss import LossMix
 
 LossName = Literal["kl", "hard", "tv", "lk"]
 

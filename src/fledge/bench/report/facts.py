@@ -55,7 +55,7 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class ReportFacts:
-    """All the report shows. `heads` says what to call each head of the benchmark."""
+    """All the report shows."""
 
     target: str
     bench: BenchResult | None = None
@@ -69,7 +69,6 @@ class ReportFacts:
     recipe: str = ""  # YAML
     notes: Sequence[str] = ()
     created: str = ""  # date and time, as shown
-    labels: Mapping[str, str] = field(default_factory=dict)  # head name -> what the report calls it
 
 
 def data_facts(conversations: str, prompts: str | None = None, head: Head | None = None) -> DataFacts | None:

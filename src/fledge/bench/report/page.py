@@ -20,7 +20,7 @@ class Page:
         self.engines = [PLAIN, *self.heads]
         known = ((TRAINED, facts.training), (RELEASED, facts.released))
         named = self.heads or [name for name, part in known if part]
-        self.naming = naming = speed.name_engines(named, facts.labels)
+        self.naming = naming = speed.name_engines(named)
 
         self.heroes = speed.make_heroes(bench, naming)
         self.headline = speed.headline(self.heroes)

@@ -57,13 +57,13 @@ class Hero:
     different: int  # answers of all workloads that differ
 
 
-def name_engines(heads: Sequence[str], given: Mapping[str, str]) -> Naming:
+def name_engines(heads: Sequence[str]) -> Naming:
     """Names and colours: the first head has the first colour, the released one always its own."""
     known = {PLAIN: "plain decode", TRAINED: "this run's head", RELEASED: "released head"}
     others = iter(("s-trained", "s-third", "s-fourth"))
     styles = {head: "s-released" if head == RELEASED else next(others, "s-fourth") for head in heads}
     return Naming(
-        labels={name: given.get(name, known.get(name, name)) for name in (PLAIN, *heads)},
+        labels={name: known.get(name, name) for name in (PLAIN, *heads)},
         styles={PLAIN: "s-plain", **styles},
     )
 
