@@ -74,12 +74,7 @@ class RequestRecord:
         if not self.arrival_tokens:
             return gaps
         counts = [b - a for a, b in zip(self.arrival_tokens, self.arrival_tokens[1:], strict=False)]
-        return [
-            gap / count
-            for gap, count in zip(gaps, counts, strict=True)
-            for _ in range(max(count, 1))
-            if count
-        ]
+        return [gap / count for gap, count in zip(gaps, counts, strict=True) for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -152,8 +147,6 @@ async def send(
 
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
     """Server-sent events, one JSON object in each `data:` line, up to `[DONE]` or a finish reason."""
-    texts: list[str] = []
-    contents: list[str] = []
     ended = False
     async for line in response.content:
         now = time.perf_counter()
@@ -167,8 +160,7 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
         if chunk.get("error") is not None:
             record.error = _short(json.dumps(chunk["error"]))
             break
-        _take(chunk, now, record, texts, contents)
-    record.text, record.content = "".join(texts), "".join(contents)
+        _take(chunk, now, record)
     if record.error is None and not ended and record.finish_reason is None:
         streamed = bool(record.arrivals) or response.content_type == "text/event-stream"
         record.error = (
@@ -178,9 +170,7 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
         )
 
 
-def _take(
-    chunk: dict[str, Any], now: float, record: RequestRecord, texts: list[str], contents: list[str]
-) -> None:
+def _take(chunk: dict[str, Any], now: float, record: RequestRecord) -> None:
     usage = chunk.get("usage")
     if usage:
         record.prompt_tokens = int(usage.get("prompt_tokens") or 0)
@@ -192,8 +182,8 @@ def _take(
         thinking = delta.get("reasoning") or delta.get("reasoning_content")
         content = delta.get("content") or choice.get("text") or ""
         if text := (thinking or "") + content:
-            texts.append(text)
-            contents.append(content)
+            record.text += text
+            record.content += content
             record.arrivals.append(now)
             if usage:
                 record.arrival_tokens.append(record.output_tokens)

@@ -56,21 +56,17 @@ class SampleView:
 
 def data_views(facts: ReportFacts, naming: Naming) -> list[DataView]:
     """The data of this run's head, then of the released one."""
-    named = (
-        (facts.data, naming.labels.get(TRAINED, "")),
-        (facts.released_data, naming.labels.get(RELEASED, "")),
-    )
-    return [_data_view(data, label) for data, label in named if data is not None]
+    named = ((facts.data, TRAINED), (facts.released_data, RELEASED))
+    return [_data_view(data, naming.labels.get(name, "")) for data, name in named if data is not None]
 
 
 def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
     """The training of this run's head, then of the released one."""
-    named = (
-        (facts.training, naming.labels.get(TRAINED, ""), "s-trained"),
-        (facts.released, naming.labels.get(RELEASED, ""), "s-released"),
-    )
+    named = ((facts.training, TRAINED), (facts.released, RELEASED))
     return [
-        _training_view(training, label, style) for training, label, style in named if training is not None
+        _training_view(training, naming.labels.get(name, ""), f"s-{name}")
+        for training, name in named
+        if training is not None
     ]
 
 
