@@ -58,20 +58,18 @@ def measure_costs(
         calls |= _head_calls(runner, maker, target, draft_rows)
     times = median_ms(calls, repeats, decoder.device, before={"extend": calls["plain"]})
     step = times["plain"]
-    has_head = runner is not None
-    return Costs(
+    costs = Costs(
         context=context,
         repeats=repeats,
         plain_step_ms=step,
         verify={count: times[count] / step for count in verify},
         verify_ms={count: times[count] for count in verify},
-        draft_step=times["draft"] / step if has_head else None,
-        draft_step_ms=times.get("draft"),
-        draft_rows=draft_rows if has_head else None,
-        extend=times["extend"] / step if has_head else None,
-        extend_ms=times.get("extend"),
-        extend_rows=EXTEND_ROWS if has_head else None,
     )
+    if runner is not None:
+        costs.draft_rows, costs.extend_rows = draft_rows, EXTEND_ROWS
+        costs.draft_step_ms, costs.draft_step = times["draft"], times["draft"] / step
+        costs.extend_ms, costs.extend = times["extend"], times["extend"] / step
+    return costs
 
 
 def weight_bytes(target: Target) -> int:

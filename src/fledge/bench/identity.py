@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -99,10 +100,8 @@ def rounding_step(value: float, dtype: torch.dtype) -> float:
 
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
     """The first index at which two answers differ (one may end there); None if they are equal."""
-    for index, (one, other) in enumerate(zip(plain, speculative, strict=False)):
-        if one != other:
-            return index
-    return None if len(plain) == len(speculative) else min(len(plain), len(speculative))
+    pairs = enumerate(zip_longest(plain, speculative))
+    return next((index for index, (one, other) in pairs if one != other), None)
 
 
 def prefix_logits(decoder: Decoder, token_ids: Sequence[int]) -> torch.Tensor:

@@ -33,6 +33,7 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -208,10 +209,7 @@ def acceptance_by_depth(rows: Iterable[AnswerRow]) -> list[float]:
     """[d - 1]: share of drafted rounds whose accepted path reached depth d."""
     rows = list(rows)
     drafted = sum(row.drafted_rounds for row in rows)
-    depth = max((len(row.accepted_by_depth) for row in rows), default=0)
-    reached = [
-        sum(row.accepted_by_depth[d] for row in rows if d < len(row.accepted_by_depth)) for d in range(depth)
-    ]
+    reached = map(sum, zip_longest(*(row.accepted_by_depth for row in rows), fillvalue=0))
     return [count / drafted for count in reached] if drafted else []
 
 
