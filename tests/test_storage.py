@@ -66,6 +66,16 @@ def test_an_unknown_protocol_is_a_clear_error() -> None:
         storage.read_bytes("nosuchprotocol://bucket/x")
 
 
+def test_a_store_whose_package_is_missing_says_which_extra_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(url: str) -> None:
+        raise ImportError("Install it")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    for protocol, extra in (("gs", "gcs"), ("s3", "s3")):
+        with pytest.raises(StorageError, match=rf'run pip install "fledge\[{extra}\]"'):
+            storage.read_bytes(f"{protocol}://bucket/x")
+
+
 def test_a_disk_that_fills_up_leaves_the_old_file_and_no_partial_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

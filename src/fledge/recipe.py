@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -73,9 +73,19 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":  # where _refuse_unknown doesn't look, as in a list
-            raise RecipeError(f"{origin(key)} has an unknown key {key}; correct its name") from error
+            known = list(_model_at(first["loc"][:-1]).model_fields)
+            close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"
+            raise RecipeError(f"{origin(key)} has an unknown key {key}; {hint}") from error
+        wanted = f"set {key} to a valid value"
+        if first["type"] == "tuple_type":
+            wanted = f"write a list: {key}=[...]"
+        elif first["type"] == "model_type":
+            wanted = (
+                f"write a mapping with keys such as {', '.join([*_model_at(first['loc']).model_fields][:3])}"
+            )
         raise RecipeError(
-            f"{origin(key)}: {key} = {first['input']!r} is refused: {first['msg']}; set {key} to a valid value"
+            f"{origin(key)}: {key} = {first['input']!r} is refused: {first['msg']}; {wanted}"
         ) from error
 
 
@@ -177,6 +187,23 @@ def _closest(key: str) -> str | None:
     for last in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last, n=1, cutoff=0.7):
         return by_last[last]
     return None
+
+
+def _model_at(place: Sequence[int | str]) -> type[BaseModel]:
+    """The options at a place of the recipe, also as an entry of a list."""
+    model: type[BaseModel] = Recipe
+    for name in place:
+        if isinstance(name, str) and name in model.model_fields:
+            model = next(_models_in(model.model_fields[name].annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The options that a list or an optional value may hold."""
+    if (inner := _inner_model(annotation)) is not None:
+        yield inner
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _inner_model(annotation: Any) -> type[BaseModel] | None:

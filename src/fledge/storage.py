@@ -30,6 +30,7 @@ from fledge.retry import is_transient, retried
 MANIFEST_NAME = "manifest.json"
 FINGERPRINT_NAME = "fingerprint.json"
 T = TypeVar("T")
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -364,7 +365,9 @@ def _resolve(url: str) -> tuple[Any, str]:
     try:
         filesystem, path = fsspec.core.url_to_fs(str(url))
     except (ImportError, ValueError) as error:
-        raise StorageError(f"can't open {url}: {error}; install the storage's fsspec package") from error
+        extra = _EXTRAS.get(str(url).partition("://")[0])
+        wanted = f'run pip install "fledge[{extra}]"' if extra else "install the storage's fsspec package"
+        raise StorageError(f"can't open {url}: {error}; {wanted}") from error
     return filesystem, path
 
 
