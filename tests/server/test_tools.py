@@ -201,6 +201,19 @@ def test_a_call_that_is_asked_for_is_made_with_arguments_of_its_schema(
             assert json.loads(arguments)["place"] in ("sea", "wood")
 
 
+def test_beside_a_format_an_answer_is_calls_or_of_that_format(calling: Running, taught: Target) -> None:
+    schema = {"enum": ["done", "not yet"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "state", "schema": schema}}
+    asked: Any = {**LOOKS, **GREEDY, "response_format": form, "parallel_tool_calls": False}
+    called = calling.client().chat.completions.create(**asked).choices[0]
+    assert (called.finish_reason, called.message.content) == ("tool_calls", None)
+    assert json.loads(called.message.tool_calls[0].function.arguments)["place"] in ("sea", "wood")
+    quote = str(taught.tokenizer.encode('"')[0])
+    answered = calling.client().chat.completions.create(**asked, logit_bias={quote: 100}).choices[0]
+    assert (answered.finish_reason, answered.message.tool_calls) == ("stop", None)
+    assert json.loads(answered.message.content) in schema["enum"]
+
+
 def test_calls_and_their_answers_reach_the_template(calling: Running, taught: Target) -> None:
     called = calling.client().chat.completions.create(**LOOKS, **GREEDY).choices[0].message  # type: ignore[call-overload]
     first = called.tool_calls[0]
@@ -255,7 +268,8 @@ def test_what_cannot_be_done_with_tools_is_refused(calling: Running) -> None:
     for _ in range(400):
         deep = {"type": "object", "properties": {"x": deep}}
     for change, told in (
-        ({"response_format": {"type": "json_object"}}, "wanted form"),
+        ({"structured_outputs": {"regex": "a"}}, "no room for calls"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "one of them"),
         ({"tools": [LOOK, LOOK]}, "one name"),
         ({"tool_choice": {"type": "function", "function": {"name": "wait"}}}, "isn't among tools"),
         ({"tool_choice": "required", "min_tokens": 5}, "min_tokens"),

@@ -60,14 +60,15 @@ class Dialect:
 
     def form(self, body: ChatRequest) -> dict[str, Any] | None:
         """What the engine calls structured_outputs."""
-        if not body.must_call:
+        if not body.offered or not (body.must_call or body.form):
             return body.form
-        several = body.tool_choice == "required" and body.parallel_tool_calls is not False
+        several = body.tool_choice in (None, "auto", "required") and body.parallel_tool_calls is not False
         lark = grammar(
             self.call_form,
             {tool.function.name: tool.function.schema_of_arguments for tool in body.offered},
             several=several and not self._one_call_a_turn,
             marks=self._tokens,
+            answer=body.answer_schema,
         )
         return {"grammar": lark}
 

@@ -164,10 +164,15 @@ class Generation(StrictBody):
         """What the engine calls structured_outputs."""
         if self.structured_outputs is not None:
             return self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        return None if self.answer_schema is None else {"json": self.answer_schema}
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that response_format names."""
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
             return None
-        return {"json_object": True} if wanted.json_schema is None else {"json": wanted.json_schema.schema_}
+        return {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
 
 
 TemplateKwargs = Annotated[
@@ -210,11 +215,13 @@ class ChatRequest(Generation):
             raise ValueError("tools has two functions of one name; give each its own")
         if self.must_call and not self.offered:
             raise ValueError("tool_choice asks for a function that isn't among tools; add it there")
-        if self.offered and self.form is not None:
+        if self.offered and self.structured_outputs is not None:
             raise ValueError(
-                "an answer of a wanted form can't call functions: leave out tools, or the form, or set "
+                "structured_outputs leaves no room for calls: use response_format, leave out tools, or set "
                 'tool_choice to "none"'
             )
+        if self.must_call and self.answer_schema is not None:
+            raise ValueError("tool_choice asks for calls, response_format for an answer; give one of them")
         return self
 
     @property

@@ -216,11 +216,17 @@ class _Object:
 
 
 def grammar(
-    form: CallForm, functions: Mapping[str, Mapping[str, Any]], *, several: bool, marks: Mapping[str, int]
+    form: CallForm,
+    functions: Mapping[str, Mapping[str, Any]],
+    *,
+    several: bool,
+    marks: Mapping[str, int],
+    answer: Mapping[str, Any] | None = None,
 ) -> str:
     """Calls and nothing else, in Lark's form. `functions`: the JSON schema of each one's arguments, by name.
 
-    `marks`: ids of the tokens that the tokenizer has for openings and closings; others are spelled out.
+    `marks`: ids of the tokens that the tokenizer has for openings and closings; others are spelled out. `answer`: the
+    JSON schema of what may stand there instead of calls.
     """
 
     def signs(lark: str) -> str:
@@ -235,6 +241,9 @@ def grammar(
         rules.append(f"arguments_{number}: %json {json.dumps({**schema, 'type': 'object'})}")
     more = f"({signs(form.between)} call)*" if several else ""
     start = f"start: {signs(form.before)} call {more} {signs(form.after)}"
+    if answer is not None:
+        start += " | answer"
+        rules.append(f"answer: %json {json.dumps(answer)}")
     return "\n".join([start, f"call: {' | '.join(calls)}", *rules])
 
 
