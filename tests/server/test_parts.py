@@ -21,7 +21,7 @@ from fledge.server.options import ServerOptions, from_vertex, read_keys
 from fledge.server.protocol import ChatRequest
 from fledge.server.tokens import Tokens
 from fledge.target.target import Target
-from tests.server.conftest import Running, running
+from tests.server.conftest import Running, running, wait_for
 from tests.tiny import CHATML, TinyShape, save_tiny_target
 
 
@@ -93,10 +93,17 @@ def test_instances_are_answered_together_or_refused_together(make_engine, option
     with running(make_engine(), options(predict_route="/predict", max_answers=8)) as server:
         with caplog.at_level("INFO", logger="fledge"):
             answers = server.post("/predict", {"instances": instances, "parameters": {"temperature": 0}})
+            lines: list[dict[str, object]] = []
+
+            def told() -> bool:
+                lines[:] = [each.fields for each in caplog.records if each.name == "fledge.server.access"]
+                return bool(lines)
+
+            wait_for(told)  # a line is written once its answer has left
         assert len({answer["choices"][0]["text"] for answer in answers.json()["predictions"]}) == 1
         stats = server.server.engine.stats()
         assert stats.request_rounds > 2 * stats.rounds
-        line = next(record.fields for record in caplog.records if record.name == "fledge.server.access")
+        (line,) = lines
         assert (line["answers"], line["prompt_tokens"], line["completion_tokens"]) == (4, 8, 96)
         for wrong in ({"prompt": [40], "max_tokens": 9999}, {"prompt": [40], "n": 5}):
             refused = server.post("/predict", {"instances": [*instances, wrong]})

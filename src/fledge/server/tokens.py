@@ -45,9 +45,9 @@ class Tokens:
         plain, offered = [message.plain for message in messages], [tool.plain for tool in tools]
         for message in plain:
             _refuse_halves(message["content"], "messages")
-        others = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
-        described = json.dumps([others, offered], ensure_ascii=False)
-        _refuse_halves(described, "tools")
+        beside = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
+        others = json.dumps([beside, offered, options], ensure_ascii=False)  # templates may show any of it
+        _refuse_halves(others, None)
         try:
             self._target.chat.check_options(options or {})
         except TargetError as error:
@@ -63,7 +63,7 @@ class Tokens:
             except TargetError as error:
                 raise errors.invalid(str(error), "messages") from error
 
-        return await self._run(encode, sum(len(message["content"]) for message in plain) + len(described))
+        return await self._run(encode, sum(len(message["content"]) for message in plain) + len(others))
 
     async def text(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text; `special`: with the tokens the tokenizer puts around it."""
