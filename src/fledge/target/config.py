@@ -241,9 +241,8 @@ def as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     if raw.get("model_type") not in CONFIG_MAPPING:
         return None
     try:
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict(
-            copy.deepcopy(dict(raw))
-        )  # it writes into what it gets
+        own = copy.deepcopy(dict(raw))  # it writes into what it gets
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(own)
         fields: dict[str, Any] = config.get_text_config(decoder=True).to_dict()
     except Exception:  # its validation has types of its own
         return None
