@@ -16,44 +16,26 @@ from tests.bench.synthetic import load_result
 SERVER = f"one=start:{sys.executable} -m tests.bench.fake_server --port {{port}}"
 
 
+ONE_REQUEST = ("--concurrency", 1, "--requests", 1, "--repeats", 1)
+
+
+def invoke(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["bench", "server", "--server", SERVER, *map(str, arguments)])
+    assert result.exception is None, result.output
+    return result.output
+
+
 def test_a_replay_is_named_after_its_log(tmp_path: Path) -> None:
     log = tmp_path / "monday.jsonl"
     log.write_text('{"timestamp": 10, "turns": ["a"]}\n')
-    arguments = [
-        "--server",
-        SERVER,
-        "--replay",
-        str(log),
-        "--repeats",
-        "1",
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
-    result = CliRunner().invoke(app, ["bench", "server", *arguments])
-    assert result.exception is None, result.output
+    invoke("--replay", log, "--repeats", 1, "--run-dir", tmp_path / "run")
     found = LoadResult.load(str(tmp_path / "run" / "load"))
-    assert (found.workload, found.rows[0]["dataset_name"], found.rows[0]["completed"]) == (
-        "monday",
-        "monday",
-        1,
-    )
+    assert (found.workload, found.rows[0]["dataset_name"]) == ("monday", "monday")
+    assert found.rows[0]["completed"] == 1
 
 
 def test_of_several_models_one_can_be_asked(tmp_path: Path) -> None:
-    arguments = [
-        "--server",
-        SERVER,
-        "--model",
-        "adapter",
-        "--concurrency",
-        "1",
-        "--requests",
-        "1",
-        "--repeats",
-        "1",
-    ]
-    result = CliRunner().invoke(app, ["bench", "server", *arguments, "--run-dir", str(tmp_path)])
-    assert result.exception is None, result.output
+    invoke("--model", "adapter", *ONE_REQUEST, "--run-dir", tmp_path)
     assert LoadResult.load(str(tmp_path / "load")).models == {"one": "adapter"}
 
 
@@ -66,6 +48,8 @@ def test_of_several_models_one_can_be_asked(tmp_path: Path) -> None:
         (["--speed", "2"], "--speed means nothing in a load by --concurrency"),
         (["--fresh"], "--fresh can't start anew what runs already"),
         (["--rate", ","], "--rate ',' is no list of numbers"),
+        (["--concurrency", ""], "there is no level to measure; give --concurrency or --rate"),
+        (["--max-tokens", "0"], "max_tokens = 0 is refused: Input should be greater than"),
     ],
 )
 def test_options_that_would_mean_nothing_are_refused(arguments: list[str], message: str) -> None:
@@ -77,11 +61,9 @@ def test_options_that_would_mean_nothing_are_refused(arguments: list[str], messa
 def test_the_page_of_a_run_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "report.html").write_text("the run's")
-    arguments = ["--server", SERVER, "--concurrency", "1", "--requests", "1", "--repeats", "1"]
-    result = CliRunner().invoke(app, ["bench", "server", *arguments, "--run-dir", str(tmp_path)])
-    assert result.exception is None, result.output
+    output = invoke(*ONE_REQUEST, "--run-dir", tmp_path)
     assert (tmp_path / "report.html").read_text() == "the run's"
-    assert f"`fledge report --run-dir {tmp_path}` adds this to it" in result.output.replace("\n", "")
+    assert f"`fledge report --run-dir {tmp_path}` adds this to it" in output.replace("\n", "")
     assert LoadResult.load(str(tmp_path / "load")).models == {"one": "fake"}
 
 
