@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fledge.errors import DataError
 
 Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]
 Levels = Annotated[tuple[Count, ...], Field(min_length=1)]
 AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -53,15 +54,11 @@ class BenchOptions(BaseModel):
     without_lookup: bool = Field(
         default=False, description="also measure the first head without prompt lookup, as a head of its own"
     )
-    warmup: Annotated[int, Field(ge=0)] = Field(
-        default=2, description="prompts run beforehand and not counted"
-    )
+    warmup: CountOrNone = Field(default=2, description="prompts run beforehand and not counted")
     max_seconds: float | None = Field(
         default=None, gt=0, description="per workload: no new prompt after this time"
     )
-    samples: Annotated[int, Field(ge=0)] = Field(
-        default=3, description="answers kept for the report's coloured samples"
-    )
+    samples: CountOrNone = Field(default=3, description="answers kept for the report's coloured samples")
     concurrency: tuple[Count, ...] = Field(
         default=(1, 2, 4, 8, 16), description="requests in flight; empty: no sweep"
     )
@@ -76,12 +73,8 @@ class BenchOptions(BaseModel):
         default=(2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"
     )
     draft_rows: Rows = Field(default=4, description="nodes of the draft step that is timed")
-    cost_context: Annotated[int, Field(ge=1)] = Field(
-        default=256, description="tokens in the KV cache while timing them"
-    )
-    cost_repeats: Annotated[int, Field(ge=0)] = Field(
-        default=15, description="interleaved repeats; 0: not timed"
-    )
+    cost_context: Count = Field(default=256, description="tokens in the KV cache while timing them")
+    cost_repeats: CountOrNone = Field(default=15, description="interleaved repeats; 0: not timed")
     bandwidth: bool = Field(
         default=True, description="measure raw read bandwidth, for the limit of plain decode"
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from fledge.bench.options import Count, NotNegative, Positive
+from fledge.bench.options import Count, CountOrNone, NotNegative, Positive
 from fledge.errors import DataError
 
 
@@ -38,14 +38,12 @@ class LoadOptions:
 
     concurrency: tuple[Count, ...] = (1, 2, 4, 8, 16)
     rates: tuple[Annotated[float, Field(gt=0)], ...] = ()  # requests per second; inf: all at once
-    requests: Annotated[int, Field(ge=0)] = (
-        0  # per level; 0: two per slot, and at least 8; in an open loop 32
-    )
+    requests: CountOrNone = 0  # per level; 0: two per slot, and at least 8; in an open loop 32
     max_tokens: Count = 128
     temperature: NotNegative = 0.0
     ignore_eos: bool = False  # SGLang, vLLM and fledge know it; others refuse it
     repeats: Count = 2  # of each level, alternating between servers
-    warmup: Annotated[int, Field(ge=0)] = 2  # requests before the first level
+    warmup: CountOrNone = 2  # requests before the first level
     seed: int = 0  # of the Poisson arrivals
     timeout_s: float = 600.0  # of one request
     slo: Objective | None = None
