@@ -350,6 +350,14 @@ def test_generate_streams_an_answer_and_what_it_cost(
     assert with_head.split("[")[0] == plain.split("[")[0]  # the same answer
 
 
+@pytest.mark.parametrize("command", ["tune", "bench ratios"])
+def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
+    fledge: Fledge, tmp_path: Path, command: str
+) -> None:
+    arguments = ("--target", "/no/such/target", "--repeats", "0", "--output", tmp_path / "found.json")
+    assert "repeats is 0" in fledge.error(*command.split(), *arguments)
+
+
 def test_generate_refuses_what_it_would_ignore_or_learn_too_late(fledge: Fledge) -> None:
     arguments = ("generate", "Hi", "--target", "/no/such/target")
     assert "--head released names one; leave one" in fledge.error(*arguments, "--plain", "--head", "released")

@@ -44,6 +44,23 @@ def test_a_folder_is_named_as_it_is_whatever_its_name(
     assert f"head: {folder} (" in capsys.readouterr().out
 
 
+def test_a_models_folder_is_not_overwritten_by_a_head_but_another_head_is(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    head: Path,
+    tiny_target_folder: Path,
+    tmp_path: Path,
+) -> None:
+    model = Path(shutil.copytree(tiny_target_folder, tmp_path / "model"))
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    for command in ("export", "import"):
+        assert fledge(monkeypatch, command, head, model) == 2
+        assert "would be overwritten; name another folder" in capsys.readouterr().err
+        assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+        for _ in range(2):
+            assert fledge(monkeypatch, command, head, tmp_path / command) == 0
+
+
 def test_export_import_and_doctor_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

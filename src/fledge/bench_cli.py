@@ -320,7 +320,6 @@ def bench_ratios(
     from fledge.target import Target
 
     refuse_unwritable(output)
-    loaded = Target.load(target, device=device)
     with refused_by_name():
         sizes = Sizes(
             levels=_numbers(concurrency, int, "--concurrency"),
@@ -328,6 +327,7 @@ def bench_ratios(
             tokens=max_tokens,
             repeats=repeats,
         )
+    loaded = Target.load(target, device=device)
     found = measure_ratios(
         loaded,
         Head.load(head_url(loaded, head)),
@@ -362,7 +362,6 @@ def tune(
     from fledge.target import Target
 
     refuse_unwritable(output)
-    loaded = Target.load(target, device=device)
     with refused_by_name():
         options = TuneOptions(
             shapes=parse_shapes(shapes),
@@ -371,6 +370,7 @@ def tune(
             max_tokens=max_tokens,
             repeats=repeats,
         )
+    loaded = Target.load(target, device=device)
     with StageProgress("tune") as progress:
         found = tune_shapes(loaded, Head.load(head_url(loaded, head)), options, progress.update)
     print_table("Tree shapes", *found.table)

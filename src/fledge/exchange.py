@@ -16,12 +16,12 @@ from fledge.console import StageProgress, say
 from fledge.doctor import diagnose
 from fledge.draft import Head
 from fledge.draft.card import model_card
-from fledge.draft.checkpoint import read_head, write_head
+from fledge.draft.checkpoint import CONFIG_NAME, read_head, write_head
 from fledge.draft.forms import Form, canonical_tensors, check_form
 from fledge.draft.hub import push_folder
 from fledge.errors import HeadError
 from fledge.released import head_url
-from fledge.storage import join, write_atomic
+from fledge.storage import exists, join, write_atomic
 from fledge.target import Target
 from fledge.target.config import are_three_layers
 
@@ -52,6 +52,7 @@ def export_head(
         push: hub repository to upload the folder to.
     """
     chosen, wanted = check_form(form), _dtype(dtype)
+    _refuse_overwriting(destination)
     loaded = None if target is None else Target.load(target)
     head = Head.load(_source(source, loaded))
     if loaded is not None:
@@ -89,6 +90,7 @@ def import_head(
 
     `layers` says which three layers' outputs the head was trained on, where its config says it wrongly.
     """
+    _refuse_overwriting(destination)
     head = Head.load(source)
     if layers:
         if not are_three_layers(layers):
@@ -205,6 +207,18 @@ def _write(head: Head, folder: str, form: Form, dtype: torch.dtype | None, name:
     """The head and its model card, under the name the card gives it."""
     write_head(head, folder, form, dtype=dtype)
     write_atomic(join(folder, "README.md"), model_card(head, form, name).encode())
+
+
+def _refuse_overwriting(destination: str) -> None:
+    """Raise HeadError for a folder whose config.json is no head's: a model's, say, whose weights would be lost."""
+    if not exists(join(destination, CONFIG_NAME)):
+        return
+    try:
+        read_head(destination)
+    except HeadError as error:
+        raise HeadError(
+            f"{destination} holds a {CONFIG_NAME} of no whole head, which would be overwritten; name another folder"
+        ) from error
 
 
 def _source(source: str, target: Target | None) -> str:
