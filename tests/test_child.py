@@ -55,6 +55,23 @@ def test_a_server_is_awaited_and_ends_with_its_workers(tmp_path: Path) -> None:
         urllib.request.urlopen(url)
 
 
+def test_a_server_ends_with_its_workers_when_we_are_killed(tmp_path: Path) -> None:
+    port, note = free_port(), tmp_path / "worker"
+    command = [sys.executable, "-c", WITH_WORKER, str(port), str(note)]
+    script = (
+        "import time\nfrom fledge.child import started\n"
+        f"with started({command!r}, name='one') as server:\n    print(server.process.pid, flush=True)\n"
+        f"    server.wait_until_ready('http://127.0.0.1:{port}/', 30)\n    print('ready', flush=True)\n"
+        "    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        server = int(killed.stdout.readline())
+        assert killed.stdout.readline() == "ready\n"
+        killed.kill()
+    wait_for(lambda: gone(server) and gone(int(note.read_text())))
+
+
 def test_a_dead_or_slow_server_says_what_it_printed() -> None:
     dead = [sys.executable, "-c", "print('no such head'); exit(3)"]
     with (

@@ -4,7 +4,8 @@
         server.wait_until_ready(f"http://127.0.0.1:{port}/health", 600)
         ...
 
-Whatever happens inside, SIGTERM to ourselves included, the server and the workers it started are ended.
+Whatever happens inside, SIGTERM to ourselves included, the server and the workers it started are ended. If we are
+killed, as by a system out of memory, a guard ends them: a process that waits for the end of a pipe, which is our own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +30,22 @@ from fledge.errors import ServerError
 _POLL_S = 0.5
 _PROBE_S = 5.0  # for one answer while waiting
 _TERM_S, _KILL_S = 20.0, 10.0
+_GUARD = """
+import os, signal, sys, time
+told = sys.stdin.read().split()  # until we are gone
+if not told:
+    sys.exit()
+group, seconds = int(told[0]), float(told[1])
+try:
+    os.killpg(group, signal.SIGTERM)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        os.killpg(group, 0)
+        time.sleep(0.1)
+    os.killpg(group, signal.SIGKILL)
+except ProcessLookupError:
+    pass
+"""
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,7 @@ def started(
 
     It has `term_s` seconds to end after SIGTERM, then it is killed; a Ctrl-C meanwhile kills it at once.
     """
-    with tempfile.TemporaryFile() as log, stopping_on_sigterm():
+    with tempfile.TemporaryFile() as log, stopping_on_sigterm(), _guard() as guard:
         try:
             process = subprocess.Popen(
                 command,
@@ -90,9 +108,24 @@ def started(
                 f"can't start {name} ({error}); check the command {shlex.join(command)}"
             ) from error
         try:
+            guard.write(f"{process.pid} {term_s}\n".encode())
+            guard.flush()
             yield StartedServer(name, process, log if quiet else None)
         finally:
             _end(process, term_s)
+
+
+@contextmanager
+def _guard() -> Iterator[IO[bytes]]:
+    """Where to write the process group that is to end if we are killed, and how long it may take."""
+    command = [sys.executable, "-I", "-S", "-c", _GUARD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        if process.stdin is None:
+            raise RuntimeError("the guard was started without a pipe")
+        try:
+            yield process.stdin
+        finally:
+            process.kill()
 
 
 def http_url(host: str, port: int) -> str:
