@@ -41,7 +41,7 @@ class StopMatcher:
             at, order = min(found)
             self.matched, self._held = self._stops[order], ""
             return text[:at]
-        keep = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         self._passed = max(self._passed + keep - len(text), 0)
         return text[: len(text) - keep]
@@ -90,6 +90,6 @@ class StopWatch:
         return "".join(self._shown) + "".join(self._fresh)
 
 
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest proper beginning of `stop` with which `text` ends."""
+def overlap(text: str, stop: str) -> int:
+    """The length of the longest proper beginning of `stop`, or of another mark, with which `text` ends."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

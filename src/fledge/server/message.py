@@ -30,8 +30,3 @@ class Said:
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
-
-
-def overlap(text: str, mark: str) -> int:
-    """The length of the longest proper beginning of `mark` with which `text` ends."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

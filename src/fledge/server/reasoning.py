@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fledge.server.message import Said, overlap
+from fledge.engine.stops import overlap
+from fledge.server.message import Said
 
 OPEN, CLOSE = "<think>", "</think>"
 # By the names that vLLM and SGLang have for it: whether an answer is reasoning until it says otherwise.

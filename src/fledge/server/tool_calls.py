@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fledge.server.message import Call, Said, overlap
+from fledge.engine.stops import overlap
+from fledge.server.message import Call, Said
 
 _ID_LENGTH = 9  # what Mistral's templates ask for; others take any
 # The beginning of a call as the templates show it; any other order of its keys is read once the object is complete.
