@@ -102,6 +102,10 @@ def test_a_value_found_once_is_found_everywhere_in_the_conversation(privacy: Pri
     assert [(f.start, f.end) for f in second] == [(15, 22)]
 
 
+def test_a_number_dialled_to_a_country_that_there_is_not_is_no_error(privacy: PrivacyFilter) -> None:
+    assert privacy.scan("she is on 011 999 12345, or the part 01199912345 for ann@mail.example") == []
+
+
 def test_a_text_longer_than_a_piece_is_scanned_to_its_end(privacy: PrivacyFilter) -> None:
     text = "word " * 50_000 + "mail jo.k@acme.org"
     assert [text[f.start : f.end] for f in privacy.scan(text)] == ["jo.k@acme.org"]

@@ -120,12 +120,9 @@ def _phones(clues: Clues) -> Iterator[Finding]:
     yield from _compact(clues)
     yield from _behind_prepositions(clues)
     region = {"es": "ES", "pt": "PT"}.get(clues.language)
-    if (
-        region is not None
-    ):  # nine digits in threes could be any number; here they must be a number that exists
+    if region is not None:  # nine digits in threes could be any number; here they must be one that exists
         for match in _GROUPED.finditer(text):
-            number = phonenumbers.parse(match[0], region)
-            if phonenumbers.is_valid_number(number):
+            if _exists_in(region, match[0]):
                 yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.7)
 
 
@@ -143,9 +140,14 @@ def _behind_prepositions(clues: Clues) -> Iterator[Finding]:
 
 def _exists(number: str, language: str) -> bool:
     """Whether a telephone of that number can be in a country whose people write the language."""
-    return any(
-        phonenumbers.is_valid_number(phonenumbers.parse(number, region)) for region in _REGIONS[language]
-    )
+    return any(_exists_in(region, number) for region in _REGIONS[language])
+
+
+def _exists_in(region: str, number: str) -> bool:
+    try:
+        return phonenumbers.is_valid_number(phonenumbers.parse(number, region))
+    except phonenumbers.NumberParseException:
+        return False  # dialled abroad, to a country that there is not: 0011 990 ...
 
 
 def _compact(clues: Clues) -> Iterator[Finding]:
