@@ -15,7 +15,6 @@ names         people (runs, rare_names, unusual_names, chats; their words: cues)
 places        towns (place_cues)                     addresses     streets
 organizations firms, where they are asked for (firms: those that bear people's names)
 lexicon       names, places, everyday words          word_lists    reads `words/`
-beginnings    where long patterns can begin at all
 surrogates    invented values: fiction makes names, reserved knows them and what standards set aside
 """
 

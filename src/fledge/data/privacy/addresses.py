@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.beginnings import beginnings, literal_beginning, matches_from
 from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.lexicon import lexicon
@@ -49,11 +48,9 @@ _IBERIAN = (
     r"|núcleo|parque|passarela|pátio|recanto|residencial|setor|sítio|trecho|trevo|vale|vereda|viaduto|vila|praia|ponte"
     r"|vereda|via"
 )
-_IBERIAN_BEGIN = beginnings(map(literal_beginning, _IBERIAN.split("|")))
-# Each with what a text in lower case must hold, one of these at least, for the pattern to be worth a try, or with where
-# in it the pattern can begin; nothing: everywhere.
+# Each with what a text in lower case must hold, one of these at least, for the pattern to be worth a try.
 _PATTERNS = tuple(
-    (needs if isinstance(needs, re.Pattern) else tuple(filter(None, needs.split("|"))), re.compile(pattern))
+    (needs.split("|"), re.compile(pattern))
     for needs, pattern in (
         # 221B Baker Street, Flat 2, London NW1 6XE
         ("",
@@ -82,7 +79,7 @@ _PATTERNS = tuple(
         (_FRENCH,
          rf"(?<![\w.,]){_NUMBER},? (?i:{_FRENCH_KINDS})(?: (?:de la|de l['’]|du|des|de|le|la|les|aux?|d['’]))?[ ’']? ?[^\W\d_]+(?:[ -](?:(?:de la|du|des|de|et) )?{_CAP}){{0,3}}"),
         # Calle de Alcalá 45, 3º B, 28014 Madrid; Rua Augusta, 1500
-        (_IBERIAN_BEGIN,
+        ("",
          rf"(?<!\w)(?i:{_IBERIAN})"
          rf" ?(?:(?:de la|de las|de los|de|del|do|da|dos|das|la|el|los) ){{0,2}}(?:\d{{1,2}} de )?{_CAP}(?: (?:(?:de la|de los|de|del|do|da|dos|das|y|e) ){{0,2}}{_CAP}(?![º°])){{0,4}}(?:,? (?:[nN](?:\.? ?[º°]|o)\.? ?|# ?|número )?\d{{1,5}}(?!\d|[.,]\d)|,? [sS]/[nN](?!\w))?{_UNIT}*(?:,? (?:piso |apto\.? |apartamento |puerta |bloque |andar |ap\. )?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|[iI]zq|[dD]cha|[dD]to|[eE]sq|[fF]te)?(?!\w))?{_TAIL_CODE}?"),
         # C. Alicia Pastor 20
@@ -131,19 +128,13 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
             if not _INSIDE.match(match[0]):
                 yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
     for needs, pattern in _PATTERNS:
-        if isinstance(needs, re.Pattern):
-            found = matches_from(needs, pattern, clues.lower, clues.text)
-        elif needs and not _holds(clues.lower, needs):
-            continue
-        else:
-            found = pattern.finditer(clues.text)
-        for match in found:
+        for match in pattern.finditer(clues.text) if _holds(clues.lower, needs) else ():
             if not any(character.isdigit() for character in match[0]) or _HEADLINE.search(match[0]):
                 continue
             yield Finding(match.start(), _town_after(clues, match.end()), e.STREET_ADDRESS, 0.91)
 
 
-def _holds(text: str, pieces: tuple[str, ...]) -> bool:
+def _holds(text: str, pieces: Iterable[str]) -> bool:
     """Whether one of the pieces stands in a text."""
     for piece in pieces:  # noqa: SIM110 - any() takes twice the time
         if piece in text:

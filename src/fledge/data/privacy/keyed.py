@@ -23,8 +23,6 @@ _FIELD = re.compile(
     r"(?<![^\W_])(?P<key>[A-Za-zÀ-ÿ][\wÀ-ÿ-]{1,40})(?:[\"'`]?\]?\s?(?::=|=>|[:=])\s{0,2}|>)(?P<quote>\\?[\"'`]?)"
     r"(?=[\w+(*])"
 )
-_SIGN = re.compile(r"[:=>]")
-_BEFORE, _BEHIND = 46, 8  # characters of the longest name before such a sign, and of what may follow it
 _QUOTED = {mark: re.compile(rf"[^{mark}\n\\]{{2,80}}(?=\\?{mark})") for mark in "\"'`"}
 _NUMBER = re.compile(
     r"\+?\(?[A-Za-z]{0,6}[ -]?\d[\dA-Za-z]*\)?(?:[ ./-]{1,2}\(?(?:\d[\dA-Za-z]*|[A-Z]{1,2}(?!\w))\)?)*"
@@ -48,7 +46,7 @@ def find_keyed(clues: Clues) -> Iterator[Finding]:
     text = clues.text
     if "=" not in text and ":" not in text and "</" not in text:
         return
-    for match in _fields(text):
+    for match in _FIELD.finditer(text):
         key = match["key"]
         kind = field_kind(key)
         if kind is None:
@@ -65,17 +63,6 @@ def find_keyed(clues: Clues) -> Iterator[Finding]:
         size = _size(kind, value[0].rstrip(" .,-"))
         if size:
             yield Finding(start, start + size, kind if isinstance(kind, str) else kind.entity, 0.94)
-
-
-def _fields(text: str) -> Iterator[re.Match[str]]:
-    """`_FIELD.finditer(text)`, looked for only around the signs behind names."""
-    past = 0
-    for sign in _SIGN.finditer(text):
-        if sign.start() >= past:
-            match = _FIELD.search(text, max(past, sign.start() - _BEFORE), sign.start() + _BEHIND)
-            if match:
-                past = match.end()
-                yield match
 
 
 def _date(text: str, start: int) -> re.Match[str] | None:

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.beginnings import beginnings, literal_beginning, matches_from
 from fledge.data.privacy.word_lists import read_sections
 
 OTHER = "OTHER"  # what is nobody's business: orders, invoices, versions, books
@@ -238,12 +237,11 @@ def _spelled(word: str) -> list[str]:
 
 
 _LABEL = _compiled()
-_BEGINS = beginnings((literal_beginning(branch) for _, branch in _branches()), after=r"[^\W_]")
 
 
 def labels_in(folded: str, start: int, end: int) -> Iterator[tuple[int, int, Label]]:
     """Where labels stand in a part of a folded text, and whose they are."""
-    for match in matches_from(_BEGINS, _LABEL, folded, folded, (start, end)):
+    for match in _LABEL.finditer(folded, start, end):
         yield match.start(), match.end(), LABELS[int((match.lastgroup or "x0")[1:])]
 
 

@@ -25,7 +25,6 @@ _VALUE = re.compile(
     r"(?<![\w.])(?:(?:[A-Z]{1,4}-)?\+?\(?[A-Z0-9]*\d[A-Z0-9]*\)?(?:(?: ?[-./] ?| ?\(|\) ?|  ?)(?:[A-Z0-9]*\d[A-Z0-9]*\)?)|-[A-Z]{1,2}(?![\w]))*"
     r"(?:\s?x\d{1,6})?|(?<![0-9a-f]{4}-)(?:[a-z]{1,4}-?\d[a-z0-9]{4,16}|\d[a-z0-9]{5,16})(?!-[0-9a-f]{4}-))(?![\w])"
 )
-_DIGIT = re.compile(r"\d")
 _BIC = re.compile(r"(?<!\w)[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?(?!\w)")
 _ABBREVIATIONS = (
     "nr no num nbr tel ref reg id kto art geb st pol vers pers pat dr mr mrs ms sr sra dra srta cta ct ag lic soc sec ident "
@@ -118,7 +117,7 @@ def _labelled_values(clues: Clues) -> list[Value]:
     past = 0  # end of the value before
     read = 0  # how far labels have been looked for
     size, label = 0, None  # of the value before
-    for match in _values(text):
+    for match in _VALUE.finditer(text):
         start, end = match.span()
         window = max(past - 1, start - _TOPIC_REACH, read)
         places += [
@@ -144,17 +143,6 @@ def _labelled_values(clues: Clues) -> list[Value]:
                 continue  # "the passport that ends in 103, in full X1234567": the label waits for its value
         past, size = end, digits
     return found
-
-
-def _values(text: str) -> Iterator[re.Match[str]]:
-    """`_VALUE.finditer(text)`, but from digit to digit: no value has a blank before its first one."""
-    past = 0
-    while digit := _DIGIT.search(text, past):
-        match = _VALUE.search(text, max(past, text.rfind(" ", past, digit.start()) + 1))
-        if match is None:
-            return
-        yield match
-        past = match.end()
 
 
 def _waits(label: Label, value: str, size: int) -> bool:

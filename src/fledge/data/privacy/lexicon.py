@@ -56,7 +56,6 @@ class Lexicon:
     cities: dict[str, int]  # population
     regions: frozenset[str]  # countries and states of the USA
     state_codes: frozenset[str]
-    first_words: frozenset[str]  # of cities with several words
 
     def is_given(self, word: str) -> bool:
         """Whether a word is a given name in use, or every part of a hyphenated one is."""
@@ -139,14 +138,6 @@ class Lexicon:
             return name not in self.given and people >= _FAMOUS
         return True
 
-    def begins_region(self, word: str) -> bool:
-        """Whether the name of a country or state begins with a word."""
-        return word in self._first_of_regions
-
-    @cached_property
-    def _first_of_regions(self) -> frozenset[str]:
-        return frozenset(re.split(r"[^\w]", region)[0] for region in self.regions) | self.regions
-
     def is_city(self, name: str) -> bool:
         """Whether a city of that name exists."""
         return name in self.cities
@@ -159,8 +150,7 @@ def lexicon() -> Lexicon:
     cities = _cities()
     common = _common_words()
     regions, codes = _regions()
-    first_words = frozenset(name.split(" ")[0] for name in cities if " " in name)
-    return Lexicon(given, rare - given, family, common, cities, regions, codes, first_words)
+    return Lexicon(given, rare - given, family, common, cities, regions, codes)
 
 
 def _names() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:

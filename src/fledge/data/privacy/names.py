@@ -43,9 +43,7 @@ from fledge.data.privacy.rare_names import (
     beside_a_name,
     beside_a_thing,
     ends_in_cue,
-    ends_in_title,
     goes_before_family,
-    introduces,
     is_rare,
     may_be_a_firm,
     may_begin,
@@ -99,7 +97,7 @@ class _People:
         """How many words from `at` on are a name (0: none), and how sure that is."""
         first = self._run[at]
         before = self._clues.lower[max(0, first.start - 48) : first.start]
-        title = TITLE.search(before) if ends_in_title(before) else None
+        title = TITLE.search(before)
         cue = titled or title is not None
         noble = title is not None and title["particle"] is not None  # "Sra. de la Fuente"
         if first.initial:
@@ -121,7 +119,7 @@ class _People:
             return 0, 0.0
         # Words that are no name are most of the words: what is looked for before a name comes after them.
         greeted = (ends_in_cue(before) or " aus " in before) and GREETING.search(before) is not None
-        introduced = introduces(before) and INTRODUCTION.search(before) is not None
+        introduced = INTRODUCTION.search(before) is not None
         cued = (
             cue
             or introduced

@@ -75,9 +75,6 @@ _BESIDE_USER = re.compile(
     r"(?P<value>[^\s\"'`<>]{5,64})",
     re.IGNORECASE,
 )
-# One of them stands in every match of that, or of _PASSWORD.
-_LISTS = read_sections("password_words")
-_USERS, _LABEL_WORDS = _LISTS["users"], _LISTS["labels"]
 # curl -u admin:Xy12, sshpass -p Xy12, mysql -pXy12, --password Xy12; PIN 4711
 _ON_COMMAND_LINE = re.compile(
     r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"
@@ -117,11 +114,11 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
         for match in regex.finditer(text):
             if not _CODE.match(match["value"]):
                 yield Finding(*match.span("value"), e.PASSWORD, 0.85)
-    for match in () if _USERS.isdisjoint(clues.words) else _BESIDE_USER.finditer(text):
+    for match in _BESIDE_USER.finditer(text):
         value = _trimmed(match["value"])
         if _odd(value) and "@" not in value[1:-1] and _is_password(value, False, False):
             yield _finding(match, value, 0.8)
-    for match in () if _LABEL_WORDS.isdisjoint(clues.words) else _PASSWORD.finditer(text):
+    for match in _PASSWORD.finditer(text):
         value, link = _trimmed(match["value"]), match["link"]
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None

@@ -6,8 +6,6 @@ import re
 
 from fledge.data.privacy.word_lists import read_sections
 
-_LISTS = read_sections("place_cues")
-
 LOCATIVE = re.compile(
     r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|across|towards?|leaves|reach(?:ed|es)?|aus|nach|bei|von|ab|um|raum|richtung|gegen|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
 )
@@ -35,10 +33,7 @@ LIVES = re.compile(
     r"|(?:lives|works|living|studies|staying) in|(?:wohnt|lebt|arbeitet|studiert)(?: \w+)? in|kommt aus|(?:habite|vit|travaille) à|(?:vive|trabaja|estudia) en|(?:mora|vive|trabalha|estuda) em|j['’]habite(?: à| a)?|je vis à|né(?:e)? à|je viens de|vivo en|resido en|trabajo en|nací en|soy de|vengo de|moro em|moro no|vivo em|trabalho em|nasci em|sou de|venho de)\s"
     r"(?:the )?(?P<town>[a-zà-öø-ÿ]{2,20}(?:[ '’-][a-zà-öø-ÿ]{1,20}){0,4})"
 )
-# One of them stands in every match of that.
-LIVES_WORDS = _LISTS["lives"]
 FIELD = re.compile(
     r"(?<![^\W_])(?:city|town|location|place of birth|birthplace|residence|hometown|destination|delivery to|ort|wohnort|stadt|geburtsort|ville|lieu(?: de naissance)?|commune|ciudad|localidad|lugar(?: de nacimiento)?|municipio|cidade|localidade|município|naturalidade|local de nascimento|state|county|bundesland|provincia|estado|país|country|land|pays)\s?[:=]\s*$"
 )
-LAST = _LISTS["last"]
-PREFIX = _LISTS["prefix"]
+PREFIX = read_sections("place_cues")["prefix"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import UPPER, Clues
@@ -21,7 +21,7 @@ from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import COMMON_PLACES, lexicon
-from fledge.data.privacy.place_cues import FIELD, LAST, LIVES, LIVES_WORDS, LOCATIVE, PERSONAL, PREFIX, WEAK
+from fledge.data.privacy.place_cues import FIELD, LIVES, LOCATIVE, PERSONAL, PREFIX, WEAK
 
 _WORD = re.compile(
     rf"[{UPPER}](?:(?<![\w@/\\.#$].)[^\W\d_]*(?:['’-][^\W\d_]+)*(?![\w@\\(=]|\.[a-z])|(?<=(?<!\w)S)t\.(?= [{UPPER}]))"
@@ -55,12 +55,7 @@ _POSTCODE_LABEL = re.compile(
     r"(?<![^\W_])(?:zip(?:[ -]?code)?|post(?:al)?[ -]?code|postleitzahl|plz|code postal|código postal|c\.p\.|cp|cep)(?:[^\w\n]{1,3}|\s(?:is|ist|est|es|é|was)\s(?:the )?)\s?([A-Z]?\d[\dA-Z]{1,4}(?:[ -]?[\dA-Z]{3,4})?)(?!\w)",
     re.IGNORECASE,
 )
-# With which that begins.
-_POSTCODE_WORDS = frozenset((
-    "zip", "zipcode", "post", "postal", "postcode", "postalcode", "postleitzahl", "plz", "code", "código", "c", "cp", "cep",
-))  # fmt: skip
 _POSTCODE_CA = re.compile(r"[ABCEGHJ-NPRSTVXY](?<![\w-].)\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d(?!\w)")
-_CODE_AND_TOWN = re.compile(rf"\d [{UPPER}]")
 # A code and the town behind it. Four digits could be a year, so they need a comma or the start of a line before them.
 _TOWN_AFTER_CODE = re.compile(
     rf"(?<![\w.,-])(?:(?:D-|F-|E-|CH-|A-)?(?P<code>\d{{5}}|\d{{8}}|(?<=, )\d{{6}}|[A-Z]\d[A-Z] ?\d[A-Z]\d|(?P<sure>\d{{4}}-\d{{3}}|\d{{5}}-\d{{3,4}})|(?:(?<=, )|(?<=\n)|(?<=[ACDFHB]-))\d{{4}}))"
@@ -81,8 +76,6 @@ def find_places(clues: Clues) -> Iterator[Finding]:
 
 def _lower_case(clues: Clues) -> Iterator[Finding]:
     """ "i live in santa fe": the longest city in lower case after words that say where somebody lives."""
-    if LIVES_WORDS.isdisjoint(clues.words):
-        return
     for match in LIVES.finditer(clues.text):
         start = match.start("town")
         end = _longest_city(clues, start, match.end())
@@ -162,29 +155,22 @@ class _Before:
         self.text, self._paired = text, paired
 
     @cached_property
-    def preposition(self) -> bool:
-        """The word before is one with which the patterns end: a cheap look that spares them most words."""
-        return self.text[-1:].isspace() and self.text.rstrip().rpartition(" ")[2].lstrip("(\"'«„") in LAST
-
-    @cached_property
     def personal(self) -> bool:
         """Somebody lives, works or goes there, or a field is filled in."""
         text = self.text
-        if self._paired or (self.preposition and PERSONAL.search(text) is not None):
+        if self._paired or PERSONAL.search(text) is not None:
             return True
         return text.rstrip()[-1:] in (":", "=") and FIELD.search(text) is not None
 
     @cached_property
     def locative(self) -> bool:
         """That, or a preposition of place."""
-        return self.personal or (self.preposition and LOCATIVE.search(self.text) is not None)
+        return self.personal or LOCATIVE.search(self.text) is not None
 
 
 def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) -> tuple[int, float]:
     """How many words from `at` on are a place (0: none), and how sure that is."""
     first = words[at][0].lower()
-    if _begins_no_place(first):
-        return 0, 0.0
     lists = lexicon()
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
     if (
@@ -266,16 +252,6 @@ def _unlisted_place(clues: Clues, run: list[re.Match[str]], before: _Before) -> 
     return 0, 0.0
 
 
-@lru_cache(maxsize=16_384)
-def _begins_no_place(word: str) -> bool:
-    """Whether a word, as most do, begins no place whatever stands beside it: frequent, and first in no place's name."""
-    lists = lexicon()
-    if lists.is_city(word) or word in lists.first_words or word in PREFIX or word in _ARTICLES:
-        return False
-    frequent = lists.is_word(word) and lists.common.get(word, 0.0) >= _FREQUENT
-    return (frequent or word in NOT_NAMES or word in HONORIFICS) and not lists.begins_region(word)
-
-
 def _on_a_river(lower: str, town: re.Match[str], word: re.Match[str]) -> bool:
     """Freiburg im Breisgau, Frankfurt am Main; but not: Berlin im Januar."""
     if _GERMAN_JOIN.fullmatch(lower, town.end(), word.start()) is None:
@@ -330,11 +306,11 @@ def _postcodes(clues: Clues) -> Iterator[Finding]:
     for match in _POSTCODE_UK.finditer(clues.text):
         if " " in match[0]:
             yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
-    for match in () if _POSTCODE_WORDS.isdisjoint(clues.words) else _POSTCODE_LABEL.finditer(clues.text):
+    for match in _POSTCODE_LABEL.finditer(clues.text):
         yield Finding(match.start(1), match.end(1), e.LOCATION, 0.75)
     for match in _POSTCODE_CA.finditer(clues.text):
         yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
-    for match in _TOWN_AFTER_CODE.finditer(clues.text) if _CODE_AND_TOWN.search(clues.text) else ():
+    for match in _TOWN_AFTER_CODE.finditer(clues.text):
         end = _longest_city(clues, *match.span("town"))
         if end is None and match["sure"]:
             end = match.end("code")

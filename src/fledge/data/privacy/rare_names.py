@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 
 from fledge.data.privacy.clues import UPPER, Clues
-from fledge.data.privacy.cues import ASK, CALLED, GREETING, INTRODUCTION, NOT_NAMES, ROLE, TITLE
+from fledge.data.privacy.cues import ASK, CALLED, GREETING, NOT_NAMES, ROLE
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.word_lists import read_sections
@@ -33,8 +33,6 @@ _CLIENTS = _LISTS["clients"]
 _CUE_ENDS = _LISTS["cue_ends"]
 # Who is addressed without a name.
 _NOBODY = _LISTS["nobody"]
-_TITLE_ENDS = _LISTS["title_ends"]
-_INTRODUCTION_ENDS = _LISTS["introduction_ends"]
 
 
 def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
@@ -64,27 +62,6 @@ def ends_in_cue(before: str) -> bool:
     """Whether the last word may be that of a greeting, a role and so on: spares most words the longer patterns."""
     last = before.rstrip(" ,.!?:\n\t\"'«„").rpartition(" ")[2].rpartition("\n")[2]
     return last in _CUE_ENDS or _is_cue(last)
-
-
-def ends_in_title(before: str) -> bool:
-    """Whether the last word may be a title, or a particle behind one: the same for TITLE."""
-    return before[-1:].isspace() and _is_title(before.rstrip().rpartition(" ")[2])
-
-
-@lru_cache(maxsize=8192)
-def _is_title(word: str) -> bool:
-    return word in _TITLE_ENDS or TITLE.search(word + " ") is not None
-
-
-def introduces(before: str) -> bool:
-    """Whether the last word is one with which introductions end: the same for INTRODUCTION."""
-    last = before.rstrip(" ,:\"'«„\n\t\u00a0").rpartition(" ")[2].rpartition("\n")[2]
-    return last in _INTRODUCTION_ENDS or _is_introduction(last)
-
-
-@lru_cache(maxsize=8192)
-def _is_introduction(word: str) -> bool:
-    return INTRODUCTION.search(word + " ") is not None
 
 
 @lru_cache(maxsize=8192)

@@ -5,31 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from detect_secrets.plugins.artifactory import ArtifactoryDetector
-from detect_secrets.plugins.aws import AWSKeyDetector
-from detect_secrets.plugins.azure_storage_key import AzureStorageKeyDetector
-from detect_secrets.plugins.cloudant import CloudantDetector
-from detect_secrets.plugins.discord import DiscordBotTokenDetector
-from detect_secrets.plugins.github_token import GitHubTokenDetector
-from detect_secrets.plugins.gitlab_token import GitLabTokenDetector
-from detect_secrets.plugins.ibm_cloud_iam import IbmCloudIamDetector
-from detect_secrets.plugins.ibm_cos_hmac import IbmCosHmacDetector
-from detect_secrets.plugins.jwt import JwtTokenDetector
-from detect_secrets.plugins.mailchimp import MailchimpDetector
-from detect_secrets.plugins.npm import NpmDetector
-from detect_secrets.plugins.openai import OpenAIDetector
-from detect_secrets.plugins.pypi_token import PypiTokenDetector
-from detect_secrets.plugins.sendgrid import SendGridDetector
-from detect_secrets.plugins.slack import SlackDetector
-from detect_secrets.plugins.softlayer import SoftlayerDetector
-from detect_secrets.plugins.square_oauth import SquareOAuthDetector
-from detect_secrets.plugins.stripe import StripeDetector
-from detect_secrets.plugins.telegram_token import TelegramBotTokenDetector
-from detect_secrets.plugins.twilio import TwilioKeyDetector
+from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
@@ -37,16 +17,11 @@ from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.passwords import find_passwords
 from fledge.data.privacy.spoken_passwords import find_spoken_passwords
 
-# Each with what one of its keys must stand beside or begin with, in lower case; nothing: any line may hold one.
-PLUGINS: dict[Callable[[], Any], tuple[str, ...]] = {
-    ArtifactoryDetector: ("akc", "ap"), AWSKeyDetector: ("a3t", "abia", "acca", "akia", "asia", "aws"), AzureStorageKeyDetector: ("accountkey",),
-    CloudantDetector: ("key", "pw", "pass", "token", "cloudant"), DiscordBotTokenDetector: (), GitHubTokenDetector: ("ghp", "gho", "ghu", "ghs", "ghr"),
-    GitLabTokenDetector: ("glpat", "gldt", "glft", "glsoat", "glrt", "gr1348941", "glcbt", "glimt", "glptt", "glagent", "gloas"),
-    IbmCloudIamDetector: ("key", "pw", "pass", "token"), IbmCosHmacDetector: ("key",), JwtTokenDetector: ("eyj",), MailchimpDetector: ("-us",),
-    NpmDetector: ("_authtoken",), OpenAIDetector: ("t3blbkfj",), PypiTokenDetector: ("pypi-",), SendGridDetector: ("sg.",), SlackDetector: ("xox", "slack.com"),
-    SoftlayerDetector: ("key", "pw", "pass", "token", "softlayer"), SquareOAuthDetector: ("sq0csp",), StripeDetector: ("k_live_",),
-    TelegramBotTokenDetector: (":",), TwilioKeyDetector: ("ac", "sk"),
-}  # fmt: skip
+# What detect-secrets has besides keys of services: guesses by look, and what is found here already.
+_NO_SERVICE = (
+    "Base64 High Entropy String", "Basic Auth Credentials", "Hex High Entropy String", "Private Key", "Public IP (ipv4)",
+    "Secret Keyword",
+)  # fmt: skip
 _LONGEST_WORD = 20
 _LONG = re.compile(r"[\w+/=.:-]{20,}")  # no key is shorter
 _KEYS = re.compile(
@@ -66,9 +41,6 @@ _SECRET_LABEL = (
     r"(?:api|access|secret|auth|client|account|private|encryption|signing|master)[ _-]?(?:key|token|secret)s?|bearer|token|"
     r"authorization|schl(?:ü|ue)ssel|jeton|cl[ée](?: d'api| api| secrète)?|clave (?:de )?api|clave secreta|chave (?:da |de )?api|chave secreta|apikey|secret"
 )
-_LABEL_PARTS = (
-    "key", "token", "secret", "bearer", "authorization", "schlüssel", "schluessel", "jeton", "cle", "clé", "clave", "chave",
-)  # fmt: skip
 _ASSIGNED = re.compile(
     rf"(?:{_SECRET_LABEL})\w*(?:\s(?:de|d['’]|of|for|für|pour|para|do|da|del|zum|zur)\s?\w+){{0,2}}[\"']?\s*(?:[:=]{{1,2}}|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})",
     re.IGNORECASE,
@@ -88,7 +60,7 @@ def find_secrets(clues: Clues) -> Iterator[Finding]:
     for match in _KEYS.finditer(text):
         if _varied(match[0], 2.5):
             yield Finding(match.start(), match.end(), e.API_KEY, 1.0)
-    for match in _ASSIGNED.finditer(text) if any(word in clues.lower for word in _LABEL_PARTS) else ():
+    for match in _ASSIGNED.finditer(text):
         value = match["value"].rstrip(".")
         if _looks_random(value):
             yield Finding(match.start("value"), match.start("value") + len(value), e.API_KEY, 0.85)
@@ -99,10 +71,7 @@ def _known_keys(text: str) -> Iterator[Finding]:
     for line in text.splitlines():
         if not _LONG.search(line):
             continue
-        lower = line.lower()
-        for plugin, needs in _plugins():
-            if needs and not any(need in lower for need in needs):
-                continue
+        for plugin in _plugins():
             for value in plugin.analyze_string(line):
                 start = text.find(value) if isinstance(value, str) and len(value) >= 12 else -1
                 while start >= 0:
@@ -111,8 +80,9 @@ def _known_keys(text: str) -> Iterator[Finding]:
 
 
 @cache
-def _plugins() -> list[tuple[Any, tuple[str, ...]]]:
-    return [(plugin(), needs) for plugin, needs in PLUGINS.items()]
+def _plugins() -> list[Any]:
+    known = get_mapping_from_secret_type_to_class()
+    return [plugin() for kind, plugin in known.items() if kind not in _NO_SERVICE]
 
 
 def _looks_random(value: str) -> bool:

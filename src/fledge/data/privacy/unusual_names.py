@@ -28,10 +28,6 @@ _GIVEN_LAST = re.compile(
 _FAMILY_FIRST = re.compile(
     rf"(?<![\w@.-])(?P<family>(?:(?:van der|van|von|de la|de|da|dos|O['’]) ?)?{_CAPITAL}(?:[ -]{_CAPITAL})?), (?P<given>{_CAPITAL}){_GIVEN_END}"
 )
-_INTRODUCTIONS = (  # whether it says enough alone, and the words one of which it must hold
-    (True, LOWER_INTRODUCTION, frozenset(("name", "called", "heiße", "heisse", "appelle", "nom", "llamo", "nombre", "nome", "chamo"))),
-    (False, WEAK_INTRODUCTION, frozenset(("it", "its", "this", "i", "im", "here", "hier", "ich", "c", "cest", "ici", "je", "soy", "sou", "aqui", "habla", "fala"))),
-)  # fmt: skip
 _PATIENT = re.compile(r"(?<!\w)(?:pte?|pat|pac|kd|mr|mrs)\.? $")
 _ROLE_FIRST = re.compile(
     r"(?:pte?|pat|pac|patient(?:in|e)?|paciente|client[ea]?|utente|eleve|élève|schüler(?:in)?|frau|herr|student(?:in)?|alumn[oa]|alun[oa]) "
@@ -52,9 +48,7 @@ def find_unusual_names(clues: Clues) -> Iterator[Finding]:
 
 def _lower_case(clues: Clues) -> Iterator[Finding]:
     words = lexicon()
-    for strong, regex, first_words in _INTRODUCTIONS:
-        if first_words.isdisjoint(clues.words):
-            continue
+    for regex in (LOWER_INTRODUCTION, WEAK_INTRODUCTION):  # the latter doesn't say enough alone
         for match in regex.finditer(clues.text):
             first, second = match["first"].lower(), (match["second"] or "").lower()
             if match["first"][0].isupper() or is_fictional_word(first):
@@ -63,7 +57,7 @@ def _lower_case(clues: Clues) -> Iterator[Finding]:
             plain = given and not words.is_ambiguous_name(first) and words.common.get(first, 0.0) < 5.0
             known = words.is_family(second) or (bool(second) and second not in words.common)
             family = known or (plain and bool(second) and words.common[second] < _RARE)
-            certain = given and (plain or known) and (strong or family)
+            certain = given and (plain or known) and (regex is LOWER_INTRODUCTION or family)
             if certain:
                 end = match.end("second") if family else match.end("first")
                 third = (match["third"] or "").lower()
