@@ -11,8 +11,7 @@ from fledge.data.dialogue import DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import PrivacyOptions, write_audit
-from fledge.data.privacy.answers import answer_scan
-from fledge.data.privacy.filter import require_privacy_extra
+from fledge.data.privacy.filter import answer_scan, require_privacy_extra
 from fledge.data.prompt_store import read_prompts
 from fledge.data.ray_map import RayOptions, map_in_order
 from fledge.data.responses import (

@@ -16,7 +16,7 @@ from fledge.data.dialogue import AnswerScan, DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import PrivacyOptions, write_audit
-from fledge.data.privacy.answers import answer_scan
+from fledge.data.privacy.filter import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
 from fledge.data.served import AnswerServer, run_served

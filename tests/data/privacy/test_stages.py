@@ -14,7 +14,7 @@ from fledge.closing import write_run_card
 from fledge.data import PrivacyOptions, PromptOptions, read_prompts
 from fledge.data.privacy import filter as privacy_filter
 from fledge.data.privacy import read_audit
-from fledge.data.privacy.answers import AnswerFilter
+from fledge.data.privacy.filter import answer_scan
 from fledge.data.responses import respond, respond_summary
 from fledge.engine import Engine
 from fledge.errors import DataError
@@ -165,7 +165,8 @@ def test_without_the_packages_nothing_is_written(
 
 
 def test_an_answer_with_a_finding_is_not_kept(finished: Run, tmp_path: Path) -> None:
-    scan = AnswerFilter(PrivacyOptions())
+    scan = answer_scan(PrivacyOptions())
+    assert scan is not None
     url, out = finished.url("prompts"), str(tmp_path / "out")
     asked = {prompt.prompt_id for prompt in read_prompts(url)}
     refused = iter([f"write to {MAIL}"])

@@ -4,7 +4,6 @@ To read: filter, then clues and recognizers, then one rule of each kind.
 
 options       what a recipe can say                  entities      what can be found, and what a finding is
 filter        scan, treat, look again                audit         counts that are safe to share
-answers       the same look at the target's own words
 clues         one cheap look at a text               recognizers   all that looks for something
 ner, cloud    models and services beside the rules
 forms         numbers that their form gives away     labels        numbers by the words before them (label_words)
@@ -13,7 +12,7 @@ secrets       keys; passwords, spoken_passwords
 keyed         values by the name of their field; fields: names and places; columns: cells by the head of their column
 names         people (runs, rare_names, unusual_names, chats; their words: cues)
 places        towns (place_cues)                     addresses     streets
-organizations firms, where they are asked for (firms: those that bear people's names)
+organizations firms, where they are asked for, and those that bear people's names
 lexicon       names, places, everyday words          word_lists    reads `words/`
 surrogates    invented values: fiction makes names, reserved knows them and what standards set aside
 """

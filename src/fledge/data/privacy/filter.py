@@ -219,6 +219,24 @@ class FilterFactory:
         return FilterFactory, (self.options,)
 
 
+def answer_scan(options: PrivacyOptions | None) -> Callable[[str], Treated] | None:
+    """What looks at the target's own words, if the options ask for it: a model may have learnt a number by heart.
+
+    Ids can't be redacted without training on ids the target never produced, so the text stays as it is, or goes.
+    Invented values that the prompt holds may be repeated: the recognisers pass over them.
+    """
+    if options is None or not options.answers:
+        return None
+    wanted = tuple(sorted(options.answer_wanted))
+    privacy = PrivacyFilter(options=options.model_copy(update={"entities": wanted}))
+
+    def scan(text: str) -> Treated:
+        counts = Counter(finding.entity for finding in privacy.scan(text))
+        return Treated(None, dict(counts), "answer") if counts else Treated([text])
+
+    return scan
+
+
 def require_privacy_extra() -> None:
     """Raise a clear error where the packages of the `privacy` extra are missing."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

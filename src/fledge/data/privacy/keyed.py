@@ -18,10 +18,11 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.label_words import Label, field_label, field_words
 from fledge.data.privacy.labels import fits
+from fledge.data.privacy.passwords import is_password, trimmed
 
 _FIELD = re.compile(
     r"(?<![^\W_])(?P<key>[A-Za-zÀ-ÿ][\wÀ-ÿ-]{1,40})(?:[\"'`]?\]?\s?(?::=|=>|[:=])\s{0,2}|>)(?P<quote>\\?[\"'`]?)"
-    r"(?=[\w+(*])"
+    r"(?=[^\s\"'`<>\\])"
 )
 _QUOTED = {mark: re.compile(rf"[^{mark}\n\\]{{2,80}}(?=\\?{mark})") for mark in "\"'`"}
 _NUMBER = re.compile(
@@ -32,13 +33,10 @@ _ISO = re.compile(r"(?:19|20)\d\d-\d\d-\d\d(?=[T ]\d)")
 _BIRTH = re.compile(
     r"birth(?: ?day| ?date)?$|date (?:of|de) (?:birth|naissance)|\bdob\b|\bbday\b|geburtsdatum|geburtstag|\bgeb\b(?: ?dat\w*)?|geboren(?: am)?$|naissance$|nacimiento$|nascimento$|\b(?:fecha|data|dt|f)? ?na[cs]c?$"
 )
-_PERSON = frozenset((
-    "first name", "last name", "full name", "given name", "family name", "middle name", "maiden name", "surname",
-    "firstname", "lastname", "fullname", "vorname", "nachname", "familienname", "prenom", "nom de famille",
-    "apellido", "apellidos", "primer apellido", "segundo apellido", "nombre completo", "nome completo",
-    "sobrenome", "apelido", "ultimo nome", "primeiro nome", "nom complet", "nom prenom",
-))  # fmt: skip
-_PERSON_VALUE = re.compile(r"[A-ZÀ-ÖØ-Þ][^\W\d_]+(?:[ '’-]{1,2}[^\W\d_]+){0,4}\.?")
+_PASSWORD = re.compile(
+    r"(?:^| )(?:pass ?(?:word|wort|phrase|code|wd)|pwd|pass|psw|pw|kennwort|mot de passe|motdepasse|mdp|contrasena|clave|senha|pin)\d?(?: (?:value|plain|text|1|2|old|new|confirm))?$"
+)
+_PASSWORD_VALUE = re.compile(r"[^\s\"'`<>\\]{4,64}")
 
 
 def find_keyed(clues: Clues) -> Iterator[Finding]:
@@ -47,22 +45,11 @@ def find_keyed(clues: Clues) -> Iterator[Finding]:
     if "=" not in text and ":" not in text and "</" not in text:
         return
     for match in _FIELD.finditer(text):
-        key = match["key"]
-        kind = field_kind(key)
-        if kind is None:
-            continue
-        start = match.end()
-        if match["quote"]:
-            value = _QUOTED[match["quote"][-1]].match(text, start)
-        elif kind == e.PERSON:
-            continue
-        else:
-            value = _date(text, start) if kind == e.DATE_OF_BIRTH else _NUMBER.match(text, start)
-        if value is None:
-            continue
-        size = _size(kind, value[0].rstrip(" .,-"))
+        kind = field_kind(match["key"])
+        size = _size(kind, text, match) if kind is not None else 0
         if size:
-            yield Finding(start, start + size, kind if isinstance(kind, str) else kind.entity, 0.94)
+            entity = kind.entity if isinstance(kind, Label) else str(kind)
+            yield Finding(match.end(), match.end() + size, entity, 0.94)
 
 
 def _date(text: str, start: int) -> re.Match[str] | None:
@@ -71,22 +58,29 @@ def _date(text: str, start: int) -> re.Match[str] | None:
 
 @lru_cache(maxsize=4096)
 def field_kind(key: str) -> Label | str | None:
-    """The label of a field's name; PERSON, DATE_OF_BIRTH and nothing else without one."""
+    """The label of a field's name; for dates of birth and passwords, which have none, their entity."""
     words = field_words(key)
-    if words in _PERSON:
-        return e.PERSON
     if _BIRTH.search(words):
         return e.DATE_OF_BIRTH
-    return field_label(key)
+    return e.PASSWORD if _PASSWORD.search(words) else field_label(key)
 
 
-def _size(kind: Label | str, value: str) -> int:
-    """How many characters of a field's value are what its name says; 0: none."""
-    if kind == e.PERSON:
-        return len(value) if _PERSON_VALUE.fullmatch(value) else 0
-    if isinstance(kind, str):
-        date = _ISO.match(value) or DATE.fullmatch(value.lower()) or _DIGITS_DATE.fullmatch(value)
-        return date.end() if date else 0
-    if any(character.isdigit() for character in value) and fits(kind, value):
-        return len(value)
-    return 0
+def _size(kind: Label | str, text: str, field: re.Match[str]) -> int:
+    """How many characters behind a field's name and sign are what the name says; 0: none."""
+    start, quote = field.end(), field["quote"]
+    if kind == e.PASSWORD:
+        secret = _PASSWORD_VALUE.match(text, start)
+        bare = trimmed(secret[0]) if secret else ""
+        named_pin = field["key"].lower() == "pin" and not quote  # found among the passwords
+        return len(bare) if is_password(bare, bool(quote), True) and not named_pin else 0
+    if quote:
+        value = _QUOTED[quote[-1]].match(text, start)
+    else:
+        value = _date(text, start) if kind == e.DATE_OF_BIRTH else _NUMBER.match(text, start)
+    if value is None:
+        return 0
+    found = value[0].rstrip(" .,-")
+    if isinstance(kind, Label):
+        return len(found) if any(map(str.isdigit, found)) and fits(kind, found) else 0
+    date = _ISO.match(found) or DATE.fullmatch(found.lower()) or _DIGITS_DATE.fullmatch(found)
+    return date.end() if date else 0

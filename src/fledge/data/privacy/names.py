@@ -37,8 +37,8 @@ from fledge.data.privacy.cues import (
 )
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.fiction import is_fictional_word
-from fledge.data.privacy.firms import ends_in_firm
 from fledge.data.privacy.lexicon import Lexicon, lexicon
+from fledge.data.privacy.organizations import ends_in_firm
 from fledge.data.privacy.rare_names import (
     beside_a_name,
     beside_a_thing,

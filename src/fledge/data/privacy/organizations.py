@@ -1,4 +1,8 @@
-"""Companies and institutions, looked for only if asked: capitals before a legal form or a telling word."""
+"""Companies and institutions, looked for only if asked: capitals before a legal form or a telling word.
+
+Firms and brands that bear people's names (`words/firms.txt`) are nobody's personal data: `ends_in_firm("... at Morgan
+Stanley")` is true.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Iterator
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.word_lists import read_lines
 
 _CAP = rf"[{UPPER}][^\W_]*(?:['’.&-][^\W_]+)*"
 _FORM = (
@@ -29,3 +34,23 @@ def find_organizations(clues: Clues) -> Iterator[Finding]:
         yield Finding(match.start(), match.end(), e.ORGANIZATION, 0.7)
     for match in _INSTITUTION.finditer(clues.text):
         yield Finding(match.start(), match.end(), e.ORGANIZATION, 0.65)
+
+
+def _firms() -> dict[str, list[str]]:
+    by_last_word: dict[str, list[str]] = {}
+    for line in read_lines("firms"):
+        for firm in line.split(", "):
+            by_last_word.setdefault(firm.split()[-1], []).append(firm)
+    return by_last_word
+
+
+_FIRMS = _firms()
+
+
+def ends_in_firm(lower: str, start: int, end: int) -> bool:
+    """Whether lower[start:end], with what stands before it, is a firm's name; `lower` is the text in lower case."""
+    last = lower[start:end].split(" ")[-1]
+    return any(
+        lower.endswith(firm, 0, end) and not lower[max(0, end - len(firm) - 1) : end - len(firm)].isalnum()
+        for firm in _FIRMS.get(last, ())
+    )

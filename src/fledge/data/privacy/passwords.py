@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.label_words import field_words
 from fledge.data.privacy.word_lists import read_sections
 
 _LABEL = (
@@ -58,13 +57,6 @@ _TECHNICAL = re.compile(
 _TRIGGER = re.compile(
     r"pas[sw]|pwd|psw|pw|kennw|losung|codewort|zugang|mdp|code|contrase|clave|senha|palavra|palabra|log|cred|identif|acc?es|lan|fi|hotspot|pin|key|curl|wget|user|benutz|utili|usu[aá]ri",
 )
-_FIELD = re.compile(  # dbPassword: "Xy12-3", <adminPwd>Xy12-3</adminPwd>
-    r"(?<![^\W_])(?P<key>[A-Za-z][\w-]{2,40})(?:[\"'`]?\]?\s?(?::=|=>|[:=])\s{0,2}|>)(?P<quote>\\?[\"'`]?)(?P<value>[^\s\"'`<>\\]{4,64})"
-)
-_FIELD_PIECES = ("pass", "pwd", "psw", "pw", "kennwort", "mdp", "contrase", "clave", "senha", "pin")
-_FIELD_WORDS = re.compile(
-    r"(?:^| )(?:pass ?(?:word|wort|phrase|code|wd)|pwd|pass|psw|pw|kennwort|mot de passe|motdepasse|mdp|contrasena|clave|senha|pin)\d?(?: (?:value|plain|text|1|2|old|new|confirm))?$"
-)
 _BESIDE_EMAIL = re.compile(
     r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)"
 )  # ann@acme.org / Xy12-3
@@ -84,7 +76,6 @@ _PIN = re.compile(
     r"(?<![^\W_])pin(?:[ -]?(?:code|number))?(?: (?:is|ist|est|es|é))?:? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)(?! (?:to|as|on)(?: the)? (?:high|low|gnd|input|output|esp|arduino|gpio|raspberry))",
     re.IGNORECASE,
 )
-_IN_CONNECTION = re.compile(r"(?i)(?:;|\s|^|\")(?:pwd|password)=(?P<value>[^;\s\"'<>]{4,64})(?=;|\s|\"|$)")
 # "= input(", "= os.environ[", ": str", "= {{ secret }}"
 _CODE = re.compile(
     r"[A-Za-z_][\w.]*[(\[][\w., =]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b|(?:https?|file)://|%[({s]",
@@ -110,48 +101,42 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
                 yield _finding(match, value, 0.8)
     if _TRIGGER.search(clues.lower) is None:
         return
-    for regex in (_ON_COMMAND_LINE, _PIN, _IN_CONNECTION):
+    for regex in (_ON_COMMAND_LINE, _PIN):
         for match in regex.finditer(text):
             if not _CODE.match(match["value"]):
                 yield Finding(*match.span("value"), e.PASSWORD, 0.85)
     for match in _BESIDE_USER.finditer(text):
-        value = _trimmed(match["value"])
-        if _odd(value) and "@" not in value[1:-1] and _is_password(value, False, False):
+        value = trimmed(match["value"])
+        if _odd(value) and "@" not in value[1:-1] and is_password(value, False, False):
             yield _finding(match, value, 0.8)
     for match in _PASSWORD.finditer(text):
-        value, link = _trimmed(match["value"]), match["link"]
+        value, link = trimmed(match["value"]), match["link"]
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None
         if (weak and not _odd(value)) or (match["label"].lower() == "pin" and value.isdigit()):
             continue  # numbers behind "PIN" are found above
-        if _is_password(value, bool(match["quote"]), symbol):
+        if is_password(value, bool(match["quote"]), symbol):
             yield _finding(match, value, 0.85)
     if _NAMED_SIGN.search(clues.lower):
         for match in _BARE.finditer(text):
             group = "value" if match["value"] else "before"
-            value = _trimmed(match[group])
+            value = trimmed(match[group])
             mixed = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
             if (
                 len(value) >= 6
                 and mixed
                 and not _TECHNICAL.fullmatch(value)
-                and _is_password(value, False, True)
+                and is_password(value, False, True)
             ):
                 start = match.start(group)
                 yield Finding(start, start + len(value), e.PASSWORD, 0.75)
-    for match in _FIELD.finditer(text) if any(piece in clues.lower for piece in _FIELD_PIECES) else ():
-        value = _trimmed(match["value"]).rstrip("&")
-        if match["key"].lower() == "pin" and not match["quote"]:
-            continue
-        if _FIELD_WORDS.search(field_words(match["key"])) and _is_password(value, bool(match["quote"]), True):
-            yield _finding(match, value, 0.85)
 
 
 def _finding(match: re.Match[str], value: str, score: float) -> Finding:
     return Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, score)
 
 
-def _trimmed(value: str) -> str:
+def trimmed(value: str) -> str:
     """Without the punctuation of the sentence; a final ! or ? behind a digit may be the password's own."""
     bare = value.rstrip(".,;:)]}")
     return bare if bare[-2:-1].isdigit() and bare[-1:] in "!?" else bare.rstrip(".,;:!?)]}")
@@ -173,7 +158,7 @@ def _odd(value: str) -> bool:
     )
 
 
-def _is_password(value: str, quoted: bool, symbol: bool) -> bool:
+def is_password(value: str, quoted: bool, symbol: bool) -> bool:
     """Whether a word after "password is" is one, and not prose ("is required") or code ("= input()")."""
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False

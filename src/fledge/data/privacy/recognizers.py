@@ -33,7 +33,7 @@ _RULES: tuple[tuple[Find, tuple[str, ...]], ...] = (
     (find_forms, (e.IBAN_CODE, e.CREDIT_CARD, e.NATIONAL_ID, e.TAX_ID, e.DRIVER_LICENSE, e.MAC_ADDRESS, e.IP_ADDRESS, e.CRYPTO)),
     (find_labelled, tuple(entity for entity in e.IDENTIFIERS if entity not in (e.EMAIL_ADDRESS, e.IP_ADDRESS))),
     (find_births, (e.DATE_OF_BIRTH,)),
-    (find_keyed, (e.PERSON, *e.IDENTIFIERS)),
+    (find_keyed, (e.PASSWORD, *e.IDENTIFIERS)),
     (find_contacts, (e.EMAIL_ADDRESS, e.PHONE_NUMBER, e.URL_CREDENTIALS)),
     (find_secrets, (e.API_KEY, e.PRIVATE_KEY, e.PASSWORD)),
     (find_street_addresses, (e.STREET_ADDRESS,)),
