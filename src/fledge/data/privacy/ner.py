@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,6 +34,7 @@ _THRESHOLD = 0.5
 _SPACY_SCORE = 0.75  # spaCy gives none
 
 
+@cache
 def load_model(model: NerModel) -> Find:
     """What finds a model's entities.
 
