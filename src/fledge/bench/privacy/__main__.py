@@ -24,14 +24,12 @@ from fledge.bench.privacy.corpus import (
     make_second_corpus,
     make_third_corpus,
 )
-from fledge.bench.privacy.measure import Mistake, Score, Scores, measure, total
+from fledge.bench.privacy.measure import Mistake, Score, Scores, measure, throughput, total
 from fledge.data.privacy import Finding, PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
-from fledge.data.processes import map_in_processes
 
 console = Console()
 
-_BLOCK = 64  # texts handed to a process at once
 
 _OTHERS = {
     "second": (make_second_corpus, "the corpus in other words and shapes, without neutral sentences"),
@@ -90,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"after {policy}: {left} findings in {len(corpus)} records, {dropped} records dropped by the second pass"
         )
     words = statistics.median(len(record.text.split()) for record in corpus)
-    rate = _throughput(corpus, chosen.processes)
+    rate = throughput(corpus, chosen.processes)
     console.print(f"{rate:,.0f} prompts/s with {chosen.processes} processes, median {words:.0f} words")
     if chosen.presidio:
         _print_presidio(corpus)
@@ -143,25 +141,6 @@ def _leaks(corpus: Sequence[Labelled], policy: str) -> tuple[int, int]:
     privacy, fresh = PrivacyFilter(options=options), PrivacyFilter(options=options)
     treated = [privacy.treat(record.text) for record in corpus]
     return sum(t.turns is None for t in treated), sum(len(fresh.scan(t.text)) for t in treated if t.text)
-
-
-def _throughput(corpus: Sequence[Labelled], processes: int) -> float:
-    """Prompts per second of scanning, replacing and scanning again, the start of the processes left out."""
-    texts = [record.text for record in corpus]
-    blocks = [texts[at : at + _BLOCK] for at in range(0, len(texts), _BLOCK)]
-    rounds = max(1, 4000 // len(texts))
-    results = map_in_processes(_treats, [*blocks[:4], *blocks * rounds], processes)
-    for _ in blocks[:4]:
-        next(results)
-    begin = time.perf_counter()
-    count = sum(results)
-    return count / (time.perf_counter() - begin)
-
-
-def _treats() -> Callable[[list[str]], int]:
-    """Treats a block of texts and says how many they were."""
-    privacy = PrivacyFilter()
-    return lambda texts: len([privacy.treat(text) for text in texts])
 
 
 def _print_presidio(corpus: Sequence[Labelled]) -> None:
