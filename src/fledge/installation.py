@@ -30,7 +30,7 @@ _WANTED_GIB = 5.0  # of disk: a converted target, kernels, a small run
 # What the extras of users bring, by one package of each.
 _EXTRAS = {
     "serve": "fastapi",
-    "privacy": "detect-secrets",
+    "privacy": "presidio-analyzer",
     "gcs": "gcsfs",
     "s3": "s3fs",
     "datasets": "datasets",

@@ -9,10 +9,9 @@ import pytest
 import spacy
 
 from fledge.data import PrivacyFilter
-from fledge.data.privacy import CloudDlp, Finding, NerModel, PrivacyOptions
-from fledge.data.privacy.cloud import cloud_dlp
-from fledge.data.privacy.clues import Clues, Find
-from fledge.data.privacy.ner import load_model
+from fledge.data.privacy import CloudDlp, NerModel, PrivacyOptions
+from fledge.data.privacy.cloud import CloudDlpRecognizer
+from fledge.data.privacy.ner import SpacyNer, ner_recognizers
 from fledge.errors import DataError
 
 
@@ -28,26 +27,27 @@ def test_a_spacy_pipeline_from_a_folder_finds_what_the_rules_miss(tmp_path: Any)
 
 def test_a_model_that_is_not_installed_is_a_clear_error() -> None:
     with pytest.raises(DataError, match=r"no_such_model.*install it"):
-        load_model(NerModel(kind="spacy", model="no_such_model"))
+        ner_recognizers([NerModel(kind="spacy", model="no_such_model")])
     with pytest.raises(DataError, match="gliner isn't installed"):
-        load_model(NerModel(kind="gliner", model="x"))
+        ner_recognizers([NerModel(kind="gliner", model="x")])
 
 
-def test_spacy_labels_without_an_entity_are_ignored(tmp_path: Any) -> None:
+def test_spacy_labels_without_an_entity_are_ignored() -> None:
     pipeline = spacy.blank("en")
     pipeline.add_pipe("entity_ruler").add_patterns([{"label": "WORK_OF_ART", "pattern": "Hamlet"}])
-    pipeline.to_disk(tmp_path)
-    assert load_model(NerModel(kind="spacy", model=str(tmp_path)))(Clues("Hamlet")) == []
+    assert SpacyNer(pipeline).analyze("Hamlet", []) == []
 
 
-def _recognizer(answer: Mapping[str, Any] | Exception, seen: list[Mapping[str, Any]]) -> Find:
+def _recognizer(answer: Mapping[str, Any] | Exception, seen: list[Mapping[str, Any]]) -> CloudDlpRecognizer:
     def inspect(request: Mapping[str, Any]) -> Mapping[str, Any]:
         seen.append(request)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    return cloud_dlp(CloudDlp(project="p", location="europe-west1"), ["PERSON", "EMAIL_ADDRESS"], inspect)
+    return CloudDlpRecognizer(
+        CloudDlp(project="p", location="europe-west1"), ["PERSON", "EMAIL_ADDRESS"], inspect
+    )
 
 
 def test_cloud_dlp_asks_for_the_wanted_types_and_maps_the_answer() -> None:
@@ -57,8 +57,8 @@ def test_cloud_dlp_asks_for_the_wanted_types_and_maps_the_answer() -> None:
         "location": {"codepointRange": {"end": "3"}},
     }
     seen: list[Mapping[str, Any]] = []
-    found = _recognizer({"result": {"findings": [finding]}}, seen)(Clues("Ann is in"))
-    assert found == [Finding(0, 3, "PERSON", 0.95)]
+    results = _recognizer({"result": {"findings": [finding]}}, seen).analyze("Ann is in", [])
+    assert [(r.entity_type, r.start, r.end, r.score) for r in results] == [("PERSON", 0, 3, 0.95)]
     assert seen[0]["parent"] == "projects/p/locations/europe-west1"
     assert {t["name"] for t in seen[0]["inspect_config"]["info_types"]} == {"PERSON_NAME", "EMAIL_ADDRESS"}
     assert seen[0]["inspect_config"]["include_quote"] is False
@@ -67,7 +67,7 @@ def test_cloud_dlp_asks_for_the_wanted_types_and_maps_the_answer() -> None:
 def test_a_failing_cloud_dlp_stops_without_quoting_the_text() -> None:
     recognizer = _recognizer(RuntimeError("quota exceeded for: my secret text"), [])
     with pytest.raises(DataError, match="Cloud DLP failed") as raised:
-        recognizer(Clues("my secret text"))
+        recognizer.analyze("my secret text", [])
     assert "secret" not in str(raised.value)
     assert raised.value.__suppress_context__
 

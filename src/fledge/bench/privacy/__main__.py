@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import statistics
 import sys
@@ -72,8 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.make and chosen.names == "unlisted":
         parser.error("--names unlisted is of the first corpus alone; leave the other's option out")
-    if chosen.presidio and importlib.util.find_spec("presidio_analyzer") is None:
-        parser.error("--presidio needs a package: pip install presidio-analyzer")
     make = chosen.make or partial(make_corpus, names=chosen.names)
     corpus = list(make(chosen.records, chosen.half, chosen.seed))
     found: list[Mistake] = []
@@ -159,6 +156,8 @@ def _print_presidio(corpus: Sequence[Labelled]) -> None:
 
 def _presidio() -> tuple[Callable[[str], Sequence[Finding]], str]:
     """Presidio as it comes: with the spaCy model it would choose if that is installed, else without any."""
+    import importlib.util
+
     from presidio_analyzer import AnalyzerEngine
     from presidio_analyzer.nlp_engine import NoOpNlpEngine
 

@@ -4,7 +4,7 @@ To read: filter, then clues and recognizers, then one rule of each kind.
 
 options       what a recipe can say                  entities      what can be found, and what a finding is
 filter        scan, treat, look again                audit         counts that are safe to share
-clues         one cheap look at a text               recognizers   all that looks for something
+clues         one cheap look at a text               recognizers   the rules in Presidio's analyser
 ner, cloud    models and services beside the rules
 forms         numbers that their form gives away     labels        numbers by the words before them (label_words)
 births        dates of birth                         contact       e-mail, telephones, links with keys

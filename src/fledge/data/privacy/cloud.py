@@ -1,16 +1,17 @@
-"""Google Cloud DLP beside the rules. Optional, and off unless the recipe names a project.
+"""Google Cloud DLP as one more Presidio recogniser. Optional, and off unless the recipe names a project.
 
 The service counts positions in Unicode code points (`codepointRange`), as Python does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from presidio_analyzer import EntityRecognizer, RecognizerResult
+from presidio_analyzer.nlp_engine import NlpArtifacts
+
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.clues import Clues, Find
-from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.options import CloudDlp
 from fledge.errors import DataError
 
@@ -41,44 +42,66 @@ INFO_TYPES = {
 _SCORES = {"POSSIBLE": 0.5, "LIKELY": 0.75, "VERY_LIKELY": 0.95}
 
 
-def cloud_dlp(options: CloudDlp, wanted: Collection[str], inspect: Inspect | None = None) -> Find:
-    """Sends each text to the service; any failure stops the stage rather than letting a text through unseen.
+class CloudDlpRecognizer(EntityRecognizer):
+    """Sends each text to the service; any failure stops the stage rather than letting a text through unseen."""
 
-    `inspect` replaces the client, for tests.
-    """
-    send = inspect or _client()
-    request = {
-        "parent": f"projects/{options.project}/locations/{options.location}",
-        "inspect_config": {
-            "info_types": [{"name": name} for name, entity in INFO_TYPES.items() if entity in wanted],
-            "min_likelihood": options.min_likelihood,
-            "include_quote": False,
-        },
-    }
+    def __init__(self, options: CloudDlp, wanted: Sequence[str], inspect: Inspect) -> None:
+        self._options = options
+        self._inspect = inspect
+        self._types = [name for name, entity in INFO_TYPES.items() if entity in wanted]
+        super().__init__(
+            supported_entities=sorted({INFO_TYPES[name] for name in self._types}), name="cloud dlp"
+        )
 
-    def find(clues: Clues) -> list[Finding]:
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def analyze(
+        self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
+    ) -> list[RecognizerResult]:
+        """Presidio's form of the service's findings."""
         try:
-            response = send(request | {"item": {"value": clues.text}})
-            found = [_finding(finding) for finding in response.get("result", {}).get("findings", ())]
+            response = self._inspect(self._request(text))
+            found = [_result(finding) for finding in response.get("result", {}).get("findings", ())]
+        except DataError:
+            raise
         except (
             Exception
-        ) as error:  # its message may quote the request, so only the kind of error is passed on
+        ) as error:  # the message may quote the request, so only the kind of error is passed on
             raise DataError(
                 f"Google Cloud DLP failed ({type(error).__name__}); check privacy.cloud_dlp, credentials and quota, "
                 "then run the same command again, or leave privacy.cloud_dlp out"
             ) from None
-        return [finding for finding in found if finding is not None]
+        return [result for result in found if result is not None]
 
-    return find
+    def _request(self, text: str) -> dict[str, Any]:
+        return {
+            "parent": f"projects/{self._options.project}/locations/{self._options.location}",
+            "inspect_config": {
+                "info_types": [{"name": name} for name in self._types],
+                "min_likelihood": self._options.min_likelihood,
+                "include_quote": False,
+            },
+            "item": {"value": text},
+        }
 
 
-def _finding(found: Mapping[str, Any]) -> Finding | None:
-    entity = INFO_TYPES.get(found["infoType"]["name"])
+def _result(finding: Mapping[str, Any]) -> RecognizerResult | None:
+    entity = INFO_TYPES.get(finding["infoType"]["name"])
     if entity is None:
         return None
-    span = found["location"]["codepointRange"]
+    span = finding["location"]["codepointRange"]
     start, end = int(span.get("start", 0)), int(span["end"])  # a start of 0 is left out of the response
-    return Finding(start, end, entity, _SCORES.get(found["likelihood"], 0.5))
+    return RecognizerResult(entity, start, end, _SCORES.get(finding["likelihood"], 0.5))
+
+
+def cloud_recognizers(
+    options: CloudDlp | None, wanted: Sequence[str], inspect: Inspect | None = None
+) -> list[EntityRecognizer]:
+    """The recogniser, if the options name a project. `inspect` replaces the client, for tests."""
+    if options is None:
+        return []
+    return [CloudDlpRecognizer(options, wanted, inspect or _client())]
 
 
 def _client() -> Inspect:

@@ -8,11 +8,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-
-from fledge.data.privacy.entities import Finding
 
 UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"  # capital letters, for a class of characters
 _CAPITAL = re.compile(f"[{UPPER}]")
@@ -81,9 +78,6 @@ class Clues:
             for language in languages:
                 votes[language] += 1 / len(languages)
         return max(votes, key=lambda language: votes[language])
-
-
-Find = Callable[[Clues], Iterable[Finding]]  # what a recogniser is
 
 
 def _lower_one(character: str) -> str:

