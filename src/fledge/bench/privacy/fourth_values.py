@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from fledge.bench.privacy import fourth_numbers as n
+from stdnum.at import vnr
+from stdnum.be import nn
+
 from fledge.bench.privacy import third_secrets as s
-from fledge.bench.privacy.shapes import HEX, MONTHS, WORD, ascii_only, one_filled, random_text, shape
+from fledge.bench.privacy.shapes import (
+    HEX,
+    MONTHS,
+    WORD,
+    ascii_only,
+    numbers,
+    one_filled,
+    random_text,
+    shape,
+    with_random,
+)
 from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
 from fledge.data.privacy import entities as e
 
@@ -31,9 +43,9 @@ class FourthValues(ThirdValues):
             return self.listed("family")
         return self.faker.last_name().removesuffix(" II")
 
-    def form(self, forms: Mapping[str, str]) -> str:
-        """One of the language's forms, filled."""
-        return shape(self.rng, self.rng.choice(forms[self.language].split()))
+    def number(self, kind: str) -> str:
+        """A number as the language's countries write it."""
+        return numbers("fourth")[f"{kind}:{self.language}"][1](self)
 
 
 class FifthValues(FourthValues):
@@ -75,9 +87,9 @@ def _address(v: FourthValues) -> str:
     if v.language == "en":
         british = v.rng.random() < 0.4
         american = "" if british else v.rng.choice(("OH", "NM", "WA", "TX", "NY"))
-        end = shape(v.rng, "??#_#??") if british else f"{american} {_zip(v)}"
+        end = shape(v.rng, "??#_#??") if british else f"{american} {v.number('zip')}"
         return f"{line}{gap}{town}{' ' if british else ', '}{end}"
-    return f"{line}{gap}{_zip(v)} {town}"
+    return f"{line}{gap}{v.number('zip')} {town}"
 
 
 def _street(v: FourthValues) -> str:
@@ -91,16 +103,6 @@ def _street(v: FourthValues) -> str:
             "pt": (f"{street}, {number}", f"{street} {number}", f"{street}, n.º {number}, {number % 9 + 1}.º Dto", f"{street}, {number}, apto {number}"),
         }[v.language]
     )  # fmt: skip
-
-
-def _zip(v: FourthValues) -> str:
-    forms = {
-        "en": "9#### 4#### 0####",
-        "de": "2#### 7#### 0####",
-        "fr": "2#### 56### 31###",
-        "es": "28### 08### 41###",
-    }
-    return v.form({**forms, "pt": "4###-### #####-### 1###-###"})
 
 
 def _email(v: FourthValues) -> str:
@@ -223,15 +225,38 @@ def _url(v: FourthValues) -> str:
 Draw = Callable[[FourthValues], str]
 
 
-def _looks(forms: str) -> tuple[None, Draw]:
-    return None, lambda v: shape(v.rng, v.rng.choice(forms.split()))
+def _svnr(rng: random.Random) -> str:
+    date = f"{rng.randint(1, 28):02d}{rng.randint(1, 12):02d}{rng.randint(40, 99):02d}"
+    while True:
+        number = f"{rng.randint(100, 999)}{rng.randint(0, 9)}{date}"
+        if vnr.is_valid(number):
+            return number[:4] + rng.choice(("", " ", " ", "-")) + number[4:]
 
 
-def _drawn(draw: Callable[[random.Random], str]) -> Draw:
-    return lambda v: draw(v.rng)
+def _niss(rng: random.Random) -> str:
+    year, month, day = rng.randint(40, 99), rng.randint(1, 12), rng.randint(1, 28)
+    while True:
+        serial = rng.randint(1, 997)
+        body = f"{year}{month:02d}{day:02d}{serial:03d}"
+        number = f"{body}{97 - int(body) % 97:02d}"
+        if nn.is_valid(number):
+            dotted = f"{year}.{month:02d}.{day:02d}-{serial:03d}.{number[-2:]}"
+            return rng.choice((number, dotted, dotted))
 
 
+def _licence_gb(rng: random.Random) -> str:
+    family = "".join(rng.choices("BCDFGHKLMNPRSTW", k=1)) + "".join(rng.choices("AEIORLNST", k=4))
+    born = f"{rng.randint(4, 9)}{rng.randint(1, 12):02d}{rng.randint(1, 28):02d}{rng.randint(0, 9)}"
+    return f"{family}{born}{shape(rng, '?9#??')}"
+
+
+_MADE = {
+    "svnr": (e.NATIONAL_ID, _svnr),
+    "niss": (e.NATIONAL_ID, _niss),
+    "dlgb": (e.DRIVER_LICENSE, _licence_gb),
+}
 FOURTH_VALUES: dict[str, tuple[str | None, Draw]] = {
+    **THIRD_VALUES,
     "name": (e.PERSON, _name),
     "plain": (e.PERSON, _plain),
     "world": (e.PERSON, _world),
@@ -248,46 +273,31 @@ FOURTH_VALUES: dict[str, tuple[str | None, Draw]] = {
     "initial": (e.PERSON, lambda v: f"{v.given()[0]}. {v.family()}"),
     "town": (e.LOCATION, lambda v: v.listed("towns")),
     "townlow": (e.LOCATION, lambda v: v.listed("towns").lower()),
-    "zip": (e.LOCATION, _zip),
+    "zip": (e.LOCATION, lambda v: v.number("zip")),
     "street": (e.STREET_ADDRESS, _street),
     "address": (e.STREET_ADDRESS, _address),
     "email": (e.EMAIL_ADDRESS, _email),
-    "phone": (e.PHONE_NUMBER, lambda v: v.form(n.HOME)),
-    "abroad": (e.PHONE_NUMBER, lambda v: v.form(n.ABROAD)),
+    "phone": (e.PHONE_NUMBER, lambda v: v.number("home")),
+    "abroad": (e.PHONE_NUMBER, lambda v: v.number("abroad")),
     "card": (e.CREDIT_CARD, _card),
-    "iban": THIRD_VALUES["iban"],
-    "account": (e.BANK_ACCOUNT, lambda v: v.form(n.ACCOUNT)),
-    "pass": (e.PASSPORT, lambda v: v.form(n.PASSPORT)),
-    "licence": (e.DRIVER_LICENSE, lambda v: v.form(n.LICENCE)),
+    "account": (e.BANK_ACCOUNT, lambda v: v.number("account")),
+    "pass": (e.PASSPORT, lambda v: v.number("pass")),
+    "licence": (e.DRIVER_LICENSE, lambda v: v.number("licence")),
     "dob": (e.DATE_OF_BIRTH, _dob),
     "dobdigits": (e.DATE_OF_BIRTH, _dob_digits),
     "dobiso": (e.DATE_OF_BIRTH, _dob_iso),
     "ip": (e.IP_ADDRESS, _ip),
-    "ipv6": THIRD_VALUES["ipv6"],
-    "mac": THIRD_VALUES["mac"],
     "key": (e.API_KEY, _key),
     "opaque": (e.API_KEY, _opaque),
     "password": (e.PASSWORD, _password),
     "urlsecret": (e.URL_CREDENTIALS, _url),
-    **{slot: (s.SECRETS[slot][0], _drawn(s.SECRETS[slot][1])) for slot in ("jwt", "pin", "pem", "wallet")},
-    **{slot: (entity, _drawn(draw)) for slot, (entity, draw) in n.NUMBERS.items() if slot not in ("pass", "acct")},
+    **numbers("fourth"),
+    **{slot: (entity, with_random(draw)) for slot, (entity, draw) in _MADE.items()},
     # What only looks like personal data.
     "date": (None, _date),
     "product": (None, lambda v: v.rng.choice(v.lists["any products"])),
     "gadget": (None, lambda v: v.rng.choice(v.lists["any gadgets"])),
     "company": (None, lambda v: v.rng.choice(v.lists["any companies"])),
     "flight": (None, lambda v: v.rng.choice(v.lists["any carriers"]) + shape(v.rng, v.rng.choice(("###", "_####", "####")))),
-    "version": _looks("#.##.# v##.#.# #.#.#-rc# 202#.#.# ##.#.###.#### #.#.#+build.##"),
-    "order": _looks("SO######## ##-######-# ORD-202#-##### W########## #######-# 40########"),
-    "sku": _looks("###.###.## ??-####-?? ####-##### ART-##### ??#####/## ##.####.##"),
-    "tracking": _looks("1Z??##############?? JJD############### ??#########GB 00340434#########"),
-    "big": _looks("########## ###_###_### #.###.###.### ############ #########"),
-    "decimal": _looks("#.#### ##.## 0.##### -#.### #.##e-# ##.###"),
-    "pressure": _looks("1##/8# 1##/9#_mmHg 13#_/_8# 1#,#/8 14#-9#"),
-    "isbn": _looks("978-#-##-######-# 978########## 979-10-#####-##-# 0-###-#####-X"),
-    "time": _looks("0#:4# 1#:2# 1#:15:0# 0#.1# 09:3#:5#"),
-    "price": _looks("$###.## €#,### ##,##_€ £##.## #.###,##_EUR R$_###,## USD_##.##"),
     "sha": (None, lambda v: random_text(v.rng, v.rng.choice((7, 8, 40)), HEX)),
-    "uuid": THIRD_VALUES["uuid"],
-    "doi": THIRD_VALUES["doi"],
 }  # fmt: skip

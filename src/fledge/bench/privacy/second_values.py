@@ -18,29 +18,9 @@ from collections.abc import Callable
 from stdnum import luhn
 from stdnum.iso7064 import mod_97_10
 
-from fledge.bench.privacy.shapes import HEX, MONTHS, WORD, fill, lists, one_filled, random_text
+from fledge.bench.privacy.shapes import HEX, MONTHS, WORD, fill, lists, number_forms, one_filled, random_text
 from fledge.data.privacy import entities as e
 
-# Telephones as their countries write them at home. # any digit, N 2 to 9.
-_HOME = {
-    "en": "(NN#) NN#-#### NN#-NN#-#### NN#.NN#.#### 1-NN#-NN#-#### 07###_###### 020_7###_#### 0161_###_#### 04##_###_### "
-    "(02)_9###_#### 087_###_#### 98###_##### 082_###_####",
-    "de": "0171_####### 0171/####### 030_######## (089)_####### 0664_####### 0664/######## 079_###_##_## 0221-####### "
-    "040_/_######## 07031_######-##",
-    "fr": "06_##_##_##_## 06.##.##.##.## 0612###### 01-##-##-##-## 0475_##_##_## 079_###_##_##",
-    "es": "6##_###_### 6##_##_##_## 91_###_##_## 9##_###_### 6######## 55_####_#### (55)_####-####",
-    "pt": "9##_###_### 21#_###_### (11)_9####-#### (21)_####-#### 11_9####-#### 91#######",
-}
-# The same with the country's code: telephones anywhere in the world.
-_ABROAD = (
-    "+1_NN#_NN#_#### +1-NN#-NN#-#### +1NN#NN##### +1_(NN#)_NN#-#### +44_7###_###### +44_(0)20_7###_#### +4479######## "
-    "+49_171_####### +49_(0)_89_######-## +49/30/####### +33_6_##_##_##_## +33_(0)6_##_##_##_## +336######## 0033_6_##_##_##_## "
-    "+34_6##_###_### +34-6##-##-##-## +351_9##_###_### +55_11_9####-#### +55_(21)_9####-#### +39_3##_###_#### +39_02_####_#### "
-    "+31_6_######## +31_(0)20_###_#### +41_79_###_##_## +43_664_####### +91_98###_##### +91-98######## +81_90-####-#### "
-    "+86_138_####_#### +61_4##_###_### +52_55_####_#### +54_9_11_####-#### +48_6##_###_### +46_70_###_##_## +7_9##_###-##-## "
-    "+90_5##_###_##_## +972_5#-###-#### +27_82_###_#### +82_10-####-#### +234_80#_###_#### +65_9###_#### +353_87_###_#### "
-    "+971_50_###_#### +30_69#_###_#### +358_40_#######"
-)
 _IBANS = {
     "DE": "##################", "FR": "####################?##", "ES": "####################", "PT": "#####################",
     "GB": "????##############", "NL": "????##########", "IT": "?######################", "CH": "#################",
@@ -57,9 +37,13 @@ class SecondValues:
         self.language = language
 
     def shape(self, shapes: str) -> str:
-        """One of the shapes, filled: # a digit, N 2 to 9, ? a capital, _ a blank."""
+        """One of the shapes, filled: # a digit, N 2 to 9, ? a capital, _ a blank; which is drawn too, as it ever was."""
         draw = {"#": string.digits, "N": "23456789", "?": "ABCDEFGHJKLMNPRSTUVWXYZ", "_": " "}
         return "".join(self.rng.choice(draw[c]) if c in draw else c for c in self.rng.choice(shapes.split()))
+
+    def number(self, slot: str) -> str:
+        """A number of numbers.txt."""
+        return self.shape(" ".join(number_forms("second")[slot][2]))
 
     def word(self, kind: str) -> str:
         """A name of the language's list (`given`, `family`, `town` or `street`)."""
@@ -204,6 +188,12 @@ def _wallet(v: SecondValues) -> str:
 
 
 Draw = Callable[[SecondValues], str]
+
+
+def _number(slot: str) -> Draw:
+    return lambda v: v.number(slot)
+
+
 SECOND_VALUES: dict[str, tuple[str | None, Draw]] = {
     "name": (e.PERSON, lambda v: f"{v.word('given')} {v.word('family')}"),
     "first": (e.PERSON, lambda v: v.word("given")),
@@ -216,18 +206,10 @@ SECOND_VALUES: dict[str, tuple[str | None, Draw]] = {
     "town": (e.LOCATION, lambda v: v.word("town")),
     "street": (e.STREET_ADDRESS, _street),
     "email": (e.EMAIL_ADDRESS, _email),
-    "phone": (e.PHONE_NUMBER, lambda v: v.shape(_HOME[v.language])),
-    "phone_abroad": (e.PHONE_NUMBER, lambda v: v.shape(_ABROAD)),
+    "phone": (e.PHONE_NUMBER, lambda v: v.number(f"home:{v.language}")),
     "iban": (e.IBAN_CODE, _iban),
     "card": (e.CREDIT_CARD, _card),
-    "account": (e.BANK_ACCOUNT, lambda v: v.shape("######## ########## ####-###### ##-####-#######")),
     "routing": (e.BANK_ROUTING, lambda v: v.shape("######### ##-##-##") if v.language == "en" else v.shape("########")),
-    "ssn": (e.NATIONAL_ID, lambda v: v.shape("5##-4#-1### 2##_3#_4###")),
-    "ein": (e.TAX_ID, lambda v: v.shape("##-#######")),
-    "passport": (e.PASSPORT, lambda v: v.shape("?######## ??####### C0#?#####")),
-    "license": (e.DRIVER_LICENSE, lambda v: v.shape("?####### ?##-###-###-### ########")),
-    "medical": (e.MEDICAL_ID, lambda v: v.shape("####### ??-###### ###-##-####X")),
-    "insurance": (e.INSURANCE_ID, lambda v: v.shape("?######### ###-####-### ??########")),
     "dob": (e.DATE_OF_BIRTH, _date),
     "ip": (e.IP_ADDRESS, _ip),
     "ipv6": (e.IP_ADDRESS, _ipv6),
@@ -238,16 +220,11 @@ SECOND_VALUES: dict[str, tuple[str | None, Draw]] = {
     "secret": (e.API_KEY, lambda v: one_filled(v.rng, "{40b} {32h} {64h}")),
     "pem": (e.PRIVATE_KEY, _pem),
     "password": (e.PASSWORD, _password),
+    **{slot: (entity, _number(slot)) for slot, (entity, _, _) in number_forms("second").items()},
     # What only looks like personal data.
     "date": (None, _date),
     "product": (None, lambda v: v.rng.choice(lists("second")["any products"])),
-    "version": (None, lambda v: v.shape("#.#.# ##.#.#.## v#.##.# #.#.#-rc.# 20##.#.#")),
     "uuid": (None, lambda v: str(uuid.UUID(int=v.rng.getrandbits(128), version=4))),
     "sha": (None, lambda v: random_text(v.rng, v.rng.choice((7, 40, 64)), HEX)),
-    "isbn": (None, lambda v: v.shape("978-#-##-######-# 978##########")),
-    "order": (None, lambda v: v.shape("#### ######## ###-#######-####### PO-##### ??-####-## ##########")),
     "number": (None, lambda v: f"{v.rng.randint(2, 90_000):,}"),
-    "decimal": (None, lambda v: v.shape("#.##### 0.#### ##.## -#.##e-#")),
-    "big": (None, lambda v: v.shape("########## 1############ #########")),
-    "time": (None, lambda v: v.shape("1#:##:## 0#:3# 2#:#5:#1.###")),
 }  # fmt: skip

@@ -8,8 +8,9 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable
-from importlib import resources
+from importlib import import_module, resources
 from types import ModuleType
+from typing import Protocol
 
 HEX = "0123456789abcdef"
 WORD = string.ascii_letters + string.digits
@@ -101,6 +102,45 @@ def valid(number: ModuleType, *forms: str) -> Callable[[_random.Random], str]:
         raise ValueError(f"no valid number has the form {form}; give another one")
 
     return draw
+
+
+Value = tuple[
+    str | None, Callable[["HasRandom"], str]
+]  # the entity, None for what only looks like one; draws it
+
+
+class HasRandom(Protocol):
+    """What values are drawn with."""
+
+    rng: _random.Random
+
+
+@functools.cache
+def numbers(folder: str) -> dict[str, Value]:
+    """The slots of the folder's numbers.txt."""
+    return {
+        slot: (
+            entity,
+            with_random(valid(import_module(f"stdnum.{check}"), *forms) if check else one_of(*forms)),
+        )
+        for slot, (entity, check, forms) in number_forms(folder).items()
+    }
+
+
+@functools.cache
+def number_forms(folder: str) -> dict[str, tuple[str | None, str | None, list[str]]]:
+    """Slot -> entity, python-stdnum's module that checks a number, forms."""
+    text = (resources.files("fledge.bench.privacy") / folder / "numbers.txt").read_text("utf-8")
+    rows = (line.split(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {
+        slot: (None if entity == "-" else entity, None if check == "-" else check, forms)
+        for slot, entity, check, *forms in rows
+    }
+
+
+def with_random(draw: Callable[[_random.Random], str]) -> Callable[[HasRandom], str]:
+    """The same for what has a generator."""
+    return lambda values: draw(values.rng)
 
 
 @functools.cache

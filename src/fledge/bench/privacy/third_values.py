@@ -10,10 +10,22 @@ import random
 from collections.abc import Callable, Mapping
 
 from faker import Faker
+from stdnum.fr import nir
+from stdnum.it import codicefiscale
+from stdnum.mx import curp, rfc
 
-from fledge.bench.privacy import third_numbers as n
 from fledge.bench.privacy import third_secrets as s
-from fledge.bench.privacy.shapes import HEX, MONTHS, ascii_only, lists, random_text, shape
+from fledge.bench.privacy.shapes import (
+    HEX,
+    MONTHS,
+    ascii_only,
+    lists,
+    numbers,
+    random_text,
+    shape,
+    valid,
+    with_random,
+)
 from fledge.data.privacy import entities as e
 
 LOCALES = {
@@ -110,7 +122,7 @@ def _email_spoken(v: ThirdValues) -> str:
 def _phone(v: ThirdValues) -> str:
     if v.rng.random() < 0.5:
         return v.faker.phone_number().strip()
-    return shape(v.rng, v.rng.choice(n.HOME[v.faker.locales[0]].split()))
+    return numbers("third")[f"home:{v.faker.locales[0]}"][1](v)
 
 
 def _date(v: ThirdValues) -> str:
@@ -172,14 +184,64 @@ def _mac(v: ThirdValues) -> str:
 Draw = Callable[[ThirdValues], str]
 
 
-def _numbers(entity: str, draw: Callable[[random.Random], str]) -> tuple[str | None, Draw]:
-    return entity, lambda v: draw(v.rng)
+def _nir(rng: random.Random) -> str:
+    made = valid(nir, "17#01#501####0#", "28#1075########", "19#0813########")(rng)
+    spaced = " ".join((made[0], made[1:3], made[3:5], made[5:7], made[7:10], made[10:13], made[13:]))
+    return rng.choice((made, spaced, spaced))
 
 
-def _looks(shapes: str) -> tuple[None, Draw]:
-    return None, lambda v: shape(v.rng, v.rng.choice(shapes.split()))
+_LETTERS = "BCDFGHLMNPRSTVZ"
 
 
+def _fiscal(rng: random.Random) -> str:
+    head = "".join(rng.choices(_LETTERS, k=6))
+    tail = f"{rng.randint(40, 99)}{rng.choice('ABCDEHLMPRST')}{rng.randint(1, 28):02d}{rng.choice('HFLDAG')}{rng.randint(100, 999)}"
+    return head + tail + codicefiscale.calc_check_digit(head + tail)
+
+
+def _curp(rng: random.Random) -> str:
+    while True:
+        made = f"{rng.choice('GMLRH')}{rng.choice('AEO')}{rng.choice('RLM')}{rng.choice('JMAL')}{rng.randint(60, 99)}{rng.randint(1, 12):02d}{rng.randint(1, 28):02d}"
+        made += f"{rng.choice('HM')}{rng.choice(('DF', 'JC', 'NL', 'PL'))}{''.join(rng.choices('RLMNSTGZ', k=3))}0{rng.randint(0, 9)}"
+        if curp.is_valid(made):
+            return made
+
+
+def _rfc(rng: random.Random) -> str:
+    while True:
+        made = (
+            f"{''.join(rng.choices('GMLRHBCS', k=1))}{rng.choice('AEO')}{''.join(rng.choices('RLMZ', k=2))}"
+        )
+        made += f"{rng.randint(60, 99)}{rng.randint(1, 12):02d}{rng.randint(1, 28):02d}{shape(rng, '*#*')}"
+        if rfc.is_valid(made):
+            return made
+
+
+def _rvnr(rng: random.Random) -> str:
+    day, month, year = rng.randint(1, 28), rng.randint(1, 12), rng.randint(40, 99)
+    gap = rng.choice(("", " "))
+    return gap.join(
+        (f"{rng.randint(10, 89)}", f"{day:02d}{month:02d}{year}", shape(rng, "?"), shape(rng, "###"))
+    )
+
+
+def _dl_gb(rng: random.Random) -> str:
+    return (
+        rng.choice(("MORGA", "SMITH", "JONES", "PATEL", "KHAN9"))
+        + shape(rng, "6")
+        + f"{rng.randint(1, 12):02d}"
+        + shape(rng, "1#5?M9??")
+    )
+
+
+_MADE = {
+    "rvnr": (e.NATIONAL_ID, _rvnr),
+    "nir": (e.NATIONAL_ID, _nir),
+    "curp": (e.NATIONAL_ID, _curp),
+    "fiscal": (e.NATIONAL_ID, _fiscal),
+    "rfc": (e.TAX_ID, _rfc),
+    "dlgb": (e.DRIVER_LICENSE, _dl_gb),
+}
 THIRD_VALUES: dict[str, tuple[str | None, Draw]] = {
     "name": (e.PERSON, _full),
     "world": (e.PERSON, _world),
@@ -201,29 +263,19 @@ THIRD_VALUES: dict[str, tuple[str | None, Draw]] = {
     "email": (e.EMAIL_ADDRESS, _email),
     "spoken": (e.EMAIL_ADDRESS, _email_spoken),
     "phone": (e.PHONE_NUMBER, _phone),
-    "abroad": (e.PHONE_NUMBER, lambda v: shape(v.rng, v.rng.choice(n.ABROAD.split()))),
     "card": (e.CREDIT_CARD, _card),
     "iban": (e.IBAN_CODE, _iban),
     "dob": (e.DATE_OF_BIRTH, _date),
     "ip": (e.IP_ADDRESS, _ip),
     "ipv6": (e.IP_ADDRESS, lambda v: v.faker.ipv6()),
     "mac": (e.MAC_ADDRESS, _mac),
-    **{name: _numbers(entity, draw) for name, (entity, draw) in n.NUMBERS.items()},
-    **{name: _numbers(entity, draw) for name, (entity, draw) in s.SECRETS.items()},
+    **numbers("third"),
+    **{name: (entity, with_random(draw)) for name, (entity, draw) in {**_MADE, **s.SECRETS}.items()},
     # What only looks like personal data.
     "date": (None, _date),
     "product": (None, lambda v: v.rng.choice(v.lists["any products"])),
     "company": (None, lambda v: v.rng.choice(v.lists["any companies"])),
     "thing": (None, lambda v: v.listed("things")),
-    "version": _looks("#.## ##.#.# v#.#.#-beta.# #.#.#.### 20##.##.# ^##.#.# r####"),
-    "order": _looks("######## ###-#######-####### SO-#### I\\NV-20##-#### #########? ??######## ##/#### 4##########"),
-    "tracking": _looks("1Z###??############# ??#########DE 0034043############# 9400##################"),
-    "big": _looks("########## ############ #,###,###,### #.###.### ##_###_### 16######## 1###########"),
-    "decimal": _looks("#.#### ##.######## 0.##### -##.## 1.##e-# ##,## #.###,##"),
-    "isbn": _looks("978-#-###-#####-# 978########## #-####-####-# 979-##-######-#-#"),
-    "time": _looks("1#:3#:5# 20:0# 0#:1#:2#.### 20##-0#-1#T1#:2#:3#Z"),
-    "price": _looks("$#,###.## €##.## £##.### #_###,##_€ ##.##_USD R$_#.###,##"),
-    "score": _looks("#-# ##-## #:# ###-### 6-4,_7-5,_6-#"),
     "sha": (None, lambda v: random_text(v.rng, v.rng.choice((7, 12, 40, 64)), HEX)),
     "uuid": (None, lambda v: str(v.faker.uuid4())),
     "doi": (None, lambda v: shape(v.rng, v.rng.choice(("10.####/s#####-0##-#####-#", "10.#####/???.20##.######")))),

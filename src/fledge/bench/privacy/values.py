@@ -13,7 +13,7 @@ from stdnum.de import idnr
 from stdnum.es import dni
 from stdnum.gb import nhs
 
-from fledge.bench.privacy.shapes import HEX, lists, one_filled, random_text, shape
+from fledge.bench.privacy.shapes import HEX, lists, numbers, one_filled, random_text, shape
 from fledge.data.privacy import entities as e
 
 
@@ -36,10 +36,6 @@ class Values:
     def digits(self, form: str) -> str:
         """The form, filled as `shape` does."""
         return shape(self.rng, form)
-
-    def pick(self, *forms: str) -> str:
-        """One of the forms, filled."""
-        return shape(self.rng, self.rng.choice(forms))
 
     def date(self) -> str:
         """A date as some people write it."""
@@ -143,7 +139,6 @@ VALUES: dict[str, tuple[str | None, Callable[[Values], str]]] = {
     ),
     "iban": (e.IBAN_CODE, lambda v: v.faker.iban()),
     "card": (e.CREDIT_CARD, lambda v: v.faker.credit_card_number()),
-    "account": (e.BANK_ACCOUNT, lambda v: v.pick("##########", "########", "############")),
     "routing": (
         e.BANK_ROUTING,
         lambda v: v.faker.aba() if v.faker.locales[0].startswith("en") else v.digits("########"),
@@ -152,10 +147,7 @@ VALUES: dict[str, tuple[str | None, Callable[[Values], str]]] = {
         e.NATIONAL_ID,
         lambda v: f"{v.rng.randint(1, 665):03d}-{v.rng.randint(1, 99):02d}-{v.rng.randint(1, 9999):04d}",
     ),
-    "tax_us": (e.TAX_ID, lambda v: v.pick("##-#######", "9##-7#-####")),
     "tax_de": (e.TAX_ID, _tax_de),
-    "tax_fr": (e.TAX_ID, lambda v: v.pick("#############", "## ## ### ### ###")),
-    "nino": (e.NATIONAL_ID, lambda v: v.pick("AB######C", "JK ## ## ## A")),
     "svnr": (
         e.NATIONAL_ID,
         lambda v: f"{v.digits('##')}{v.rng.randint(1, 28):02d}{v.rng.randint(1, 12):02d}{v.digits('##?###')}",
@@ -164,13 +156,6 @@ VALUES: dict[str, tuple[str | None, Callable[[Values], str]]] = {
     "dni": (e.NATIONAL_ID, _dni),
     "cpf": (e.NATIONAL_ID, _cpf),
     "nhs": (e.MEDICAL_ID, _nhs),
-    "passport": (e.PASSPORT, lambda v: v.pick("?########", "#########", "C##X##T##", "??#######")),
-    "license": (
-        e.DRIVER_LICENSE,
-        lambda v: v.pick("?#######", "?###-####-####", "########", r"B###XY##\N##"),
-    ),
-    "medical": (e.MEDICAL_ID, lambda v: v.pick("########", r"MR\N######", "##-##-##-##", "?######")),
-    "insurance": (e.INSURANCE_ID, lambda v: v.pick("?#########", "POL-########", "### ### ###", "??-######")),
     "dob": (e.DATE_OF_BIRTH, Values.date),
     "ip": (e.IP_ADDRESS, lambda v: v.faker.ipv4_public()),
     "ipv6": (e.IP_ADDRESS, lambda v: v.faker.ipv6()),
@@ -180,13 +165,11 @@ VALUES: dict[str, tuple[str | None, Callable[[Values], str]]] = {
     "apikey": (e.API_KEY, _api_key),
     "privkey": (e.PRIVATE_KEY, _private_key),
     "password": (e.PASSWORD, _password),
+    **numbers("templates"),
     # What only looks like personal data.
     "honorific": (None, lambda v: v.rng.choice(("Mr.", "Mrs.", "Dr.", "Ms."))),
-    "version": (None, lambda v: v.pick("#.##.#", "#.#", "1#.0.#.#", "v#.#.##-rc1")),
     "date": (None, Values.date),
     "product": (None, lambda v: v.rng.choice(lists("templates")["any products"])),
-    "order": (None, lambda v: v.pick("########", "####-####-##", "#########-##", "DE########")),
-    "ticket": (None, lambda v: v.pick("PROJ-####", "#######", "BUG-###")),
     "price": (None, _price),
     "sha": (None, lambda v: random_text(v.rng, 40, HEX)),
     "isbn": (None, lambda v: v.faker.isbn13()),
