@@ -8,19 +8,19 @@ gate     shut                           opened once node B is dead, and another 
 from __future__ import annotations
 
 import os
-import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fledge.data.conversations import Answered
 from fledge.data.ray_map import RayOptions
-from fledge.data.ray_respond import _RespondActor
-from fledge.features.ray_extract import _FeatureActor
-from fledge.storage import Manifest
+from fledge.data.ray_respond import _answerer
+from fledge.features.ray_extract import _FeatureActor, _Part
+from fledge.storage import Manifest, ShardEntry
 
 ray = pytest.importorskip("ray")
 # Ray runs its workers at niceness 15: on a machine that does anything else besides they'd hardly run at all.
@@ -103,15 +103,19 @@ def _wait(shard: int, folder: Path) -> None:
         time.sleep(0.05)
 
 
-class GatedRespondActor(_RespondActor):
+def gated_answerer(*arguments: Any) -> Callable[[int], list[Answered]]:
     """Answers go to `conversations`, beside the folder of the prompts."""
+    answer = _answerer(*arguments)
+    _, prompts_url, _, _ = arguments
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        _wait(pickle.loads(batch["item"][0]), Path(self._prompts_url).parent / "conversations")
-        return super().__call__(batch)
+    def answer_behind_the_gate(shard: int) -> list[Answered]:
+        _wait(shard, Path(prompts_url).parent / "conversations")
+        return answer(shard)
+
+    return answer_behind_the_gate
 
 
 class GatedFeatureActor(_FeatureActor):
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        _wait(pickle.loads(batch["item"][0]).shard, Path(self._output_url))
-        return super().__call__(batch)
+    def __call__(self, part: _Part) -> ShardEntry:
+        _wait(part.shard, Path(self._output_url))
+        return super().__call__(part)

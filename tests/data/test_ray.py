@@ -18,7 +18,7 @@ from tests.data.test_mixing import CHAT, sentences, write_lines
 
 ray = pytest.importorskip("ray")
 
-from tests.ray_cluster import GatedRespondActor, Loss, two_nodes  # noqa: E402
+from tests.ray_cluster import Loss, gated_answerer, two_nodes  # noqa: E402
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_node_lost_midway_changes_no_answer(
     engine = Engine(target, max_batch=2, max_context=1280, kv_tokens=4096)
     here, there = tmp_path / "conversations", tmp_path / "ray" / "conversations"
     respond(target, engine, prompts, answers, str(here))
-    monkeypatch.setattr(ray_respond, "_RespondActor", GatedRespondActor)
+    monkeypatch.setattr(ray_respond, "_answerer", gated_answerer)
     spec = TargetOptions(model=str(talking_folder), dtype="float32", backend="torch")
     with two_nodes() as nodes:
         loss = Loss(nodes, there)

@@ -20,7 +20,7 @@ from importlib.resources.abc import Traversable
 from itertools import islice
 
 from fledge.bench.workloads import OWN_WORKLOAD, Prompt, Workload, own_workload, parse_prompts, read_workload
-from fledge.data.sources.base import Record
+from fledge.data.sources import Record
 from fledge.data.sources.opening import open_source
 from fledge.data.sources.options import SourceOptions
 from fledge.errors import DataError

@@ -139,15 +139,16 @@ ExamineAll = Callable[[Iterable[Batch]], Iterator[Examined]]
 
 def examine_here(settings: ExaminerSettings) -> ExamineAll:
     """One batch after the other in this process."""
-    return lambda batches: map(_examine(settings), batches)
+    return lambda batches: map(examiner(settings), batches)
 
 
 def examine_in_processes(settings: ExaminerSettings, processes: int) -> ExamineAll:
     """Several batches at once, each in a process of its own; results come in the batches' order."""
-    return lambda batches: map_in_processes(partial(_examine, settings), batches, processes)
+    return lambda batches: map_in_processes(partial(examiner, settings), batches, processes)
 
 
-def _examine(settings: ExaminerSettings) -> Callable[[Batch], Examined]:
+def examiner(settings: ExaminerSettings) -> Callable[[Batch], Examined]:
+    """What examines a batch."""
     return Examiner(settings).examine
 
 

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from fledge.data.filters import words
 from fledge.data.seeds import hash64
-from fledge.data.sources.base import BadRow
-from fledge.data.sources.files import FileRows
+from fledge.data.sources.files import BadRow, FileRows
 from fledge.data.sources.shapes import detect_shape, user_turns
 from fledge.errors import DataError
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from fledge.data.gathering import Batch, ExamineAll, Examined, Examiner, ExaminerSettings
+from fledge.data.gathering import Batch, ExamineAll, Examined, ExaminerSettings, examiner
 from fledge.errors import DataError
 
 _SHARDS_PER_ACTOR = 4  # examined in one execution; more hides Ray's start, fewer keep less in memory
@@ -35,28 +35,28 @@ def examine_on_ray(settings: ExaminerSettings, ray_options: RayOptions) -> Exami
     def run(batches: Iterable[Batch]) -> Iterator[Examined]:
         remaining = iter(batches)
         while window := list(islice(remaining, _SHARDS_PER_ACTOR * ray_options.actors)):
-            yield from map_in_order(window, _ExamineActor, (settings,), ray_options)
+            yield from map_in_order(window, examiner, (settings,), ray_options)
 
     return run
 
 
 def map_in_order(
     items: Iterable[Any],
-    actor: Callable[..., Any],
+    make: Callable[..., Callable[[Any], Any]],
     arguments: tuple[Any, ...],
     ray_options: RayOptions,
     *,
     gpus: int = 0,
 ) -> Iterator[Any]:
-    """actor(*arguments)(item) for each item, on Ray Data, in order; `gpus` for each actor."""
+    """make(*arguments)(item) for each item, on Ray Data, in order. Each actor calls `make` once, and has `gpus`."""
     ray = _connected(ray_options)
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     rows = [{"item": pickle.dumps(item)} for item in items]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        actor,
-        fn_constructor_args=arguments,
+        _Actor,
+        fn_constructor_args=(make, arguments),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(ray_options.actors, len(rows))),
         num_gpus=gpus or None,
@@ -71,12 +71,12 @@ def map_in_order(
         ) from error
 
 
-class _ExamineActor:
-    def __init__(self, settings: ExaminerSettings) -> None:
-        self._examiner = Examiner(settings)
+class _Actor:
+    def __init__(self, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
+        self._work = make(*arguments)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {"result": [pickle.dumps(self._examiner.examine(pickle.loads(batch["item"][0])))]}
+        return {"result": [pickle.dumps(self._work(pickle.loads(batch["item"][0])))]}
 
 
 def _connected(ray_options: RayOptions) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
-from typing import Any
 
 from fledge.data.conversations import Answered, ConversationWriter
 from fledge.data.dialogue import DialogueJobs
@@ -49,7 +49,7 @@ def respond_on_ray(
     if shards:
         share = None if options.server is None else options.server.share_of(ray_options.actors)
         arguments = (spec, prompts_url, options.model_copy(update={"server": share}), privacy)
-        answered = map_in_order(shards, _RespondActor, arguments, ray_options, gpus=ray_options.gpus)
+        answered = map_in_order(shards, _answerer, arguments, ray_options, gpus=ray_options.gpus)
         for shard, found in zip(shards, answered, strict=True):
             write_audit(output_url, writer.shards, *(answered.audit for answered in found))
             writer.write(found)
@@ -57,29 +57,21 @@ def respond_on_ray(
     return respond_summary(prompts, output_url)
 
 
-class _RespondActor:
-    def __init__(
-        self,
-        spec: TargetOptions,
-        prompts_url: str,
-        options: RespondOptions,
-        privacy: PrivacyOptions | None,
-    ) -> None:
-        self._target = spec.load()
-        self._server = AnswerServer(self._target, options.server) if options.server is not None else None
-        if self._server is None:
-            limit = min(options.longest_request, self._target.config.max_position_embeddings)
-            self._engine = Engine(self._target, max_batch=options.max_batch, max_context=limit)
-        self._jobs = DialogueJobs(self._target, options, answer_scan(privacy))
-        self._prompts_url, self._size = prompts_url, options.shard_size
+def _answerer(
+    spec: TargetOptions, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None
+) -> Callable[[int], list[Answered]]:
+    """Answers the prompts of a shard, by its number."""
+    target = spec.load()
+    jobs = DialogueJobs(target, options, answer_scan(privacy))
+    if options.server is not None:
+        run = partial(run_served, AnswerServer(target, options.server))
+    else:
+        limit = min(options.longest_request, target.config.max_position_embeddings)
+        run = partial(run_in_order, Engine(target, max_batch=options.max_batch, max_context=limit))
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        shard: int = pickle.loads(batch["item"][0])
-        prompts = islice(read_prompts(self._prompts_url, skip=shard * self._size), self._size)
-        jobs = (self._jobs.job(prompt) for prompt in prompts)
-        answered: list[Answered] = list(
-            run_in_order(self._engine, jobs, TokenRate())
-            if self._server is None
-            else run_served(self._server, jobs, TokenRate())
-        )
-        return {"result": [pickle.dumps(answered)]}
+    def answer(shard: int) -> list[Answered]:
+        size = options.shard_size
+        prompts = islice(read_prompts(prompts_url, skip=shard * size), size)
+        return list(run(map(jobs.job, prompts), TokenRate()))
+
+    return answer

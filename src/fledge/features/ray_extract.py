@@ -9,10 +9,9 @@ A file that its actor wrote and nobody named yet is written again after a crash,
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fledge.data.options import Progress, silent
 from fledge.data.ray_map import RayOptions, map_in_order
@@ -27,7 +26,7 @@ from fledge.features.extract import (
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
 from fledge.features.store import put_shard
-from fledge.storage import Manifest
+from fledge.storage import Manifest, ShardEntry
 from fledge.target import Target, TargetOptions
 
 
@@ -76,12 +75,10 @@ class _FeatureActor:
         self._extractor = FeatureExtractor(spec.load(), options.batch_tokens)
         self._conversations_url, self._options, self._output_url = conversations_url, options, output_url
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        part: _Part = pickle.loads(batch["item"][0])
+    def __call__(self, part: _Part) -> ShardEntry:
         wanted = wanted_conversations(self._conversations_url, self._options)
         samples: list[FeatureSample] = []
         own = islice(wanted, part.first, part.first + part.conversations)
         for group in by_tokens(own, self._options.batch_tokens, tokens_of):
             samples += self._extractor.extract(group)
-        entry = put_shard(self._output_url, part.shard, samples, self._options.codec)
-        return {"result": [pickle.dumps(entry)]}
+        return put_shard(self._output_url, part.shard, samples, self._options.codec)

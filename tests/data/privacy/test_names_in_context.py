@@ -9,8 +9,9 @@ import re
 
 import pytest
 
-from fledge.data.privacy import PrivacyFilter
+from fledge.data.privacy import PrivacyFilter, chats
 from fledge.data.privacy.entities import NAMES
+from fledge.data.privacy.lexicon import lexicon
 
 PEOPLE = {
     "greeting": [
@@ -448,3 +449,9 @@ def test_it_is_found_by_its_context(
 @pytest.mark.parametrize("text", CLEAN)
 def test_what_only_looks_like_it_stays(privacy: PrivacyFilter, text: str) -> None:
     assert [f for f in privacy.scan(text) if f.entity in NAMES] == []
+
+
+def test_names_of_chats_hold_every_name_that_is_plain() -> None:
+    words = lexicon()
+    plain = {name for name in words.lower_given if chats._is_plain(words, name)}
+    assert plain <= chats._chat_names() < words.lower_given

@@ -42,7 +42,6 @@ from fledge.data.privacy.organizations import ends_in_firm
 from fledge.data.privacy.rare_names import (
     beside_a_name,
     beside_a_thing,
-    ends_in_cue,
     goes_before_family,
     is_rare,
     may_be_a_firm,
@@ -118,14 +117,14 @@ class _People:
         ):
             return 0, 0.0
         # Words that are no name are most of the words: what is looked for before a name comes after them.
-        greeted = (ends_in_cue(before) or " aus " in before) and GREETING.search(before) is not None
+        greeted = GREETING.search(before) is not None
         introduced = INTRODUCTION.search(before) is not None
         cued = (
             cue
             or introduced
             or greeted
             or (before.rstrip(" \"'«„")[-1:] in (":", "=") and FIELD.search(before) is not None)
-            or (ends_in_cue(before) and ROLE.search(before) is not None)
+            or ROLE.search(before) is not None
         )
         self._called = introduced and CALLED.search(before) is not None
         size = self._size(at, cued)

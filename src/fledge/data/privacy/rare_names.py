@@ -7,7 +7,6 @@ frequent words may not, and in German, where nouns have capitals too, only rarer
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import ASK, CALLED, GREETING, NOT_NAMES, ROLE
@@ -29,8 +28,6 @@ _RARER = 3.6  # the same without a cue, before a family name
 _ADDRESSED = re.compile(r"\s*(?:[,!.:;\n]|$)")
 _LISTS = read_sections("name_cues")
 _CLIENTS = _LISTS["clients"]
-# With what the greetings, introductions and requests of several words end.
-_CUE_ENDS = _LISTS["cue_ends"]
 # Who is addressed without a name.
 _NOBODY = _LISTS["nobody"]
 
@@ -39,8 +36,6 @@ def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
     """Whether the rare word text[start:end] begins a name by its place; `before`: what precedes it, in lower case."""
     word = clues.lower[start:end]
     if not is_rare(clues, word) or word in _NOBODY:
-        return False
-    if not ends_in_cue(before):
         return False
     if CALLED.search(before):
         return True
@@ -56,17 +51,6 @@ def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
 def may_be_a_firm(before: str) -> bool:
     """ "our client Gmail": after these words a word alone that is on no list is as often a firm or a thing."""
     return before.rstrip(" ,").rpartition(" ")[2] in _CLIENTS
-
-
-def ends_in_cue(before: str) -> bool:
-    """Whether the last word may be that of a greeting, a role and so on: spares most words the longer patterns."""
-    last = before.rstrip(" ,.!?:\n\t\"'«„").rpartition(" ")[2].rpartition("\n")[2]
-    return last in _CUE_ENDS or _is_cue(last)
-
-
-@lru_cache(maxsize=8192)
-def _is_cue(word: str) -> bool:
-    return any(cue.search(word + " ") is not None for cue in (ROLE, GREETING, ASK, CALLED))
 
 
 def goes_before_family(clues: Clues, first: str, last: str) -> bool:

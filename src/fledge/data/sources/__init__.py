@@ -6,8 +6,7 @@ hub   ──► {"messages": [...]}      ─────────► messages
 logs  ──► {"body": {...}}          ─────────► request
 """
 
-from fledge.data.sources.base import Record, RowSource, Unusable
-from fledge.data.sources.opening import Source, open_source
+from fledge.data.sources.opening import Record, Source, Unusable, open_source
 from fledge.data.sources.options import SourceOptions
 from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
 from fledge.data.sources.terms import Terms, check_terms
@@ -15,7 +14,6 @@ from fledge.data.sources.terms import Terms, check_terms
 __all__ = [
     "SHAPES",
     "Record",
-    "RowSource",
     "Source",
     "SourceOptions",
     "Terms",

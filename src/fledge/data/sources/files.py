@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any
 
@@ -22,7 +23,6 @@ import ijson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fledge.data.sources.base import BadRow
 from fledge.errors import DataError
 
 logger = logging.getLogger("fledge")
@@ -33,6 +33,13 @@ _PARQUET_ROWS = 64
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".log")
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 _HALVES = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that couldn't be read."""
+
+    reason: str
 
 
 class FileRows:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
-from fledge.data.sources.base import BadRow, Record, RowSource, Unusable
-from fledge.data.sources.files import FileRows, has_surrogate
+from fledge.data.sources.files import BadRow, FileRows, has_surrogate
 from fledge.data.sources.hub import HubRows
 from fledge.data.sources.options import SourceOptions
 from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
@@ -16,6 +16,24 @@ from fledge.errors import DataError
 
 _LOOKED_AT = 100  # rows that decide the shape
 DEFAULT_CATEGORY = "general"
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A row that can't become a prompt. Only the reason is kept."""
+
+    row: int  # counted from 0 over the whole source, unusable rows included
+    reason: str  # "not_json", "encoding", "too_large", "shape", "no_user_turn", "no_text"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is taken from a row: never an answer."""
+
+    row: int
+    turns: tuple[str, ...]  # the user's, in order
+    system: str | None
+    category: str
 
 
 def open_source(options: SourceOptions) -> Source:
@@ -37,7 +55,7 @@ def open_source(options: SourceOptions) -> Source:
 class Source:
     """What the prompts stage reads: rows and the shape they are in."""
 
-    def __init__(self, options: SourceOptions, rows: RowSource, terms: Terms) -> None:
+    def __init__(self, options: SourceOptions, rows: FileRows | HubRows, terms: Terms) -> None:
         self._options = options
         self._rows = rows
         self.terms = terms
