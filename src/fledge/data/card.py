@@ -110,19 +110,8 @@ def render_card(card: Mapping[str, Any]) -> str:
     prompts = card["prompts"]
     parts = ["# Data card\n", "What this head was, or will be, trained on. No record's text stands here.\n"]
     parts.append("## Sources and terms\n")
-    rows = [
-        [
-            s["name"],
-            s["kind"],
-            s["shape"],
-            s["licence"],
-            s["terms_declared_by"],
-            s["rows"],
-            s["fit"],
-            s["chosen"],
-        ]
-        for s in card["sources"]
-    ]
+    keys = ("name", "kind", "shape", "licence", "terms_declared_by", "rows", "fit", "chosen")
+    rows = [[source[key] for key in keys] for source in card["sources"]]
     parts.append(_table(["source", "kind", "shape", "licence", "terms by", "rows", "fit", "chosen"], rows))
     parts += [f"- {warning}\n" for source in card["sources"] for warning in source["warnings"]]
     parts.append("## Prompts\n")

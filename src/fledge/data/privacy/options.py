@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fledge.data.privacy import entities
 
-RULES_VERSION = (
-    10  # raise when the rules change what is found, so that old outputs aren't mixed with new ones
-)
+# Raise when the rules change what is found, so that old outputs aren't mixed with new ones.
+RULES_VERSION = 11
 
 Policy = Literal["drop", "redact", "surrogate"]
 EntityName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
