@@ -6,7 +6,6 @@ nothing but these (and small words between them) is recognised as invented.
 
 from __future__ import annotations
 
-import random
 import re
 
 _STEMS = (
@@ -42,31 +41,3 @@ def is_fictional(text: str) -> bool:
     """Whether the text consists of invented names, numbers and small words alone."""
     found = [word.lower() for word in _WORD.findall(text)]
     return any(word in _ALL for word in found) and all(word in _ALL or word in _SMALL for word in found)
-
-
-def person(rng: random.Random, words: int) -> str:
-    """A name of as many words: one is a given name, the last of several a family name."""
-    if words <= 1:
-        return rng.choice(GIVEN)
-    return " ".join([*(rng.choice(GIVEN) for _ in range(min(words - 1, 2))), rng.choice(FAMILY)])
-
-
-def place(rng: random.Random) -> str:
-    """A town."""
-    return rng.choice(PLACES)
-
-
-def street(rng: random.Random, language: str) -> str:
-    """A street with a number, as the language writes it."""
-    name, number = rng.choice(PLACES), rng.randint(1, 99)
-    return {
-        "de": f"{name} Straße {number}",
-        "fr": f"{number} rue {name}",
-        "es": f"Calle {name} {number}",
-        "pt": f"Rua {name} {number}",
-    }.get(language, f"{number} {name} Street")
-
-
-def organization(rng: random.Random) -> str:
-    """A company."""
-    return f"{rng.choice(FAMILY)} Group"
