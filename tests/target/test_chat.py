@@ -52,7 +52,8 @@ CALLED = {
 WITH_TOOLS = (
     "{% for tool in tools or [] %}{{ tool.function.name }}; {% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{{ call.function.arguments.at }}{% endfor %}; {% endfor %}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments.at }}{% endfor %}; "
+    "{% endfor %}"
 )
 
 
@@ -60,7 +61,7 @@ def test_a_template_that_knows_tools_is_given_them_and_their_calls() -> None:
     tokenizer = make_tokenizer(WITH_TOOLS)
     chat = ChatTemplate(tokenizer)
     ids = chat.prompt_ids([*QUESTION, CALLED, {"role": "tool", "content": "blue"}], tools=[TOOL])
-    assert tokenizer.decode(ids) == "look; user: Why is the sky blue?; assistant: sky; tool: blue; "
+    assert tokenizer.decode(ids) == "look; user: Why is the sky blue?; assistant: look sky; tool: blue; "
     tokenizer.chat_template = {"default": CHATML, "tool_use": WITH_TOOLS}  # some have one for tools alone
     assert ChatTemplate(tokenizer).prompt_ids([*QUESTION], tools=[TOOL])[0] == ids[0]
 
@@ -70,10 +71,18 @@ def test_a_template_that_knows_tools_is_given_them_and_their_calls() -> None:
 )
 def test_a_template_that_knows_no_tools_is_not_given_any(messages: list[dict[str, object]]) -> None:
     tools = [TOOL] if messages is QUESTION else []
-    for template in (CHATML, None):
-        chat = ChatTemplate(make_tokenizer(template))
-        with pytest.raises(TargetError, match="knows no tools"):
-            chat.prompt_ids(messages, tools=tools)
+    with pytest.raises(TargetError, match="knows no tools"):
+        ChatTemplate(make_tokenizer(CHATML)).prompt_ids(messages, tools=tools)
+    with pytest.raises(TargetError, match="knows no tools|has no chat template"):
+        ChatTemplate(make_tokenizer(None)).prompt_ids(messages, tools=tools)
+
+
+def test_a_template_may_show_calls_and_not_what_is_on_offer() -> None:
+    shown = "{% for m in messages %}{{ m.role }}: {{ m.tool_calls or m.content }}; {% endfor %}"
+    chat = ChatTemplate(make_tokenizer(shown))
+    assert chat.prompt_ids([*QUESTION, CALLED, {"role": "tool", "content": "blue"}])
+    with pytest.raises(TargetError, match="knows no tools"):
+        chat.prompt_ids(QUESTION, tools=[TOOL])
 
 
 @pytest.mark.parametrize("name", ["thinking", "enable", "messages", "tokenize"])

@@ -135,14 +135,13 @@ def check_shape(target: Target, shape: Shape) -> Checked:
 def check_tools(target: Target) -> Checked:
     """A tool call and its result: not trained on from sources, but rendered by serving; the ids must agree."""
     name = "tool turns"
+    if not target.chat.shows_calls:
+        return Checked(name, "ignored", "the template has no tool turns")
     messages: list[dict[str, Any]] = [{"role": "user", "content": _QUESTIONS[0]}, _CALL, _RESULT]
     try:
         ours = target.chat.prompt_ids(messages)
     except TargetError as error:
         return Checked(name, "refused", str(error))
-    text = decode_all(target, ours)
-    if "add_numbers" not in text or _RESULT["content"] not in text:
-        return Checked(name, "ignored", "the template has no tool turns")
     problem = _difference(target, ours, serving_ids(target, messages))
     return Checked(name, "different", problem) if problem else Checked(name, "same")
 

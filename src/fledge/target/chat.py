@@ -16,6 +16,7 @@ Message = Mapping[str, Any]
 
 # Stands for a message's text while its surroundings are looked at. No template trims or rewrites it.
 _MARK = "fledgeMARKfledge"
+_CALL_ID, _ANSWER = "call00001", "fledgeANSWERfledge"  # of a call; Mistral's templates want nine signs
 # What apply_chat_template takes for itself, or every template is given.
 _GIVEN = frozenset(("messages", "conversation", "add_generation_prompt", "tokenize", "tools", "documents"))
 
@@ -54,7 +55,7 @@ class ChatTemplate:
     def check_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Raise a TargetError for tools, their calls and their answers if the template knows none."""
         used = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
-        if (tools or used) and not self.takes_tools:
+        if (tools and not self.takes_tools) or (used and not self.shows_calls):
             raise TargetError("the target's chat template knows no tools: leave them out")
 
     @cached_property
@@ -66,6 +67,19 @@ class ChatTemplate:
             return _MARK in self.render(question, tools=[{"type": "function", "function": tool}])
         except TargetError:
             return False
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether the template tells the target of calls and their answers, or says itself why it doesn't."""
+        function = {"name": _MARK, "arguments": {}}
+        calls = [{"id": _CALL_ID, "type": "function", "function": function}]
+        call = {"role": "assistant", "content": "", "tool_calls": calls}
+        answer = {"role": "tool", "name": _MARK, "tool_call_id": _CALL_ID, "content": _ANSWER}
+        try:
+            text = self.render([{"role": "user", "content": "Hello"}, call, answer])
+        except TargetError:
+            return True
+        return _MARK in text and _ANSWER in text
 
     def user_turn_start(self) -> list[int]:
         """The ids up to where a user's first words begin: what a target continues with a question of its own."""
