@@ -47,6 +47,21 @@ def test_the_path_taken_and_its_reason_are_logged_once(
     assert "float32" in lines[0]
 
 
+def test_a_cpu_without_the_kernels_is_warned_of_unless_it_was_asked_for(
+    tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fledge.target.cpu.unavailable_reason", lambda: "there is no C++ compiler")
+    assert Target.load(str(tiny_target_folder)).decoder.backend == "torch"
+    (line,) = caplog.messages
+    assert "many times slower" in line
+    assert "no C++ compiler" in line
+    caplog.clear()
+    assert Target.load(str(tiny_target_folder), backend="torch").decoder.backend == "torch"
+    monkeypatch.setenv("FLEDGE_NATIVE", "0")
+    assert Target.load(str(tiny_target_folder)).decoder.backend == "torch"
+    assert not caplog.messages
+
+
 def test_native_is_refused_with_the_reason(tiny_target_folder: Path, tmp_path: Path) -> None:
     target = Target.load(str(tiny_target_folder), dtype="float32", backend="native", cache_dir=tmp_path)
     with pytest.raises(TargetError, match=r"float32.*backend='torch'"):

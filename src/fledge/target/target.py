@@ -120,8 +120,9 @@ class Target:
                 f"fledge's decoder can't run {self.name}: {self.config.undecodable}. Take another checkpoint, or see "
                 "docs/features.md, Targets of any other kind"
             )
-        reason = "backend='torch' was asked for"
+        reason, unasked = "backend='torch' was asked for", False
         if self._backend != "torch":
+            from fledge.native.build import native_setting
             from fledge.target.cpu import NativeDecoder, native_available  # may compile its kernels
 
             reason = native_available(self.config, self.dtype, self.device)
@@ -132,7 +133,15 @@ class Target:
                 raise TargetError(
                     f"the native CPU kernels can't run this target: {reason}. Use backend='torch'"
                 )
-        logger.info("%s: decoding with torch on %s, because %s", self.name, self.device, reason)
+            unasked = self.device.type == "cpu" and native_setting() != "0"
+        if unasked:
+            logger.warning(
+                "%s: decoding with torch, many times slower than the CPU kernels, because %s",
+                self.name,
+                reason,
+            )
+        else:
+            logger.info("%s: decoding with torch on %s, because %s", self.name, self.device, reason)
         return TorchDecoder(self.config, self.weights)
 
     @property
