@@ -355,7 +355,7 @@ def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
     fledge: Fledge, tmp_path: Path, command: str
 ) -> None:
     arguments = ("--target", "/no/such/target", "--repeats", "0", "--output", tmp_path / "found.json")
-    assert "repeats is 0" in fledge.error(*command.split(), *arguments)
+    assert "repeats = 0 is refused" in fledge.error(*command.split(), *arguments)
 
 
 def test_generate_refuses_what_it_would_ignore_or_learn_too_late(fledge: Fledge) -> None:

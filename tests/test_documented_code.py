@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-# Those need a server beside them: tests/server/test_openai_client.py and tests/features/test_served.py have one.
-OF_A_SERVER = ("import openai", "server_arguments")
+# Those need a server beside them, as tests/server and tests/features/test_served.py have one.
+OF_A_SERVER = ("import openai", "client.chat", "server_arguments")
 
 
 def examples(page: str) -> list[str]:
@@ -50,8 +50,8 @@ def test_examples_run(page: str, tiny_target_folder: Path, finished_run: Path, t
         'device_map="auto"': 'device_map="cpu"',
         '"runs/demo/head"': repr(str(finished_run / "head")),
         "fledge.released_head(target)": f"fledge.Head.load({str(finished_run / 'head')!r})",
-        '"conversations"': repr(str(finished_run / "conversations")),
-        '"features"': repr(str(tmp_path / "features")),
+        '"run/conversations"': repr(str(finished_run / "conversations")),
+        '"run/features"': repr(str(tmp_path / "features")),
     }
     names: dict[str, Any] = {}
     for code in examples(page):
