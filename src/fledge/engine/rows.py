@@ -128,8 +128,8 @@ class SelectionRows:
         """What keeps a round's drafts within the forms that answers have to have; None if none has to."""
         if not self._followers:
             return None
-        rows = {row: self._followers.get(request.id) for row, request in enumerate(self._requests)}
-        return GuidedDrafts({row: follower for row, follower in rows.items() if follower is not None})
+        rows = enumerate(self._requests)
+        return GuidedDrafts({row: self._followers[one.id] for row, one in rows if one.id in self._followers})
 
     def count(self, tokens: Tensor, emits: Tensor | None) -> None:
         """Count what a round emitted: the first `emits` [B] (None: all) of `tokens` [B, W]."""
