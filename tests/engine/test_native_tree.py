@@ -214,7 +214,7 @@ def test_rows_and_pages_are_kept_the_same(seed: int, requests: int, start: int, 
         for one in range(requests):
             batch.view().head_start[one] = rng.randrange(start + 1) * _Decoder.page_size
         batch.view().recent_features.copy_(torch.arange(requests)[:, None, None].expand(-1, 4, 4))
-        batch.set_pages(row, start, list(range(start + rng.randrange(5))))
+        batch.page_entry(row, start, list(range(start + rng.randrange(5))))()
         batch.pending[requests - 1] = int(behind)
         batch.selection._requests = [cast(Request, None)] * requests
         batch.remove(row)

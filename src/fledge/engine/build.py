@@ -155,7 +155,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
             busy_prefill_rows=min(options.busy_prefill_rows, options.prefill_rows),
             prefix=PrefixCache(pool, heads=head is not None) if options.prefix_cache else None,
             rereads=planner.rereads,
-            clear=None if models.native_plain is None else models.native_plain.clear,
+            forget=None if models.native_plain is None else models.native_plain.forget,
         ),
         planner=planner,
         lane=lane,

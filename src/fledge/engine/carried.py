@@ -19,7 +19,8 @@ pages without the head's entries, its history may begin behind them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -141,7 +142,7 @@ class RunningBatch:
         self._state.page_table[row] = PADDING_PAGE
         self._state.head_pages[row] = PADDING_PAGE
         self._state.head_start[row] = 0
-        self.set_pages(row, 0, pages)
+        self.page_entry(row, 0, pages)()
         self.restarted[row] = False
         if request.head_start:
             self._restart(row, request.head_start)
@@ -178,20 +179,23 @@ class RunningBatch:
         self.selection.clear()
         self._changed()
 
-    def set_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
-        """Enter the request's pages from number `start` on into its page table."""
-        if not pages[start:]:
-            return
+    def page_entry(self, row: int, start: int, pages: Sequence[int]) -> Callable[[], None]:
+        """What enters a request's pages from number `start` on into its page table, ready to be called on the lane.
+
+        It is made by the host, which has the time: on a CPU the lane comes out of a forward, and all it does is slow.
+        """
         state = self._state
         if native_tree.runs_here(state.length):
             tables = state.page_table, state.head_pages, state.head_start
-            native_tree.enter_pages(pages[start:], *tables, row, start, self._page_size)
-            return
-        entries = torch.tensor(pages[start:], dtype=torch.int32, device=self.device)
-        state.page_table[row, start : len(pages)] = entries
-        column = torch.arange(start, len(pages), device=self.device)
-        column -= state.head_start[row] // self._page_size
-        state.head_pages[row, column] = entries
+            return native_tree.page_entry(pages[start:], tables, row, start, self._page_size)
+        return partial(self._enter_pages, row, start, tuple(pages[start:]))
+
+    def _enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
+        entries = torch.tensor(pages, dtype=torch.int32, device=self.device)
+        self._state.page_table[row, start : start + len(pages)] = entries
+        column = torch.arange(start, start + len(pages), device=self.device)
+        column -= self._state.head_start[row] // self._page_size
+        self._state.head_pages[row, column] = entries
 
     def set_first(
         self, rows: Sequence[int] | None, token_ids: Tensor, log_probs: Tensor, hidden: Tensor

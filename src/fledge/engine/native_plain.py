@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import Structure, byref, c_double, c_int, c_int64, c_void_p
+from ctypes import Structure, addressof, byref, c_double, c_int, c_int32, c_int64, c_void_p
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from fledge.draft.cpu import NativeHeadRunner
 from fledge.engine.carried import Carried
 from fledge.engine.rows import Drawing
-from fledge.native.build import library
+from fledge.native.build import library, short_calls
 from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder
 
@@ -60,8 +61,7 @@ class NativePlain:
         head_kv: Tensor | None = None,
     ) -> None:
         c = decoder.config
-        self._held = decoder, head
-        self._pools = [kv] if head_kv is None else [kv, head_kv]
+        self._held = decoder, head, kv, head_kv
         self._models = ModelsStruct(
             decoder.pointer,
             None if head is None else head.pointer,
@@ -72,6 +72,8 @@ class NativePlain:
         self._plain: Callable[..., float] = library().fledge_plain_round
         self._plain.argtypes = [c_void_p] * 5
         self._plain.restype = c_double
+        self._forget: Callable[..., None] = short_calls().fledge_forget
+        self._forget.argtypes = [c_void_p, c_void_p, c_int64]
 
     def plain(self, now: Carried, drawing: Drawing | None, *, keep: bool) -> tuple[Tensor, float]:
         """See `round.plain_round`: [B, 2] int64, ones and tokens, and the target's seconds.
@@ -82,15 +84,14 @@ class NativePlain:
         models, carried, drawn = byref(self._models), byref(self._view(now)), byref(drawing_of(drawing))
         return emitted, self._plain(models, carried, drawn, byref(recent_of(now, keep)), emitted.data_ptr())
 
-    def clear(self, pages: Sequence[int]) -> None:
-        """Forget the values in these pages of both pools.
+    def forget(self, pages: Sequence[int]) -> Callable[[], object]:
+        """What forgets the values in these pages of both pools, ready to be called on the lane.
 
         Attention takes whole pages and gives what isn't a request's own the weight 0, which is nothing if it is a
         number. One request's NaN would become that of all who ever get its pages.
         """
-        for pool in self._pools:
-            for page in pages:
-                pool[:, page, :, 1].zero_()
+        ids = (c_int32 * len(pages))(*pages)
+        return partial(self._forget, addressof(self._models), ids, len(pages))
 
     def _view(self, now: Carried) -> CarriedStruct:
         key = now.length.data_ptr(), len(now.length)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64, c_void_p
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fledge.draft.tree import DraftTree
 from fledge.native import unavailable_reason
-from fledge.native.build import library
+from fledge.native.build import short_calls
 
 _INT64, _FLOAT = torch.int64, torch.float32
 
@@ -151,20 +152,19 @@ def keep(passed: Passed, recent_tokens: Tensor, recent_features: Tensor) -> None
     _call("fledge_keep", (*passed, recent_tokens, recent_features), requests, kept, row_bytes)
 
 
-def enter_pages(
+def page_entry(
     pages: Sequence[int],
-    page_table: Tensor,
-    head_pages: Tensor,
-    head_start: Tensor,
+    tables: tuple[Tensor, Tensor, Tensor],
     row: int,
     start: int,
     size: int,
-) -> None:
-    """See `RunningBatch.set_pages`: `pages` from number `start` on, of `size` tokens each."""
+) -> Callable[[], None]:
+    """See `RunningBatch.page_entry`: `pages` from number `start` on, of `size` tokens each, and all three tables."""
+    page_table, head_pages, head_start = tables
     entries = (c_int32 * len(pages))(*pages)
     pointers = page_table.data_ptr(), head_pages.data_ptr(), head_start.data_ptr()
     sizes = row, page_table.shape[1], start, len(pages), size
-    _kernel("fledge_enter_pages", 4, len(sizes))(entries, *pointers, *sizes)
+    return partial(_kernel("fledge_enter_pages", 4, len(sizes)), entries, *pointers, *sizes)
 
 
 class Rows:
@@ -298,7 +298,7 @@ def _call(name: str, tensors: tuple[Tensor | None, ...], *sizes: int) -> None:
 
 @functools.cache
 def _kernel(name: str, pointers: int, sizes: int) -> Callable[..., None]:
-    found = getattr(library(), name)
+    found = getattr(short_calls(), name)
     found.argtypes = [c_void_p] * pointers + [c_int64] * sizes
     found.restype = None
     kernel: Callable[..., None] = found

@@ -48,14 +48,14 @@ class Scheduler:
         busy_prefill_rows: int,
         prefix: PrefixCache | None,
         rereads: Rereads,
-        clear: Callable[[Sequence[int]], None] | None = None,
+        forget: Callable[[Sequence[int]], Callable[[], object]] | None = None,
     ) -> None:
-        """`clear`: what is done to pages, on the lane, before they get a new owner."""
+        """`forget`: what is done to pages, on the lane, before they get a new owner."""
         self.pool = pool
         self.batch = batch
         self.lane = lane
         self.prefix = prefix
-        self._rereads, self._clear = rereads, clear
+        self._rereads, self._forget = rereads, forget
         self.max_batch = max_batch
         self.window = window  # KV indices a round may write beyond the committed length
         self.ahead = ahead  # tokens by which that may be ahead of what the host knows
@@ -242,7 +242,8 @@ class Scheduler:
         held = len(request.pages)
         if not self._add_pages(request, self._needs(request)):
             return False
-        self.lane.defer(partial(self.batch.set_pages, request.row, held, tuple(request.pages)))
+        if len(request.pages) > held:
+            self.lane.defer(self.batch.page_entry(request.row, held, request.pages))
         return True
 
     def _add_pages(self, request: Request, tokens: int) -> bool:
@@ -250,8 +251,8 @@ class Scheduler:
         held = len(request.pages)
         if not self.pool.reserve(request.pages, tokens):
             return False
-        if self._clear is not None:
-            self.lane.defer(partial(self._clear, tuple(request.pages[held:])))
+        if self._forget is not None and len(request.pages) > held:
+            self.lane.defer(self._forget(request.pages[held:]))
         return True
 
     def _leave_batch(self, request: Request) -> None:

@@ -59,9 +59,23 @@ void copy_tokens(const CarriedState& c, const DraftTerms& t, Drafts* made) {
   lay_out(c, counts, made);
 }
 
+void forget_values(bf16* kv, const KvShape& shape, const int32_t* page_ids, int64_t count) {
+  for (int layer = 0; layer < shape.layers; ++layer)
+    for (int64_t n = 0; n < count; ++n)
+      for (int head = 0; head < shape.kv_heads; ++head)
+        std::memset(kv + shape.page(layer, page_ids[n], head) + shape.half(), 0, shape.half() * sizeof(bf16));
+}
+
 }  // namespace
 
 extern "C" {
+
+// See `NativePlain.forget`.
+void fledge_forget(const RoundModels* m, const int32_t* page_ids, int64_t count) {
+  int pages = static_cast<int>(m->pages);
+  forget_values(m->kv, {m->layers, pages, m->kv_heads, m->head_dim}, page_ids, count);
+  if (m->head_kv) forget_values(m->head_kv, {1, pages, m->head->shape.kv_heads, m->head->shape.head_dim}, page_ids, count);
+}
 
 // One token per request from the target alone, where none wants logits; see `plain_round` in round.py. `emitted` [B, 2]
 // are ones and tokens. Returns the target's seconds.
