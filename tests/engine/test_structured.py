@@ -13,7 +13,7 @@ import torch
 
 from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Completion, Engine, TreeShape
-from fledge.engine.structured import Grammars
+from fledge.engine.structured import Grammars, unpacked
 from fledge.errors import EngineError
 from fledge.target import Target
 from tests.tiny import VOCAB_SIZE
@@ -122,14 +122,15 @@ def test_each_node_is_masked_by_its_own_path(target: Target) -> None:
     #     ├─ 2: c ─── 4: d
     #     └─ 3: d (not allowed)
     tokens, parents = [a, b, c, d, d], [-1, 0, 0, 0, 2]
-    allowed = follower.allowed(tokens, parents, [0, 1, 2, 3, 4])
+    allowed = unpacked(follower.allowed(tokens, parents, [0, 1, 2, 3, 4]), VOCAB_SIZE)
     starts = [b, c, *([] if (cd := tokenizer.get_vocab().get("cd")) is None else [cd])]
     rows = [row.nonzero()[:, 0].tolist() for row in allowed]
     assert rows[0] == sorted(starts)
     assert rows[1] == rows[4] == [3]
     assert rows[2] == [d]
     assert len(rows[3]) == VOCAB_SIZE
-    assert torch.equal(follower.allowed(tokens, parents, [4, 0]), allowed[[4, 0]])  # it is where it was
+    again = unpacked(follower.allowed(tokens, parents, [4, 0]), VOCAB_SIZE)
+    assert torch.equal(again, allowed[[4, 0]])  # it is where it was
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def _calls(
         "greedy": lambda: from_logits(no),
         "greedy, no logits": lambda: decoder.forward(batch, kv, logits="argmax", features=True),
         "drawn": lambda: from_logits(no + 1),
-        "drawn, no logits": lambda: decoder.forward_drawn(batch, kv, no + 1, coins, features=True),
+        "drawn, no logits": lambda: decoder.forward_drawn(batch, kv, no + 1, coins, None, features=True),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -47,17 +48,30 @@ def found(decoder: NativeDecoder, count: int) -> tuple[Tensor, Tensor]:
     return screened, (logits == high).int().argmax(1)  # the lowest id among equals
 
 
-def drawn(decoder: NativeDecoder, temperature: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens [count] drawn as they are screened, and from all logits."""
+def drawn(
+    decoder: NativeDecoder, temperature: Tensor, coins: Tensor, allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The tokens [count] drawn as they are screened, and from all logits; of those `allowed` [count, V] bool."""
     count = len(temperature)
     batch = one_request(list(range(count)), 0)
     kv = decoder.allocate_kv(PAGES)
     logits = decoder.forward(batch, kv, logits="logits").logits
-    screened = decoder.forward_drawn(batch, kv, temperature, coins, features=False).argmax
+    bits = None if allowed is None else packed(allowed)
+    screened = decoder.forward_drawn(batch, kv, temperature, coins, bits, features=False).argmax
     assert logits is not None
     assert screened is not None
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
     no = torch.zeros(count)
     return screened, decoder.sample(logits, temperature, no.long(), no + 1, no, coins)
+
+
+def packed(allowed: Tensor) -> Tensor:
+    """Bits, 32 to a word."""
+    room = torch.zeros(len(allowed), -(-allowed.shape[1] // 32) * 32, dtype=torch.bool)
+    room[:, : allowed.shape[1]] = allowed
+    words = np.packbits(room.numpy(), axis=1, bitorder="little").view(np.int32)
+    return torch.from_numpy(words)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -146,6 +160,24 @@ def test_a_draw_is_that_of_all_logits(vocabulary: int, spread: float) -> None:
             )
             screened, full = drawn(decoder, temperature, coins)
             assert torch.equal(screened, full), (temperatures, count)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.3, 0.98])
+@pytest.mark.parametrize("spread", [2.0, 0.01])
+def test_a_row_chooses_among_what_it_may(share: float, spread: float) -> None:
+    """From a token or two to nearly all; nothing at all, where all logits are alike, is the first token."""
+    lm_head = (random(1, WIDTH, seed=1) + spread * random(VOCABULARY, WIDTH, seed=2)).bfloat16() / 3
+    decoder = decoder_of(lm_head, random(300, WIDTH, seed=3))
+    for count in (1, 16, 40, 300):
+        generator = torch.Generator().manual_seed(count)
+        allowed = torch.rand(count, VOCABULARY, generator=generator) < share
+        allowed[::3] = True  # rows without a form beside those that have one
+        temperature = torch.tensor([0.0, 0.0, 1.0, 0.7]).repeat(count)[:count]
+        coins = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+        screened, full = drawn(decoder, temperature, coins, allowed)
+        assert torch.equal(screened, full)
+        some = allowed.any(1)
+        assert allowed[some].gather(1, screened[some, None]).all()
 
 
 def test_draws_follow_the_coin_alone() -> None:

@@ -13,7 +13,7 @@ from fledge.draft.runner import DraftOutput, HeadRunner
 from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Behind, Carried
 from fledge.engine.layout import Layouts, RowLayout
-from fledge.engine.penalties import edited
+from fledge.engine.penalties import allowed, edited
 from fledge.engine.rows import Selection
 from fledge.engine.sampling import Sampler, choose, coins, draws
 from fledge.errors import EngineError
@@ -28,10 +28,17 @@ AHEAD = 2  # a head's row at position p proposes x[p + 2]
 
 
 class DrawnForward(Protocol):
-    """A forward that draws each wanted row's token: temperature [M], 0 for greedily, coins [M] int64, no filters."""
+    """A forward that chooses each wanted row's token without filters, among those it may; see `NativeDecoder`'s."""
 
     def __call__(
-        self, batch: ForwardBatch, kv: Tensor, temperature: Tensor, coins: Tensor, *, features: bool
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        temperature: Tensor | None,
+        coins: Tensor | None,
+        allowed: Tensor | None,
+        *,
+        features: bool,
     ) -> ForwardOutput: ...
 
 
@@ -114,8 +121,8 @@ def choose_tokens(
 ) -> TargetRows:
     """A target forward and the token each wanted row yields; `position` [M] is where that token stands.
 
-    Where logits are only drawn from, and where every row takes its most likely token (`selection` None), the forward
-    does that, and no logits are copied.
+    Where logits are only drawn from, among what a form allows, and where every row takes its most likely token
+    (`selection` None), the forward does that, and no logits are copied.
     """
     decoder = models.decoder
     if selection is None:
@@ -123,9 +130,13 @@ def choose_tokens(
     sampling = selection.sampling
     if sampling is not None and picked is not None:
         sampling = sampling.of(picked)
-    if models.drawn is not None and sampling is not None and selection.only_drawn:
-        tossed = coins(sampling.seed_key, position)
-        return _chosen(models.drawn(rows, models.kv, sampling.temperature, tossed, features=features))
+    if models.drawn is not None and selection.only_drawn:
+        temperature = tossed = may = None
+        if sampling is not None:
+            temperature, tossed = sampling.temperature, coins(sampling.seed_key, position)
+        if selection.edits is not None:
+            may = allowed(len(position), selection.edits, tree, picked)
+        return _chosen(models.drawn(rows, models.kv, temperature, tossed, may, features=features))
     out = decoder.forward(rows, models.kv, logits="logits", features=features)
     if out.logits is None:
         raise EngineError("the decoder returned no logits; report this as a bug of its backend")

@@ -10,14 +10,14 @@ through the same elementwise arithmetic, so that a token's logit is the same num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
-from fledge.engine.structured import Follower
+from fledge.engine.structured import Follower, unpacked
 
 
 class TokenCounts(NamedTuple):
@@ -40,6 +40,11 @@ class LogitEdits(NamedTuple):
     ends: Tensor  # [n, E] int64, tokens that mustn't stand before
     ends_from: Tensor  # [n, 1] int64, this position, 0: they may anywhere
     followers: Sequence[Follower | None]  # n, of answers that have to have a form
+
+    @property
+    def only_forms(self) -> bool:
+        """Whether tokens are forbidden, and nothing else."""
+        return self.counts is None and self.bias_ids.shape[1] == 0 and self.ends.shape[1] == 0
 
 
 def edited(
@@ -73,18 +78,42 @@ def edited(
         early = position.index_select(0, rows)[:, None] < edits.ends_from.index_select(0, own)  # [r, 1]
         ends = edits.ends.index_select(0, own)
         changed.scatter_add_(1, ends, torch.where(early, -torch.inf, 0.0).expand(ends.shape))
-    for number, follower in enumerate(edits.followers):
-        if follower is not None:
-            mine = (own == number).nonzero()[:, 0]
-            allowed = _allowed(follower, tree, int(edits.requests[number]), node[mine].tolist())
-            changed[mine] = changed[mine].masked_fill_(~allowed.to(changed.device), -torch.inf)
+    for mine, bits in _forms(edits, tree, own, node):
+        may = unpacked(bits, logits.shape[1]).to(changed.device)
+        changed[mine] = changed[mine].masked_fill_(~may, -torch.inf)
     return logits.index_copy(0, rows, changed) if keep else logits.index_copy_(0, rows, changed)
 
 
-def _allowed(follower: Follower, tree: DraftTree | None, request: int, nodes: list[int]) -> Tensor:
-    if tree is None:
-        return follower.allowed([0], [-1], nodes)
-    return follower.allowed(tree.token_ids[request].tolist(), tree.parents[request].tolist(), nodes)
+def allowed(
+    count: int, edits: LogitEdits, tree: DraftTree | None, picked: Tensor | None = None
+) -> Tensor | None:
+    """What each of `count` rows may choose, [count, ceil(V / 32)] int32, if forms are all that is edited; see `edited`.
+
+    None: anything.
+    """
+    nodes = 1 if tree is None else tree.token_ids.shape[1]
+    rows, own, node = _edited_rows(edits.requests, nodes, picked)
+    found = None
+    for mine, bits in _forms(edits, tree, own, node):
+        if found is None:
+            found = bits.new_full((count, bits.shape[1]), -1)
+        found[rows[mine]] = bits
+    return found
+
+
+def _forms(
+    edits: LogitEdits, tree: DraftTree | None, own: Tensor, node: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each answer that has to have a form: which of the edited rows are its, and what they may choose, in bits."""
+    for number, follower in enumerate(edits.followers):
+        if follower is None:
+            continue
+        mine = (own == number).nonzero()[:, 0]
+        tokens, parents = [0], [-1]
+        if tree is not None:
+            request = int(edits.requests[number])
+            tokens, parents = tree.token_ids[request].tolist(), tree.parents[request].tolist()
+        yield mine, follower.allowed(tokens, parents, node[mine].tolist())
 
 
 def _edited_rows(requests: Tensor, nodes: int, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ class Selection(NamedTuple):
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
     logprobs: LogprobRows | None
-    only_drawn: bool  # tokens are all that is wanted, of logits as they are
+    only_drawn: bool  # tokens are all that is wanted, without filters, of logits that only forms edit
 
 
 class Drawing(NamedTuple):
@@ -109,9 +109,9 @@ class SelectionRows:
 
     @property
     def wants_logits(self) -> bool:
-        """Whether something is done with logits that forwards don't do themselves."""
+        """Whether something is done with logits that rounds in one call don't do."""
         selection = self.selection(1)
-        return selection is not None and not selection.only_drawn
+        return selection is not None and (selection.edits is not None or not selection.only_drawn)
 
     def drawing(self) -> Drawing | None:
         """How the running requests draw; None if all are greedy."""
@@ -210,11 +210,11 @@ def _selection(
 ) -> Selection | None:
     sampling = _row_sampling(requests, nodes, device)
     edits, logprobs = _edits(requests, counts, followers, device), _logprobs(requests, device)
-    as_they_are = edits is None and logprobs is None
-    if sampling is None and as_they_are:
+    if sampling is None and edits is None and logprobs is None:
         return None
     filtered = any(request.params.filters for request in requests)
-    return Selection(sampling, edits, logprobs, only_drawn=as_they_are and not filtered)
+    masked = edits is None or edits.only_forms
+    return Selection(sampling, edits, logprobs, only_drawn=masked and logprobs is None and not filtered)
 
 
 def _row_sampling(requests: Sequence[Request], nodes: int, device: torch.device) -> RowSampling | None:

@@ -75,7 +75,7 @@ class Grammars:
             )
         except Exception as error:  # its Rust half raises what it likes
             raise EngineError(f"structured_outputs can't read the target's tokenizer: {error}") from error
-        self._matcher, self._vocabulary = llguidance.LLMatcher, vocabulary
+        self._matcher = llguidance.LLMatcher
         self._ends = torch.zeros(-(-vocabulary // 32), dtype=torch.int32)
         for token in end_ids:
             self._ends[token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)
@@ -106,19 +106,19 @@ class Grammars:
             fault = str(error)
         if fault:
             raise EngineError(f"structured_outputs.{kind} can't be used: {' '.join(fault.split())[:400]}")
-        return Follower(matcher, self._ends, self._vocabulary)
+        return Follower(matcher, self._ends)
 
 
 class Follower:
     """One answer's place in its grammar."""
 
-    def __init__(self, matcher: Any, ends: Tensor, vocabulary: int) -> None:
+    def __init__(self, matcher: Any, ends: Tensor) -> None:
         """`ends` [ceil(V / 32)] int32: the bits of what may stand behind a complete answer."""
-        self._matcher, self._ends, self._vocabulary, self._told = matcher, ends, vocabulary, False
+        self._matcher, self._ends, self._told = matcher, ends, False
 
     def after(self, tokens: Sequence[int]) -> Follower:
         """Another, so many tokens further on."""
-        other = Follower(self._matcher.deep_copy(), self._ends, self._vocabulary)
+        other = Follower(self._matcher.deep_copy(), self._ends)
         other.take(tokens)
         return other
 
@@ -130,7 +130,7 @@ class Follower:
             logger.warning("an answer ends before its form does: %s", self._matcher.get_error())
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> Tensor:
-        """What may be chosen at these `nodes` of a tree, [len(nodes), V] bool.
+        """What may be chosen at these `nodes` of a tree, [len(nodes), ceil(V / 32)] int32: a bit for each token.
 
         `tokens` and `parents` [N]: the tree, parents first; node 0 is the last token taken. Behind a node
         that isn't allowed everything is, as nothing there is going to be accepted.
@@ -141,9 +141,7 @@ class Follower:
         for node in range(1, len(parents)):
             children.setdefault(parents[node], []).append(node)
         self._walk(0, tokens, children, wanted, bits)
-        bytes_ = bits.numpy().view(np.uint8)
-        unpacked = np.unpackbits(bytes_, axis=1, count=self._vocabulary, bitorder="little")
-        return torch.from_numpy(unpacked.view(np.bool_))
+        return bits
 
     def fitting(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may come next, one behind the other."""
@@ -194,3 +192,9 @@ class Follower:
             if tokens[child] >= 0 and self._matcher.try_consume_tokens([tokens[child]]):
                 self._walk(child, tokens, children, wanted, bits)
                 self._matcher.rollback(1)
+
+
+def unpacked(bits: Tensor, vocabulary: int) -> Tensor:
+    """Masks [n, ceil(V / 32)] int32 as [n, V] bool. Not by torch, whose threads take 16 ms a row on a busy machine."""
+    found = np.unpackbits(bits.numpy().view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    return torch.from_numpy(found.view(np.bool_))

@@ -142,7 +142,7 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   int wanted = static_cast<int>(out.count);
   // Screening multiplies single rows, with room for a tile's after each.
   if (out.logits || out.chosen) gathered.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
-  if (out.chosen) screening.ensure(wanted, s.hidden, t.size, out.temperature, out.coins);
+  if (out.chosen) screening.ensure(wanted, d->screen->weights, t.size, out.temperature, out.coins, out.allowed);
   std::vector<const Packed*> weights;
   for (int l = 0; l < d->layers; ++l) add_products(weights, d->layer[l]);
   if (out.logits) weights.push_back(d->lm_head);

@@ -35,6 +35,7 @@ struct DecoderOutputs {
   fledge::bf16* hidden;      // [rows, hidden] or null
   const float* temperature;  // [count], of what is chosen; null: all greedily
   const int64_t* coins;      // [count]
+  const uint32_t* allowed;   // [count, ceil(V / 32)], bits of what may be chosen; null: anything
 };
 
 struct DraftHead {

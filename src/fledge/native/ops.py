@@ -73,6 +73,7 @@ class DecoderOutputs(Structure):
         ("hidden", c_void_p),
         ("temperature", c_void_p),
         ("coins", c_void_p),
+        ("allowed", c_void_p),
     ]
 
 

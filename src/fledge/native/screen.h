@@ -5,7 +5,7 @@
 //
 //     |x w - x' w'|  =  |x (w - w') + (x - x') w'|  <=  |x| |w - w'| + |x - x'| |w'|          (Cauchy-Schwarz)
 //
-// A panel none of whose logits can be the largest, or win the race, is done with. What is left, a few panels per row, is
+// A panel none of whose logits can be the largest, or win the race, is done with, and so is one that a row may choose nothing of. What is left, a few panels per row, is
 // multiplied in bf16 by the kernel that computes logits elsewhere: the token chosen is that of all logits, bit for bit.
 //
 // Rows are rounded twice, to 8 bits and what that leaves out to 8 bits again. The first alone rules out nearly all
@@ -51,8 +51,14 @@ inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
 // In a race token i comes in at its score, logit[i] - temperature * log(unit time[i]): the largest wins (draft/race.py).
 class Screening {
  public:
-  // temperature [rows], 0: greedy, and coins [rows]; null: all are greedy.
-  void ensure(int rows, int inputs, int threads, const float* temperature, const int64_t* coins) {
+  // temperature [rows], 0: greedy, and coins [rows]; null: all are greedy. `allowed` [rows, panels]: the bits of those tokens
+  // of each panel that a row may choose; null: any.
+  void ensure(int rows, const Packed& w, int threads, const float* temperature, const int64_t* coins,
+              const uint32_t* allowed) {
+    allowed_ = allowed;
+    outputs_ = w.outputs;
+    panels_ = w.panels();
+    int inputs = w.inputs;
     coarse_.ensure(rows, inputs);
     fine_.ensure(rows, inputs);
     rows_.ensure(rows);
@@ -73,8 +79,10 @@ class Screening {
     Asking asking(t, id, w);
     int at_once = rows_at_once(rows, 32);
     t.for_each(id, w.panels(), [&](int p) {
-      for (int r = 0; r < rows; r += at_once)
-        look(screen, p, r, rows - r < at_once ? rows - r : at_once, asking.panel(p, r), found_[id]);
+      for (int r = 0; r < rows; r += at_once) {
+        int here = rows - r < at_once ? rows - r : at_once;
+        if (some_live(r, here, p)) look(screen, p, r, here, asking.panel(p, r), found_[id]);
+      }
     });
     int total = 0;
     for (auto& found : found_) total += static_cast<int>(found.size());
@@ -87,9 +95,11 @@ class Screening {
       alignas(64) float c[32 * kPanel];
       multiply_panel(x + static_cast<size_t>(one.row) * w.inputs, w.inputs, 1, lm_head.panel(one.panel), w.inputs, c,
                      kPanel, {});
-      std::memcpy(one.logits, c, sizeof one.logits);
+      uint32_t may = live(one.row, one.panel);
+      for (int i = 0; i < kPanel; i += 16)
+        _mm512_storeu_ps(one.logits + i, _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), static_cast<__mmask16>(may >> i), c + i));
     });
-    t.for_each(id, rows, [&](int r) { chosen[r] = choose(r, w.outputs); });
+    t.for_each(id, rows, [&](int r) { chosen[r] = choose(r); });
   }
 
  private:
@@ -116,6 +126,18 @@ class Screening {
     bool remains;
     float logits[kPanel];
   };
+
+  // The tokens of a panel that a row may choose.
+  uint32_t live(int r, int p) const {
+    int outputs = outputs_ - p * kPanel;
+    uint32_t there = outputs < kPanel ? (1u << outputs) - 1 : ~0u;
+    return allowed_ ? there & allowed_[static_cast<size_t>(r) * panels_ + p] : there;
+  }
+  bool some_live(int first, int rows, int p) const {
+    uint32_t found = 0;
+    for (int r = first; r < first + rows && !found; ++r) found |= live(r, p);
+    return found;
+  }
 
   void round(const bf16* x, int r, int inputs) {
     int groups = groups_of(inputs);
@@ -171,32 +193,31 @@ class Screening {
   void look(const Screen& screen, int p, int first, int rows, Ahead ahead, std::vector<Candidate>& found) {
     const Packed& w = screen.weights;
     const float* bound = screen.bound(p);
-    int outputs = w.outputs - p * kPanel;
-    uint32_t live = outputs < kPanel ? (1u << outputs) - 1 : ~0u, doubts = 0;
+    uint32_t doubts = 0;
     alignas(64) float c[32 * kPanel], rest[32 * kPanel];
     multiply_int8(coarse_, first, rows, w, p, c, ahead);
     for (int r = 0; r < rows; ++r)
-      if (doubtful(rows_.data[first + r], c + r * kPanel, bound, p) & live) doubts |= 1u << r;
+      if (doubtful(rows_.data[first + r], c + r * kPanel, bound, p) & live(first + r, p)) doubts |= 1u << r;
     if (!doubts) return;
     bool together = 2 * __builtin_popcount(doubts) > rows;
     if (together) multiply_int8(fine_, first, rows, w, p, rest, {});
     for (; doubts; doubts &= doubts - 1) {
       int r = __builtin_ctz(doubts);
       if (!together) multiply_int8(fine_, first + r, 1, w, p, rest + r * kPanel, {});
-      look_closely(first + r, p, c + r * kPanel, rest + r * kPanel, bound, live, found);
+      look_closely(first + r, p, c + r * kPanel, rest + r * kPanel, bound, found);
     }
   }
 
   // Row r's logits of panel p are about `c` + `rest`: it becomes a candidate, or not, and the bars may rise.
-  void look_closely(int r, int p, const float* c, const float* rest, const float* bound, uint32_t live,
-                    std::vector<Candidate>& found) {
+  void look_closely(int r, int p, const float* c, const float* rest, const float* bound, std::vector<Candidate>& found) {
     Row& row = rows_.data[r];
+    uint32_t may = live(r, p);
     Candidate one{r, p, -INFINITY, -INFINITY, false, {}};
     float largest = -INFINITY, winner = -INFINITY;
     for (int i = 0; i < kPanel; i += 16) {
       __m512 about = _mm512_add_ps(_mm512_loadu_ps(c + i), _mm512_loadu_ps(rest + i));
       __m512 error = error_of(bound + i, row.norm, row.fine);
-      __mmask16 here = static_cast<__mmask16>(live >> i);
+      __mmask16 here = static_cast<__mmask16>(may >> i);
       one.largest = std::fmax(one.largest, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(about, error)));
       largest = std::fmax(largest, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(about, error)));
       if (row.temperature > 0) {
@@ -212,7 +233,7 @@ class Screening {
   }
 
   // What `sample_row`, or the largest of all logits, would be.
-  int choose(int r, int outputs) const {
+  int choose(int r) const {
     const Row& row = rows_.data[r];
     Best best;
     auto each = [&](auto&& look_at) {
@@ -220,17 +241,19 @@ class Screening {
         for (auto& one : found)
           if (one.row == r && one.remains) look_at(one, one.panel * kPanel);
     };
-    each([&](const Candidate& one, int first) { best.offer_row(one.logits, first, outputs - first < kPanel ? outputs - first : kPanel); });
+    each([&](const Candidate& one, int first) { best.offer_row(one.logits, first, outputs_ - first < kPanel ? outputs_ - first : kPanel); });
     if (row.temperature > 0) {
       float high = best.value;
       best = {};
       each([&](const Candidate& one, int first) {
-        race_panel(one.logits, first, outputs, high, row.temperature, row.coin, best);
+        race_panel(one.logits, first, outputs_, high, row.temperature, row.coin, best);
       });
     }
     return best.token();
   }
 
+  const uint32_t* allowed_ = nullptr;
+  int outputs_ = 0, panels_ = 0;
   Int8Rows coarse_, fine_;
   Buffer<Row> rows_;
   std::vector<std::vector<Candidate>> found_;  // by thread

@@ -162,15 +162,21 @@ class NativeDecoder:
         return self._forward(batch, kv, logits, features, hidden)
 
     def forward_drawn(
-        self, batch: ForwardBatch, kv: Tensor, temperature: Tensor, coins: Tensor, *, features: bool
+        self,
+        batch: ForwardBatch,
+        kv: Tensor,
+        temperature: Tensor | None,
+        coins: Tensor | None,
+        allowed: Tensor | None,
+        *,
+        features: bool,
     ) -> ForwardOutput:
         """`forward` and what `sample` would draw of its logits, without making them; it is the output's `argmax`.
 
-        For wanted rows without filters: temperature [M] float32, 0 for the most likely token, and coins [M] int64.
+        For wanted rows without filters: temperature [M] float32, 0 for the most likely token, and coins [M] int64;
+        None: all are greedy. `allowed` [M, ceil(V / 32)] int32, bits of the tokens that a row may choose; None: any.
         """
-        return self._forward(
-            batch, kv, "argmax", features, False, temperature.contiguous(), coins.contiguous()
-        )
+        return self._forward(batch, kv, "argmax", features, False, temperature, coins, allowed)
 
     def _forward(
         self,
@@ -181,6 +187,7 @@ class NativeDecoder:
         hidden: bool,
         temperature: Tensor | None = None,
         coins: Tensor | None = None,
+        allowed: Tensor | None = None,
     ) -> ForwardOutput:
         rows, width = batch.token_ids.shape[0], self.config.hidden_size
         arguments = batch_arguments(batch)
@@ -193,7 +200,8 @@ class NativeDecoder:
             features=torch.empty(rows, 3 * width, dtype=self.dtype) if features else None,
             hidden=torch.empty(rows, width, dtype=self.dtype) if hidden else None,
         )
-        pointers = (ops.address(t) for t in (*out, temperature, coins))
+        held = [None if t is None else t.contiguous() for t in (temperature, coins, allowed)]
+        pointers = (ops.address(t) for t in (*out, *held))
         outputs = ops.DecoderOutputs(ops.address(wanted), count, *pointers)
         self._library.fledge_decoder_forward(
             ctypes.byref(self._struct),
