@@ -41,9 +41,6 @@ class TableHead:
     def kv_bytes_per_token(self) -> int:
         return 1
 
-    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
-        """There is nothing in it."""
-
     def forward(
         self,
         batch: ForwardBatch,

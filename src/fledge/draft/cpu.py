@@ -19,7 +19,7 @@ from fledge.errors import EngineError
 from fledge.native import ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
-from fledge.target.cpu import POSITIONS_BEYOND, batch_arguments, move_packed_kv, shape_reason
+from fledge.target.cpu import POSITIONS_BEYOND, batch_arguments, shape_reason
 from fledge.target.rope import rope_tables
 
 MAX_K = 64  # proposals per row the kernels can sort
@@ -163,7 +163,3 @@ class NativeHeadRunner:
             ctypes.byref(outputs),
         )
         return out
-
-    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
-        """Copy entries between slots ([M] int64 each)."""
-        move_packed_kv(self._library, kv, source, destination, self.config.head_dim)

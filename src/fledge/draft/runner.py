@@ -67,10 +67,6 @@ class HeadRunner(Protocol):
         """
         ...
 
-    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
-        """Copy entries between slots ([M] int64 each), as if all sources were read before any write."""
-        ...
-
 
 class TorchHeadRunner:
     """The head in plain torch: any device and type, and the definition the kernels are tested against."""
@@ -128,10 +124,6 @@ class TorchHeadRunner:
         return DraftOutput(
             self._target_ids[best.indices], best.values, normed if self.config.norm_output else out
         )
-
-    def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
-        """Copy entries between slots; reading into a copy first makes overlapping moves safe."""
-        kv[:, destination.long()] = kv[:, source.long()]
 
     def _entry(self, features: Tensor | None, hidden: Tensor | None) -> Tensor:
         """The hidden state the layer starts from, [R, H]."""
