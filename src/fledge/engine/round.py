@@ -1,17 +1,23 @@
-"""One decoding round for the running batch.
+"""One decoding round for the running batch: draft, verify, accept, extend. L is a request's committed length.
 
-    draft   -> a tree of at most N nodes per request; node 0 is the bonus token x[L], which the target already chose
-    verify  -> one target forward over all nodes; each node chooses its next token, greedily or with its coin
-    accept  -> the path from the root along which every node is what its parent chose, and the choice at its end
-    extend  -> the head over the accepted tokens; carries hidden state and first-level candidates to the next round
+    draft   -> a tree of at most N nodes per request; node 0, the root, is the token x[L], which is known already
+    verify  -> one target forward over all nodes; at each node the target chooses the next token, greedily or by a draw
+    accept  -> the path from the root along which every node is what its parent chose; the choice at the path's end
+               is the bonus token, the next round's root
+    extend  -> the head over the accepted tokens; its hidden state and first-level candidates are carried to the next
+               round
 
                draft window (head)                 verify window (target)          after the round (both)
     index      L ..          L+K ..                L      L+1 ..                   L      L+1    L+2
                level 1 (K)   level 2's best K      root   nodes, parents first     root   accepted path
 
-The plan bounds the tree. On a CPU it may stop it early, by the tree's own probabilities; elsewhere no value is read on
-the host: a round is launched, its result is fetched once. Accepting draws nothing: a node is the token of its parent's
-coin or it isn't (see `sampling.py`).
+The planner's `RoundPlan` (see `plans.py`) says how large the tree may get. On a CPU it may also stop the tree early, by
+the tree's own probabilities. On a GPU the host reads no value: a round is launched, and its result is fetched once.
+Accept draws no random numbers: what a node chooses follows from the request's seed and the position (`sampling.py`).
+
+There are three kinds of round: `speculative_round`, `lookup_round` (prompt lookup proposes, the head doesn't run) and
+`plain_round`. Where target and head run on the CPU kernels, each is one C++ call with the same result
+(`native_round.py`). The torch code below defines what that call does.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
-from fledge.engine import in_one_call, native_tree
+from fledge.engine import native_tree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
@@ -31,7 +37,7 @@ from fledge.engine.guided import GuidedDrafts
 from fledge.engine.layout import RowLayout, TreeShape, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
-from fledge.engine.native_round import DraftInputs
+from fledge.engine.native_round import DraftInputs, NativeOutcome, NativeRound
 from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
@@ -40,7 +46,7 @@ from fledge.engine.rows import Selection
 
 
 class Round(NamedTuple):
-    """What all parts of a round work on."""
+    """What verify, accept and extend of one round work on."""
 
     models: Models
     batch: RunningBatch
@@ -55,15 +61,18 @@ def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, cloc
     """Draft, verify, accept, extend."""
     native = models.native
     if native is not None and plan.by_terms and not batch.selection.wants_logits and not batch.poison:
-        return in_one_call.speculate(native, batch, plan, clock)
-    return _finish(models, batch, draft(models, batch, plan), clock, follow=True)
+        return _outcome(native.round(DraftInputs.of(batch, plan)), clock)
+    return _verify_accept_extend(models, batch, draft(models, batch, plan), clock, follow=True)
 
 
 def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome | None:
-    """A round whose drafts are all copied; the head falls behind. None, and nothing done, if none is worth it."""
+    """A round that verifies prompt lookup's proposals alone; the head doesn't run and falls behind.
+
+    None, with nothing done, if no proposal is worth a row of the verify.
+    """
     native = models.native
     if native is not None and plan.by_terms and not batch.selection.wants_logits:
-        return in_one_call.look_up(native, batch, plan, clock)
+        return _native_lookup(native, batch, plan, clock)
     now, proposal = batch.view(), _look_up(batch, plan, batch.selection.guided())
     nodes, counts = _sizes(batch, plan, proposal.log_probs.cumsum(1), None)
     if nodes == 1:
@@ -73,22 +82,48 @@ def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: Ph
     layout = models.layouts.verify(batch.size, nodes, nodes - 1)
     size = counts if counts is not None else torch.full((batch.size,), nodes - 1, device=now.length.device)
     tree = chain(proposal, now.bonus[:, None], layout.node_bit, size)
-    return _finish(models, batch, Drafted(tree, shape, [], proposal, counts), clock, follow=False)
+    return _verify_accept_extend(
+        models, batch, Drafted(tree, shape, [], proposal, counts), clock, follow=False
+    )
 
 
-def _finish(
+def _native_lookup(
+    native: NativeRound, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock
+) -> Outcome | None:
+    """`lookup_round` in one C++ call."""
+    keep = bool(batch.sizes.pending)  # without room to remember, the head is never run
+    done = native.lookup(DraftInputs.of(batch, plan), keep=keep)
+    if done is None:
+        clock.lap("draft")
+        return None
+    if keep:
+        batch.some_behind(done.emitted[:, 0].tolist())
+    return _outcome(done, clock)
+
+
+def _outcome(done: NativeOutcome, clock: PhaseClock) -> Outcome:
+    """What a round in one C++ call did; the call has timed its parts."""
+    clock.add("draft", done.draft)
+    clock.add("verify", done.verify)
+    clock.add("accept", done.accept)
+    clock.lap("extend")
+    drafted = done.drafted
+    return Outcome(done.emitted, None, drafted, drafted.shape, done.path, drafted.rows, drafted.seconds)
+
+
+def _verify_accept_extend(
     models: Models, batch: RunningBatch, drafted: Drafted, clock: PhaseClock, *, follow: bool
 ) -> Outcome:
     """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
-    tree, shape, _, _, counts, seconds, ready = drafted
+    tree, shape, ready = drafted.tree, drafted.shape, drafted.ready
     if follow:
         batch.use_first()
     layout, now = models.layouts.verify(batch.size, shape.nodes, shape.reach), batch.view()
     rows, picked = layout.node_rows, None
     if ready is not None:
         rows, picked = _laid_out(rows, ready.row_start, ready.first_row), ready.picked
-    elif counts is not None:
-        rows, picked = some_rows(rows, counts + 1)
+    elif drafted.counts is not None:
+        rows, picked = some_rows(rows, drafted.counts + 1)
     this = Round(models, batch, now, shape, layout, rows, picked)
     clock.lap("draft")
     inputs = ready.inputs if ready is not None else verify_rows(tree, now.length, picked)
@@ -106,7 +141,7 @@ def _finish(
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
     count = batch.size * shape.nodes if picked is None else len(picked)
-    return Outcome(emitted, logprobs, drafted, shape, accepted.path, count, seconds)
+    return Outcome(emitted, logprobs, drafted, shape, accepted.path, count, drafted.seconds)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
@@ -136,7 +171,7 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
 
 
 def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
-    """Grow a tree per request, from the carried first level and its own tokens' repetitions down."""
+    """Grow a tree per request from the carried first level, level by level, with what prompt lookup proposes."""
     now, bound, native = batch.view(), plan.bound, models.native
     guided = batch.selection.guided()
     if native is not None and plan.by_terms and guided is None:
@@ -186,7 +221,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
 
 
 def _look_up(batch: RunningBatch, plan: RoundPlan, guided: GuidedDrafts | None) -> Proposal:
-    """What the requests' own tokens propose, and the forms that answers have to have."""
+    """What prompt lookup proposes, and for structured outputs the tokens that the grammar forces."""
     now = batch.view()
     found = find(now.history, now.length, plan.bound.lookup, plan.match_rates.log_rates(now.length.device))
     return found if guided is None else guided.proposal(found)
@@ -195,7 +230,10 @@ def _look_up(batch: RunningBatch, plan: RoundPlan, guided: GuidedDrafts | None) 
 def _sizes(
     batch: RunningBatch, plan: RoundPlan, scores: Tensor, depths: Tensor | None
 ) -> tuple[int, Tensor | None]:
-    """The plan's answer to these candidates; those of requests that don't speculate are worth nothing."""
+    """How many of these candidates the plan wants verified; those of requests that don't speculate count for nothing.
+
+    As `RoundPlan.nodes`.
+    """
     speculates = batch.speculating().mask
     if speculates is not None:
         scores = scores.masked_fill(~speculates[:, None], -torch.inf)
@@ -207,23 +245,23 @@ def verify(this: Round, tree: DraftTree, inputs: tuple[Tensor, Tensor, Tensor]) 
 
     `inputs`: the rows' tokens, positions and masks.
     """
-    models, batch, now, shape, _, layout, picked = this
+    shape, picked = this.shape, this.picked
     tokens, positions, mask = inputs
     rows = run_target(
-        models,
-        now,
-        layout,
+        this.models,
+        this.now,
+        this.rows,
         tokens,
         positions,
         mask=None if shape.chain else mask,
-        selection=batch.selection.selection(shape.nodes),
+        selection=this.batch.selection.selection(shape.nodes),
         features=True,
         tree=tree,
         picked=picked,
     )
     chosen = rows.chosen
     if picked is not None:
-        chosen = chosen.new_full((batch.size * shape.nodes,), -1).index_copy_(0, picked, chosen)
+        chosen = chosen.new_full((this.batch.size * shape.nodes,), -1).index_copy_(0, picked, chosen)
     return rows._replace(chosen=chosen.view(-1, shape.nodes))
 
 
@@ -241,8 +279,8 @@ def accept(
 ) -> Accepted:
     """The path of nodes that are what their parents chose. `speculates` [B]: which requests take drafts; None: all.
 
-    A node is on the path if every bit of its ancestor mask belongs to a node that matched. Siblings differ, so at
-    most one node per depth is, and scattering node numbers by depth yields the path.
+    A node matches if it is the token its parent chose; it is on the path if all of its ancestors match, too. Siblings
+    are different tokens, so at most one node per depth is on the path: scattering node numbers by depth yields it.
     """
     width = layout.no_path.shape[1] - 1
     if native_tree.runs_here(chosen):
@@ -265,17 +303,17 @@ def extend(this: Round, accepted: Accepted, features: Tensor | None) -> None:
 
     Head position p takes feature g[p] and token x[p + 1], so the row of a path node takes what the node chose.
     """
-    models, batch, now, shape, layout = this[:5]
+    models, batch, now, moves = this.models, this.batch, this.now, not this.shape.chain
     if models.native is not None and features is not None:
-        drawing, move = batch.selection.drawing(), not shape.chain
-        models.native.extend(now, accepted, this.rows.first_row, features, drawing, move=move)
+        drawing = batch.selection.drawing()
+        models.native.extend(now, accepted, this.rows.first_row, features, drawing, move=moves)
         return
     path = path_rows(this, accepted)
-    if not shape.chain:  # a chain's nodes are where they belong already
+    if moves:  # a chain's nodes are where they belong already
         models.decoder.move_kv(models.kv, path.old_slot, path.new_slot)
     if features is not None:
         features = features.index_select(0, path.source)
-    rows = layout.path_rows._replace(row_start=path.row_start)
+    rows = this.layout.path_rows._replace(row_start=path.row_start)
     selection = batch.selection.selection(1)
     out = run_head(models, now, rows, path.positions, path.tokens, features, path.last, selection)
     batch.set_first(None, out.token_ids, out.log_probs, out.hidden)
@@ -301,7 +339,7 @@ def path_rows(this: Round, accepted: Accepted) -> PathRows:
 
 
 def _fall_behind(this: Round, accepted: Accepted, features: Tensor | None) -> None:
-    """Make an accepted chain part of the committed length; the head hears of it later."""
+    """Make an accepted chain part of the committed length; the head will catch up on it later."""
     batch = this.batch
     if features is not None and batch.sizes.pending:  # without room to remember, the head is never run
         path = path_rows(this, accepted)
