@@ -16,7 +16,7 @@ from fledge.engine import TreeShape
 from fledge.engine.params import SamplingParams
 from fledge.engine.penalties import edited
 from fledge.engine.request import Request
-from fledge.engine.rows import SelectionRows, request_selection
+from fledge.engine.selection import SelectionRows, request_selection
 from tests.engine.test_accept import random_tree
 
 V = 13

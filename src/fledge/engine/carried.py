@@ -31,7 +31,7 @@ from fledge.engine import native_tree
 from fledge.engine.native_tree import Passed, Rows
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
-from fledge.engine.rows import SelectionRows
+from fledge.engine.selection import SelectionRows
 from fledge.errors import EngineError
 
 

@@ -14,8 +14,8 @@ from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Behind, Carried
 from fledge.engine.layout import Layouts, RowLayout
 from fledge.engine.penalties import allowed, edited
-from fledge.engine.rows import Selection
 from fledge.engine.sampling import Sampler, choose, coins, draws
+from fledge.engine.selection import Selection
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fledge.draft.tree import DraftTree
 from fledge.engine import native_tree
-from fledge.engine.follow import Follower, Slots
 from fledge.engine.layout import TreeLayout, TreeShape
 from fledge.engine.lookup import Proposal
+from fledge.engine.merge import ProposalMerge, Slots
 from fledge.engine.native_tree import Frontier
 
 _EMPTY = 1 << 40  # stands for the number of a candidate that isn't there
@@ -45,9 +45,9 @@ class TreeGrowth:
         self._level = 0
         self._slots: Slots | None = None
         self._scores: Tensor | None = None  # of all candidates, when there are no more
-        self._follower = None if proposal is None else Follower(proposal)
-        if self._follower is not None:
-            log_probs = self._follower.raised(1, token_ids, log_probs, None, 1)
+        self._merge = None if proposal is None else ProposalMerge(proposal)
+        if self._merge is not None:
+            log_probs = self._merge.raised(1, token_ids, log_probs, None, 1)
         self.frontier_tokens = token_ids  # [B, K] nodes to expand next
         self.frontier_mask = layout.draft_bit[0]  # [B, K] draft-window mask, own bit included
         self.frontier_scores = log_probs  # [B, K] cumulative log probabilities
@@ -65,9 +65,9 @@ class TreeGrowth:
         scores = (self.frontier_scores[:, :, None] + log_probs.view(batch, topk, topk)).view(
             batch, topk * topk
         )
-        if self._follower is not None:
+        if self._merge is not None:
             first = 1 + sum(level.shape[1] for level in self.levels)
-            scores = self._follower.raised(self._level + 2, children, scores, self._expanded[-1], first)
+            scores = self._merge.raised(self._level + 2, children, scores, self._expanded[-1], first)
         self._tokens.append(children)
         self.levels.append(scores)
         self._level += 1
@@ -102,21 +102,21 @@ class TreeGrowth:
     @property
     def open_mass(self) -> Tensor:
         """[B] probability that the next token is a child of a frontier node which only the head can name."""
-        follower, level = self._follower, self._level + 1
+        merge, level = self._merge, self._level + 1
         if native_tree.runs_here(self.frontier_scores):
-            followed = None if follower is None else follower.followed
-            return native_tree.open_mass(followed, level, self.frontier_scores)
+            state = None if merge is None else merge.state
+            return native_tree.open_mass(state, level, self.frontier_scores)
         mass = self.frontier_scores.exp().sum(1)
-        covered = None if follower is None else follower.covered(level)
+        covered = None if merge is None else merge.covered(level)
         return mass if covered is None else mass - covered
 
     def candidates(self) -> tuple[Tensor, Tensor]:
         """[B, C] cumulative log probabilities of all candidates, and their depths [C]; candidate 1 first."""
-        if self._follower is None:
+        if self._merge is None:
             self._scores = torch.cat(self.levels, 1)
         else:
             count = sum(level.shape[1] for level in self.levels)
-            self._slots = self._follower.slots(self._layout.lookup_number, count)
+            self._slots = self._merge.slots(self._layout.lookup_number, count)
             self._scores = torch.cat((*self.levels, self._slots.log_probs), 1)
         return self._scores, self._depths[1:]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fledge.draft.cpu import NativeHeadRunner
 from fledge.engine.carried import Carried
-from fledge.engine.rows import Drawing
+from fledge.engine.selection import Drawing
 from fledge.native.build import library, short_calls
 from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder

@@ -32,7 +32,7 @@ from fledge.engine.native_plain import (
     recent_of,
 )
 from fledge.engine.plans import RoundPlan, Terms
-from fledge.engine.rows import Drawing
+from fledge.engine.selection import Drawing
 from fledge.native.build import library
 from fledge.native.ops import address
 from fledge.target.batch import Decoder

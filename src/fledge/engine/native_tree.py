@@ -199,27 +199,27 @@ def find_repeats(
     return tokens, log_probs, matched
 
 
-class Followed(NamedTuple):
-    """Each request's proposal, M tokens, and how far its tree goes together with it; `raised` moves that on."""
+class MergeState(NamedTuple):
+    """Each request's proposal, M tokens, and how many of its tokens the tree has; `raised` moves it on."""
 
     token_ids: Tensor  # [B, M] int64
     log_probs: Tensor  # [B, M] float32
-    agreed: Tensor  # [B] int64: k, tokens the head proposed as well,
-    number: Tensor  # [B] int64: the last of them as a candidate's number; the root,
-    score: Tensor  # [B] float32, and its cumulative log probability
+    agreed: Tensor  # [B] int64: k, how many of its tokens the head proposed, too
+    number: Tensor  # [B] int64, the candidate that is the last of these; 0, the root, if there is none
+    score: Tensor  # [B] float32, that candidate's cumulative log probability
 
 
 def raised(
-    followed: Followed, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int
+    state: MergeState, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int
 ) -> Tensor:
-    """See `Follower.raised`."""
+    """See `ProposalMerge.raised`."""
     requests, candidates = scores.shape
     topk = candidates if parents is None else candidates // parents.shape[1]
     found = torch.empty(requests, candidates, dtype=_FLOAT)
-    count = followed.token_ids.shape[1]
+    count = state.token_ids.shape[1]
     _call(
         "fledge_raise",
-        (tokens, scores, parents, *followed, found),
+        (tokens, scores, parents, *state, found),
         requests, candidates, topk, count, level, first,
     )  # fmt: skip
     return found
@@ -266,21 +266,21 @@ def coins(key: Tensor, position: Tensor) -> Tensor:
     return found
 
 
-def open_mass(followed: Followed | None, level: int, frontier: Tensor) -> Tensor:
+def open_mass(state: MergeState | None, level: int, frontier: Tensor) -> Tensor:
     """See `TreeGrowth.open_mass`, within rounding: [B] of the scores [B, K] of a level's frontier."""
-    rates, agreed, score = (None, None, None) if followed is None else (followed[1], followed[2], followed[4])
+    rates, agreed, score = (None, None, None) if state is None else (state[1], state[2], state[4])
     mass = torch.empty(len(frontier), dtype=_FLOAT)
     count = 0 if rates is None else rates.shape[1]
     _call("fledge_open_mass", (frontier, rates, agreed, score, mass), *frontier.shape, count, level)
     return mass
 
 
-def slots(followed: Followed, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See `Follower.slots`."""
-    requests, count = followed.token_ids.shape
+def slots(state: MergeState, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ProposalMerge.slots`."""
+    requests, count = state.token_ids.shape
     tokens, parents = (torch.empty(requests, count, dtype=_INT64) for _ in range(2))
     scores = torch.empty(requests, count, dtype=_FLOAT)
-    _call("fledge_fill_slots", (*followed, tokens, scores, parents), requests, count, candidates)
+    _call("fledge_fill_slots", (*state, tokens, scores, parents), requests, count, candidates)
     return tokens, scores, parents
 
 

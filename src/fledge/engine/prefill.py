@@ -16,7 +16,7 @@ from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.phases import PhaseClock
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
-from fledge.engine.rows import request_selection
+from fledge.engine.selection import request_selection
 from fledge.errors import EngineError
 from fledge.target.batch import ForwardBatch
 

@@ -42,7 +42,7 @@ from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
-from fledge.engine.rows import Selection
+from fledge.engine.selection import Selection
 
 
 class Round(NamedTuple):

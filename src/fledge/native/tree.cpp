@@ -135,7 +135,7 @@ void fledge_find_repeats(const int32_t* history, const int32_t* last, const floa
   }
 }
 
-// See `Follower.raised`.
+// See `ProposalMerge.raised`.
 void fledge_raise(const int64_t* tokens, const float* scores, const int64_t* parents, const int64_t* proposed,
                   const float* rates, int64_t* agreed, int64_t* number, float* score, float* raised, int64_t requests,
                   int64_t candidates, int64_t topk, int64_t count, int64_t level, int64_t first) {

@@ -1,7 +1,8 @@
 """How each row of logits chooses its token: the running requests' sampling parameters, one row per request.
 
-The host keeps the numbers; what a round needs is put on the device once and reused until the batch changes. The tables
-of tokens seen are as large as the vocabulary, so they are only made when the first request with a penalty comes.
+`SelectionRows` keeps the requests' parameters on the host. `SelectionRows.selection` turns them into tensors, a
+`Selection`, which is kept until the batch changes. Penalties count the tokens a request has seen in tables as wide as
+the vocabulary, so these are only made when the first request with a penalty comes.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from fledge.engine.structured import Follower
 
 
 class Selection(NamedTuple):
-    """What is done with the logits of a forward's rows, N rows to each of B requests."""
+    """How the rows of a forward choose their tokens, N rows to each of B requests."""
 
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
     logprobs: LogprobRows | None
-    only_drawn: bool  # tokens are all that is wanted, without filters, of logits that only forms edit
+    only_drawn: bool  # no edits but forms, no filters or log probabilities: a forward can draw without logits
 
 
 class Drawing(NamedTuple):
-    """How B requests draw their tokens, as CPU kernels read it."""
+    """How B requests draw their tokens, in the form that the CPU kernels read."""
 
     filters: Tensor  # [B, 4] float32: temperature (0: greedy), top-k, top-p, min-p
     keys: Tensor  # [B] int64, `seed_key(seed)`

@@ -1,15 +1,17 @@
-"""Prompt lookup's proposal as part of the tree the head grows.
+"""Merging prompt lookup's proposal into the tree that the head grows.
 
     proposal     on - the - mat - and           with M = 4
     head's tree  on - the - rug                 (and other branches)
 
-As long as the head proposes the same tokens, its nodes take the proposal's probability where that is higher; from
-where it doesn't, the rest becomes a chain of its own, M slots of which the first are left empty:
+As long as the head proposes the same tokens, no node is added: the head's nodes take the proposal's probability where
+that is higher. Where the two part, the rest of the proposal becomes a branch of its own. The branch has M slots among
+the candidates, one per proposed token; the slots of the k tokens that both propose stay empty:
 
     candidate    0      1 .. C                  C+1    C+2   C+3   C+4
-                 root   the head's: on, the     -      -     mat   and          here k = 2 tokens agree
+                 root   the head's: on, the     -      -     mat   and          here k = 2
 
-If the proposal is right with probability q, the head's other candidates in that place share what is left.
+If the proposed token is right with probability q, the head's other candidates in its place share the other 1 - q: their
+probabilities are multiplied by (1 - q) / (1 - p), at most 1, where p is the head's own probability of that token.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from fledge.engine import native_tree
 from fledge.engine.lookup import Proposal
-from fledge.engine.native_tree import Followed
+from fledge.engine.native_tree import MergeState
 
 
 class Slots(NamedTuple):
@@ -32,26 +34,27 @@ class Slots(NamedTuple):
     parents: Tensor  # [B, M] int64, candidate numbers, 0 in empty slots
 
 
-class Follower:
-    """Where each request's tree and its proposal still go together."""
+class ProposalMerge:
+    """Merges each request's proposal into its tree, level by level."""
 
     def __init__(self, proposal: Proposal) -> None:
         kinds = torch.int64, torch.int64, torch.float32
         none = [torch.zeros_like(proposal.matched, dtype=kind) for kind in kinds]
-        self.followed = Followed(proposal.token_ids, proposal.log_probs, *none)
+        self.state = MergeState(proposal.token_ids, proposal.log_probs, *none)
 
     def raised(
         self, level: int, tokens: Tensor, scores: Tensor, parents: Tensor | None, first: int
     ) -> Tensor:
-        """The scores [B, C] of level `level`'s candidates `tokens` [B, C], numbered from `first` on.
+        """Scores [B, C] of a level's candidates `tokens` [B, C], with the proposal's token of that level merged in.
 
-        `parents` [B, K] are the candidates they belong to, C / K to each; None: all to the root.
+        The candidates are numbered from `first` on. `parents` [B, K] are the candidates they belong to, C / K to each;
+        None: all to the root.
         """
-        if level > self.followed.token_ids.shape[1]:
+        if level > self.state.token_ids.shape[1]:
             return scores
         if native_tree.runs_here(scores):
-            return native_tree.raised(self.followed, level, tokens, scores, parents, first)
-        proposed, rates, agreed, number, reached = self.followed
+            return native_tree.raised(self.state, level, tokens, scores, parents, first)
+        proposed, rates, agreed, number, reached = self.state
         rate = rates[:, level - 1, None]  # [B, 1]
         same = tokens == proposed[:, level - 1, None]
         own = None
@@ -65,7 +68,7 @@ class Follower:
             others = others * own
         hit, place = same.max(1)
         score = (before + torch.maximum(rate, head))[:, 0]
-        self.followed = self.followed._replace(
+        self.state = self.state._replace(
             agreed=torch.where(hit, level, agreed),
             number=torch.where(hit, place + first, number),
             score=torch.where(hit, score, reached),
@@ -73,18 +76,18 @@ class Follower:
         return torch.where(same, score[:, None], scores + others)
 
     def covered(self, level: int) -> Tensor | None:
-        """[B]: probability, from the root on, of what the proposal already says about the level after `level`."""
-        _, rates, agreed, _, score = self.followed
+        """[B]: cumulative probability of the proposal's token behind `level`; 0 where the two have parted before."""
+        _, rates, agreed, _, score = self.state
         if level >= rates.shape[1]:
             return None
         return torch.where(agreed == level, (score + rates[:, level]).exp(), 0.0)
 
     def slots(self, numbers: Tensor, candidates: int) -> Slots:
-        """What the head's `candidates` candidates lack; `numbers` [M] are 0 .. M - 1."""
+        """The nodes that the head's `candidates` candidates lack; `numbers` [M] are 0 .. M - 1."""
         if native_tree.runs_here(numbers):
-            return Slots(*native_tree.slots(self.followed, candidates))
-        tokens, rates = self.followed[:2]
-        agreed, number, score = (column[:, None] for column in self.followed[2:])
+            return Slots(*native_tree.slots(self.state, candidates))
+        tokens, rates = self.state[:2]
+        agreed, number, score = (column[:, None] for column in self.state[2:])
         empty = (numbers < agreed) | (tokens < 0)
         scores = score + rates.masked_fill(empty, 0.0).cumsum(1)
         parents = torch.where(numbers == agreed, number, candidates + numbers)
