@@ -24,9 +24,9 @@ from fledge.engine.forwards import Models
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner import Planner
 from fledge.engine.plans import ConfidentPlan, RoundPlan
-from fledge.engine.shapes import copies
+from fledge.engine.shapes import lookup_alone
+from fledge.engine.speeds import Speeds
 from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
@@ -202,18 +202,19 @@ def plan_of(rng: random.Random, call: int, planner: Any, requests: int) -> Round
     if kind < 0.15 or 20 < call < 60:
         return None
     if kind < 0.4:
-        return RoundPlan(copies(7) if kind > 0.35 else shape, planner.match_rates)
+        return RoundPlan(lookup_alone(7) if kind > 0.35 else shape, planner.match_rates)
     target = CostCurve((1, 4, 16, 64), (0.02, 0.021, 0.025, 0.05))
-    prices = SimpleNamespace(
+    speeds = SimpleNamespace(
         cost=CostModel(target, CostCurve((1, 64), (0.001, 0.003))),
         hoped=target,
-        beliefs=planner.beliefs,
-        match_rates=planner.match_rates,
-        rate=lambda requests: 10 * price,
-        headless_speed=lambda requests: 8 * price,
-        scale=lambda *_, **__: 1.1,
+        acceptance=planner.speeds.acceptance,
+        best=lambda requests: 10 * price,
+        without_head=lambda requests: 8 * price,
+        slower=lambda *_: 1.1,
     )
-    return ConfidentPlan(copies(7) if kind > 0.75 else shape, cast(Planner, prices), requests)
+    return ConfidentPlan(
+        lookup_alone(7) if kind > 0.75 else shape, cast(Speeds, speeds), requests, planner.match_rates
+    )
 
 
 def copied(done: Outcome) -> dict[str, Any]:

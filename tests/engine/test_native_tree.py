@@ -20,12 +20,12 @@ from fledge.engine.cost import CostCurve
 from fledge.engine.forwards import Models
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts, TreeShape
-from fledge.engine.lookup import Proposal
+from fledge.engine.lookup import MatchRates, Proposal
 from fledge.engine.native_tree import Passed
-from fledge.engine.planner import Planner
 from fledge.engine.plans import ConfidentPlan
 from fledge.engine.request import Request
 from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows
+from fledge.engine.speeds import Speeds
 from fledge.native import unavailable_reason
 from tests.engine.conftest import default_type, plainly
 
@@ -153,15 +153,12 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
         tuple(accumulate([1] + [rng.randrange(1, 30) for _ in range(points - 1)])),
         tuple(accumulate((rng.uniform(-0.03, 0.1) for _ in range(points - 1)), initial=0.1)),
     )
-    beliefs = SimpleNamespace(calibration=[0.5, 0.9, 1.1, 0.7, 1.2, 0.8])
-    planner = SimpleNamespace(
-        hoped=curve,
-        beliefs=beliefs,
-        rate=lambda requests: 10,
-        scale=lambda *_, **__: 1.1,
+    acceptance = SimpleNamespace(calibration=[0.5, 0.9, 1.1, 0.7, 1.2, 0.8])
+    speeds = SimpleNamespace(
+        hoped=curve, acceptance=acceptance, best=lambda requests: 10, slower=lambda *_: 1.1
     )
     bound = TreeShape(4, 8, rng.randrange(5, 33), lookup=rng.choice([0, 15]))
-    plan = ConfidentPlan(bound, cast(Planner, SimpleNamespace(match_rates=None, **vars(planner))), requests)
+    plan = ConfidentPlan(bound, cast(Speeds, speeds), requests, MatchRates())
     found = plan.nodes(scores, depths if calibrated else None)
     with default_type(torch.float64):
         assert plan.nodes(scores, depths if calibrated else None)[0] == found[0]

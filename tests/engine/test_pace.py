@@ -24,22 +24,22 @@ def test_an_extra_is_found_on_a_moody_machine(extra: float, run: int) -> None:
     pace = Pace()
     for number, machine in enumerate(moody(random.Random(run), 1500)):
         drafted = number % (run + 8) < run
-        kind = Kind.DRAFTED if drafted else Kind.PLAIN
+        kind = Kind.HEAD if drafted else Kind.PLAIN
         pace.observe(4, kind, 1.1 * machine * (extra if drafted else 1.0))
-    assert pace.extra(4, Kind.DRAFTED) == pytest.approx(extra, rel=0.05)
-    assert pace.extra(4, Kind.COPIED) == 1.0  # never seen
+    assert pace.extra(4, Kind.HEAD) == pytest.approx(extra, rel=0.05)
+    assert pace.extra(4, Kind.LOOKUP) == 1.0  # never seen
     assert pace.extra(4, Kind.PLAIN) == 1.0
 
 
 def test_a_slow_moment_is_not_held_against_the_kind_that_met_it() -> None:
     pace = Pace()
     for number in range(200):
-        pace.observe(1, Kind.DRAFTED if number % 4 else Kind.PLAIN, 1.0)
-    for kind in (Kind.PLAIN, Kind.DRAFTED):
+        pace.observe(1, Kind.HEAD if number % 4 else Kind.PLAIN, 1.0)
+    for kind in (Kind.PLAIN, Kind.HEAD):
         for _ in range(60):
             pace.observe(1, kind, 1.6)
         assert pace.slower(1, kind) == pytest.approx(1.6, rel=0.02)
-        assert pace.extra(1, Kind.DRAFTED) == pytest.approx(1.0, abs=0.03)
+        assert pace.extra(1, Kind.HEAD) == pytest.approx(1.0, abs=0.03)
         for _ in range(60):
             pace.observe(1, kind, 1.0)
 
@@ -48,8 +48,8 @@ def test_a_kind_whose_costs_change_is_measured_anew() -> None:
     pace = Pace()
     for extra in (1.0, 1.4, 0.9):
         for number in range(1200):
-            pace.observe(8, Kind.COPIED if number % 2 else Kind.PLAIN, extra if number % 2 else 1.0)
-        assert pace.extra(8, Kind.COPIED) == pytest.approx(extra, rel=0.03)
+            pace.observe(8, Kind.LOOKUP if number % 2 else Kind.PLAIN, extra if number % 2 else 1.0)
+        assert pace.extra(8, Kind.LOOKUP) == pytest.approx(extra, rel=0.03)
 
 
 def test_an_absurd_measurement_is_soon_forgotten() -> None:
@@ -65,7 +65,7 @@ def test_an_absurd_measurement_is_soon_forgotten() -> None:
 
 def test_a_new_batch_size_begins_with_what_is_known_of_the_nearest() -> None:
     pace = Pace()
-    assert pace.slower(3, Kind.DRAFTED) == 1.0
+    assert pace.slower(3, Kind.HEAD) == 1.0
     for _ in range(50):
         pace.observe(2, Kind.PLAIN, 1.5)
         pace.observe(16, Kind.PLAIN, 0.8)
@@ -81,10 +81,10 @@ def test_some_dear_rounds_say_little_of_a_kind_that_hardly_differs() -> None:
     for _ in range(50):
         pace.observe(1, Kind.PLAIN, 1.0)
     for _ in range(3):
-        pace.observe(1, Kind.COPIED, 1.12)
-    assert pace.extra(1, Kind.COPIED) < 1.03
+        pace.observe(1, Kind.LOOKUP, 1.12)
+    assert pace.extra(1, Kind.LOOKUP) < 1.03
     for _ in range(500):  # nor does it once nothing was heard of it for long
         pace.observe(1, Kind.PLAIN, 1.0)
-    before = pace.extra(1, Kind.COPIED)
-    pace.observe(1, Kind.COPIED, 1.12)
-    assert pace.extra(1, Kind.COPIED) < before + 0.02
+    before = pace.extra(1, Kind.LOOKUP)
+    pace.observe(1, Kind.LOOKUP, 1.12)
+    assert pace.extra(1, Kind.LOOKUP) < before + 0.02

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.engine import round as rounds
-from fledge.engine.beliefs import Beliefs
+from fledge.engine.acceptance import AcceptanceModel
 from fledge.engine.cost import CostCurve, CostModel
-from fledge.engine.phases import HostSeconds
+from fledge.engine.feedback import HostSeconds
 from fledge.engine.planner import Planner, RoundPlan
 from fledge.engine.shapes import MAX_DEPTH
 from fledge.target.target import Target
@@ -215,7 +215,7 @@ def test_a_prompt_is_run_again_for_the_head_where_that_saves_more() -> None:
 def test_an_overconfident_head_is_seen_through() -> None:
     planner = Planner(COST, topk=4, confident=True)
     serve(planner, 1, 400, 0.3, claimed=0.95)
-    assert planner.beliefs.calibration[1] < 0.5
+    assert planner.speeds.acceptance.calibration[1] < 0.5
     _, _, shapes = serve(planner, 1, 200, 0.3, claimed=0.95)
     assert sum(shape.depth for shape in shapes) / len(shapes) < 2
 
@@ -269,30 +269,32 @@ def test_noise_alone_does_not_bend_the_curve() -> None:
         rows = 1 if number % 100 == 0 else 8  # hardly a plain round among them
         planner.time(1, None, 0, rows, 0.0, COST.target.at(rows) * math.exp(rng.gauss(0.0, 0.25)))
         if number % 500 == 0:
-            assert planner.cost.target.at(8) / planner.cost.target.at(1) == pytest.approx(honest, rel=0.1)
+            assert planner.speeds.cost.target.at(8) / planner.speeds.cost.target.at(1) == pytest.approx(
+                honest, rel=0.1
+            )
 
 
 def test_a_depth_of_which_little_is_known_does_as_the_one_above() -> None:
-    beliefs = Beliefs(8, 2)
+    model = AcceptanceModel(8, 2)
     for _ in range(100):  # half of what the head says, and seldom anything below depth 2
-        beliefs.observe([0], [0.8])
-        beliefs.observe([1], [0.8])
-    beliefs.observe([0], [0.8, 0.7, 0.6])
-    assert beliefs.calibration[1] == pytest.approx(0.625, rel=0.1)
-    assert 0.4 < beliefs.calibration[3] < beliefs.calibration[2] < beliefs.calibration[1]
-    assert beliefs.calibration[8] == pytest.approx(beliefs.calibration[3])
+        model.observe([0], [0.8])
+        model.observe([1], [0.8])
+    model.observe([0], [0.8, 0.7, 0.6])
+    assert model.calibration[1] == pytest.approx(0.625, rel=0.1)
+    assert 0.4 < model.calibration[3] < model.calibration[2] < model.calibration[1]
+    assert model.calibration[8] == pytest.approx(model.calibration[3])
 
 
 def test_what_is_no_number_is_not_remembered() -> None:
     """One request that overflows in float16 would end speculation for all, until the engine is restarted."""
-    beliefs, level = Beliefs(8, 2), torch.tensor([[-0.5, -1.5]])
+    model, level = AcceptanceModel(8, 2), torch.tensor([[-0.5, -1.5]])
     for _ in range(100):
-        beliefs.observe([1, 1], [1.0, 0.8])
-        beliefs.observe_levels([level, level - 0.5], 8)
-    before = [*beliefs.calibration, *beliefs.next_levels, *beliefs.best_nodes(2, 2)]
-    beliefs.observe([0, 1], [math.nan, math.nan])
-    beliefs.observe_levels([level * math.nan, level], 8)
-    after = [*beliefs.calibration, *beliefs.next_levels, *beliefs.best_nodes(2, 2)]
+        model.observe([1, 1], [1.0, 0.8])
+        model.observe_levels([level, level - 0.5], 8)
+    before = [*model.calibration, *model.next_levels, *model.best_nodes(2, 2)]
+    model.observe([0, 1], [math.nan, math.nan])
+    model.observe_levels([level * math.nan, level], 8)
+    after = [*model.calibration, *model.next_levels, *model.best_nodes(2, 2)]
     assert after == pytest.approx(before, rel=0.1)
 
 
@@ -326,10 +328,10 @@ def test_copies_that_lose_are_left_alone_and_plain_decode_stays_the_measure() ->
         return found
 
     assert asked(400, 1.05) < 120
-    assert planner.headless_speed(1) == pytest.approx(1 / plain, rel=0.01)
+    assert planner.speeds.without_head(1) == pytest.approx(1 / plain, rel=0.01)
     assert 0 < asked(3000, 1.05) < 450  # another chance now and then
     assert asked(1500, 0.8) > 500  # and when they pay they are asked for
-    assert planner.headless_speed(1) == pytest.approx(1.25 / plain, rel=0.1)
+    assert planner.speeds.without_head(1) == pytest.approx(1.25 / plain, rel=0.1)
 
 
 def test_copies_that_lose_little_are_given_up_where_many_requests_tell_so() -> None:

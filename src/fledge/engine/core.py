@@ -1,8 +1,10 @@
 """The serving loop: requests of token ids in, tokens out, one step at a time.
 
-step():  prefill what waits -> choose a tree shape -> one round -> what came of all but the newest work
+    step():  launch a prefill, if prompts wait
+             choose a plan and launch a round of the running requests
+             take the results of all that is in flight; with overlap, of all but the newest
 
-Prefill and round are launched on a lane; their results come back in order, with overlap one round late (`lane.py`).
+Prefill and round are tasks on a lane; their results come back in order, with overlap one round late (`lane.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from functools import partial
 import torch
 
 from fledge.engine.build import EngineParts
+from fledge.engine.feedback import Feedback, FinishedRound
 from fledge.engine.lane import FutureMap, torch_alone
-from fledge.engine.lessons import Lesson, Lessons
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
 from fledge.engine.planner import RoundPlan
@@ -42,10 +44,10 @@ class EngineCore:
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._clock = PhaseClock()
-        self._hidden = 0.0  # seconds of the host's work while the lane was busy,
-        self._earlier = 0.0  # and of what it kept the lane waiting before statistics began
+        self._hidden = 0.0  # seconds the host worked while the lane was busy
+        self._earlier = 0.0  # the lane's `exposed` seconds when statistics began
         on_cpu = parts.models.decoder.device.type == "cpu"
-        self._lessons = Lessons(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
+        self._feedback = Feedback(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
         self._stepping = False
@@ -112,7 +114,7 @@ class EngineCore:
                 ) from failure
 
     def step(self, *, unless: Callable[[], bool] | None = None) -> list[StepResult]:
-        """Launch one prefill forward if prompts are waiting, then one round; what came in for each request.
+        """Launch one prefill forward if prompts are waiting, then one round; returns what came in for each request.
 
         `unless` is asked once the lock is held: if it says yes, nothing is done.
         """
@@ -140,7 +142,7 @@ class EngineCore:
         lane, flight = self._lane, self._flight
         self._results = []
         if not flight:
-            lane.rest()
+            lane.rest()  # since the last step the engine was idle
         begun, waited, exposed = time.perf_counter(), flight.waited, lane.exposed
         launched = self._prefill()
         launched |= self._decode()
@@ -149,8 +151,8 @@ class EngineCore:
             busy = time.perf_counter() - begun - (flight.waited - waited)
             self._hidden += max(busy - (lane.exposed - exposed), 0.0)
         if not self._scheduler.busy:
-            flight.clear()  # at most a round of requests that are done
-            self._lessons.learn()
+            flight.clear()  # at most the extra round of requests that are done
+            self._feedback.learn()
             self._scheduler.check()
         elif not flight:
             lane.settle()
@@ -197,7 +199,7 @@ class EngineCore:
         return replace(self._clock.read(), host=self._lane.exposed - self._earlier, hidden=self._hidden)
 
     def _prefill(self) -> bool:
-        """Launch a prefill forward, if prompts are waiting, and let those whose prompts are done join the batch."""
+        """Launch a prefill forward, if prompts are waiting; requests whose prompts are done join the batch."""
         chunks = self._scheduler.schedule_prefill()
         if not chunks:
             return False
@@ -229,7 +231,7 @@ class EngineCore:
             request.take_off(1, 1)
 
     def _joining(self, chunks: Sequence[PrefillChunk]) -> list[Joining]:
-        """Those whose prompts are done, without the ones that are done altogether; they get their rows."""
+        """The requests whose prompts are done and that need rounds; they get rows in the batch."""
         joining: list[Joining] = []
         finishing = [(number, chunk.request) for number, chunk in enumerate(chunks) if chunk.finishes]
         for place, (number, request) in enumerate(finishing):
@@ -255,7 +257,7 @@ class EngineCore:
         """Launch a round of the running requests, if there are any."""
         scheduler = self._scheduler
         if not scheduler.schedule_decode(preempt=False):
-            # What is in flight may make room, and has to be known before anyone is preempted.
+            # Results in flight may make room, and have to be known before anyone is preempted.
             self._flight.take(0)
             scheduler.schedule_decode(preempt=True)
         for request in [one for one in scheduler.running if one.ends_in_flight]:
@@ -313,7 +315,7 @@ class EngineCore:
         if any(request.speculate for request in running):
             accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
             asked = plan is not None and not plan.drafts
-            self._lessons.take(Lesson(result, rows, accepted, seconds, asked), self._lane.exposed)
+            self._feedback.take(FinishedRound(result, rows, accepted, seconds, asked), self._lane.exposed)
         elif self.speculative:
             self._planner.count(None, len(running), len(running), seconds)
 

@@ -1,7 +1,20 @@
-"""What a forward costs as a function of its rows, measured once when an engine starts."""
+"""What a forward costs as a function of its rows: measured when an engine starts, corrected by what forwards take.
+
+A curve that was measured in a slow moment may say that larger forwards are expensive, and then they would never be
+tried. So each of its points has an uncertainty, and a timing moves the points near its rows by as much as they are
+uncertain, as in a Kalman filter:
+
+    log seconds  =  pace  +  log curve(rows)  +  noise
+
+The machine's pace changes from one forward to the next and is the same for all sizes; a timing tells of the curve by
+its difference from the forwards just before. The points' errors are taken for independent, except that larger sizes of
+which little is known move along with smaller ones. Plans are made with the `hoped` curve, one standard deviation below
+the most probable one: a size that isn't used gets more uncertain, so that it looks better and better until it is tried.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -23,6 +36,13 @@ _CONTEXT = 128  # tokens of prefix a measured row sees
 _TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # most rows per request while measuring: a tree's nodes, a level's
 _REPEATS = 3
 _BUDGET_SECONDS = 0.25  # of the first repeat: no larger forwards are measured once this much has passed
+
+# Variances of logarithms: of a timing's noise, and of the pace's change before it
+_NOISE, _CHANGE = 0.05**2, 0.065**2
+_FIRST, _MOST = 0.1**2, 0.35**2  # of a point as measured at start, and at most
+_SEEN, _UNSEEN = 0.003**2, 0.01**2  # what a timing adds to those of the points it tells of, and of all others
+_SURPRISE = 9.0  # times the variance expected: the pace has changed
+_LARGEST = math.log(2)  # a single timing further off says no more than this
 
 
 @dataclass(frozen=True)
@@ -54,7 +74,7 @@ class CostCurve:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of a round, from the curves of the target and the head."""
+    """Predicted seconds of a round, from the curves of the target and the head."""
 
     target: CostCurve
     head: CostCurve
@@ -62,9 +82,10 @@ class CostModel:
     def round_seconds(
         self, requests: int, shape: TreeShape, levels: int | None = None, rows: int | None = None
     ) -> float:
-        """A speculative round: draft steps, verify, extend.
+        """A round with the head: draft steps, verify, extend.
 
-        `levels` were drafted if the tree was cut to `shape`, `rows` verified if not all requests got as many.
+        `levels` were drafted, where the tree was cut to `shape` after that; `rows` were verified, where requests got
+        different numbers of nodes.
         """
         rows = requests * shape.nodes if rows is None else rows
         return self.target.at(rows) + self.head_seconds(requests, shape.depth, shape.topk, levels)
@@ -74,9 +95,52 @@ class CostModel:
         steps = max((depth if levels is None else levels) - 1, 0)
         return steps * self.head.at(requests * topk) + self.head.at(requests * (depth + 1))
 
-    def plain_seconds(self, requests: int) -> float:
-        """A plain round."""
-        return self.target.at(requests)
+    def plain_seconds(self, rows: int) -> float:
+        """A round without the head that verifies so many rows; a plain one has a row per request."""
+        return self.target.at(rows)
+
+
+class LearntCurve:
+    """A cost curve that timings correct, and how well its points are known."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        self.curve = curve  # as it most probably is,
+        self.hoped = curve  # and a standard deviation below
+        self._variances = [_FIRST] * len(curve.rows)
+
+    def learn(self, rows: int, seconds: float, pace: float) -> float:
+        """Learn from a forward's seconds. `pace`: a logarithm, as it was at the forward before; returns the new one."""
+        curve, values = self.curve, list(self.curve.seconds)
+        shares = self._shares(rows)
+        known = [
+            min(variance + (_SEEN if point in shares else _UNSEEN), _MOST)
+            for point, variance in enumerate(self._variances)
+        ]
+        surprise = math.log(max(seconds, 1e-9) / curve.at(rows)) - pace
+        surprise = min(max(surprise, -_LARGEST), _LARGEST)
+        variance = _CHANGE + _NOISE + sum(share * share * known[point] for point, share in shares.items())
+        jump = max(surprise**2 / _SURPRISE - variance, 0.0)
+        variance += jump
+        for point, share in shares.items():
+            step = share * known[point] / variance * surprise
+            values[point] *= math.exp(step)
+            known[point] *= 1 - share * share * known[point] / variance
+        for larger in range(max(shares) + 1, len(values)):
+            values[larger] *= math.exp(step * min(known[larger] / _FIRST, 1.0))
+        self.curve, self._variances = CostCurve(curve.rows, tuple(values)), known
+        hoped = [value * math.exp(-math.sqrt(one)) for value, one in zip(values, known, strict=True)]
+        self.hoped = CostCurve(curve.rows, tuple(hoped))
+        return pace + (_CHANGE + jump) / variance * surprise
+
+    def _shares(self, rows: int) -> dict[int, float]:
+        """Of which points, in ascending order, a forward of this many rows tells, and what part of it is theirs."""
+        sizes, seconds = self.curve.rows, self.curve.seconds
+        right = min(bisect_left(sizes, rows), len(sizes) - 1)
+        if right == 0 or rows >= sizes[right]:
+            return {right: 1.0}
+        part = (rows - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        whole = self.curve.at(rows)
+        return {right - 1: (1 - part) * seconds[right - 1] / whole, right: part * seconds[right] / whole}
 
 
 # By most rows, and whether forwards are replayed.

@@ -1,19 +1,21 @@
-"""The future map: device work that runs beside the host, in order, and its results on their way back.
+"""Lanes and the future map: forwards run in order beside the host, and their results come back one round late.
 
-What a round needs of the one before lives on the device, by row (`carried.py`). So the host composes round t + 1
-without knowing what round t brings, and reads round t's result, one round late, while round t + 1 runs:
+What a round needs of the one before lives on the device, by row (`carried.py`). So the host can compose round t + 1
+without knowing what round t brings; it reads round t's result while round t + 1 runs:
 
     host   compose t+1 | wait | t's result: stops, text, queues | compose t+2 | wait | t+1's result ...
     lane   ....... round t ...| round t+1 ...................................... | round t+2 ...........
 
-A lane runs what is put on it one after the other. That order alone keeps works apart: a row or a page that the host
-takes from a request may still be written by the round in flight, but whoever gets it next writes and reads later.
+A lane runs tasks, such as a prefill's forward or a round, one after the other. No locks are needed beyond that order:
+the round in flight may still write to a row or page that the host has just taken from a request, but whoever gets the
+row or page next uses it in a later task.
 
     InlineLane    at once, in the caller's thread           nothing overlaps
     ThreadLane    in a thread of its own                    CPU: kernels run without the interpreter's lock
     StreamLane    launched at once on a stream of its own   CUDA: results come by pinned memory; an event says when
 
-A request that ends in round t is part of round t + 1 already. That one extra round is discarded.
+The `FutureMap` holds the tasks in flight, each with the function that takes its result. A request that ends in round t
+is part of round t + 1 already; what that round brings for it is discarded.
 """
 
 from __future__ import annotations
@@ -36,21 +38,21 @@ T = TypeVar("T")
 
 
 class Ran(NamedTuple, Generic[T]):
-    """What came of a work."""
+    """What a task returned."""
 
     value: T
     seconds: float  # that it took on the lane
 
 
 class Entry(Generic[T]):
-    """A result on its way to the host: produced once, taken once."""
+    """A task's result on its way to the host: produced once, taken once."""
 
     def __init__(self, wait: Callable[[], Ran[T]]) -> None:
-        """`wait` until the work is done; it returns what came of it, or raises its exception."""
+        """`wait` returns when the task is done, with what it returned, or raises the task's exception."""
         self._wait: Callable[[], Ran[T]] | None = wait
 
     def take(self) -> Ran[T]:
-        """Wait until the work is done; its value, or its exception."""
+        """Wait until the task is done; returns what it returned, or raises its exception."""
         if self._wait is None:
             raise EngineError("a round's result was taken twice; report this as a bug of the engine")
         wait, self._wait = self._wait, None
@@ -58,12 +60,12 @@ class Entry(Generic[T]):
 
 
 class Lane:
-    """Runs works in the order they are put. After a failure the ones behind it are refused, until `drain`."""
+    """Runs tasks in the order they are put. After one has failed, those behind it are refused until `drain`."""
 
     results_stay = True  # nobody writes to a result that the host has taken
 
     def __init__(self) -> None:
-        # The works' kernels have threads of their own: see `torch_alone`, under which the caller's thread is already.
+        # True: the tasks' kernels have threads of their own, so torch is kept in one thread (`torch_alone`).
         self.own_kernels = False
         self.exposed = 0.0  # seconds the lane had nothing to do because the host was busy
         self._mark = time.perf_counter()  # when the lane last had something to do
@@ -71,7 +73,7 @@ class Lane:
         self._failure: BaseException | None = None
 
     def defer(self, operation: Callable[[], object]) -> None:
-        """Run a short operation without a result before the next work."""
+        """Run a short operation without a result before the next task."""
         self._deferred.append(operation)
 
     def put(self, work: Callable[[], T]) -> Entry[T]:
@@ -92,18 +94,18 @@ class Lane:
         return self._start(guarded)
 
     def drain(self) -> None:
-        """Wait for the work that is running, refuse those behind it, and start over."""
+        """Wait for the task that is running, refuse those behind it, and start over."""
         self._failure = self._failure or EngineError("the engine was reset")
         self._deferred.clear()
         self._finish()
         self._failure = None
 
     def rest(self) -> None:
-        """The host had nothing for the lane: the time up to now is nobody's fault."""
+        """The engine was idle: the time up to now doesn't count as `exposed`."""
         self._mark = time.perf_counter()
 
     def settle(self) -> None:
-        """Nothing is in flight: the time up to now is the host's."""
+        """Nothing is in flight: the time up to now counts as `exposed`."""
         now = time.perf_counter()
         self.exposed += max(now - self._mark, 0.0)
         self._mark = now
@@ -125,14 +127,14 @@ class Lane:
 
 
 class InlineLane(Lane):
-    """Runs each work at once, in the caller's thread."""
+    """Runs each task at once, in the caller's thread."""
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
         return Entry(_done(run))
 
 
 class ThreadLane(Lane):
-    """Runs works in a thread of its own. It ends with the lane; a process that is forked off starts another."""
+    """Runs tasks in a thread of its own, which ends with the lane. A forked process starts a thread of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,13 +163,13 @@ class ThreadLane(Lane):
 
 
 class StreamLane(Lane):
-    """Launches works on a CUDA stream of its own; what they return is copied to pinned memory behind them."""
+    """Launches tasks on a CUDA stream of its own; what they return is copied to pinned memory behind them."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))  # models and pools were made there
-        self._last: torch.cuda.Event | None = None  # the end of the work before
+        self._last: torch.cuda.Event | None = None  # the end of the task before
 
     def rest(self) -> None:
         """As `Lane.rest`."""
@@ -209,7 +211,7 @@ class StreamLane(Lane):
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """What a work takes on an idle device, until the device is idle again."""
+    """What work takes on an idle device, until the device is idle again."""
     _wait_for(device)
     begun = time.perf_counter()
     work()
@@ -218,17 +220,17 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def make_lane(device: torch.device, overlap: bool) -> Lane:
-    """The lane of a device; without `overlap` the caller waits for each work. Only its own events can time a GPU's."""
+    """The lane of a device; without `overlap` the caller takes each result at once (see `FutureMap`)."""
     if device.type == "cuda":
-        return StreamLane(device)
+        return StreamLane(device)  # without overlap, too: only events on a stream can time a GPU's work
     return ThreadLane() if overlap else InlineLane()
 
 
 class FutureMap:
-    """What is in flight, oldest first, each with what the host does once it is there."""
+    """The tasks in flight, oldest first, each with the function that takes its result."""
 
     def __init__(self, lane: Lane, ahead: int) -> None:
-        """`ahead`: works that may stay in flight when a step ends; 0: results are taken at once."""
+        """`ahead`: tasks that may stay in flight when a step ends; 0: results are taken at once."""
         self.ahead = ahead
         self.waited = 0.0  # seconds the host has waited for results
         self._lane = lane
@@ -253,7 +255,7 @@ class FutureMap:
             receive(value, seconds)
 
     def clear(self) -> None:
-        """Nobody wants what is in flight."""
+        """Forget what is in flight; nobody wants the results."""
         self._flying.clear()
 
 
@@ -273,8 +275,8 @@ def to_host(value: Any) -> Any:
 def torch_alone(wanted: bool) -> Iterator[None]:
     """Keep torch's small operations in this thread.
 
-    A thread that has helped torch goes on spinning for a while. On its core our own kernels' thread would be late for
-    every matrix: a round of 8 requests took 17 ms instead of 9 on two cores.
+    Torch's helper threads go on spinning for a while after each operation, on cores that the kernels' own threads need:
+    a round of 8 requests took 17 ms instead of 9 on two cores.
     """
     before = torch.get_num_threads()
     if not wanted or before == 1:
@@ -293,7 +295,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _done(run: Callable[[], Ran[T]]) -> Callable[[], Ran[T]]:
-    """Run now; what came of it is told when asked for."""
+    """Run now; the result, or the exception, comes when the returned function is called."""
     try:
         ran = run()
     except Exception as failure:

@@ -1,13 +1,14 @@
 """How much slower than predicted rounds are: the machine's pace, and what a kind of round costs beyond its prediction.
 
 Other tenants, clock rates and longer contexts change a machine's pace by tens of percent for a second or less, and
-that of all rounds alike. If a slow moment that only one kind of round has met counted against that kind, speculation
-would begin and end with the machine's moods. So the log of measured over predicted seconds is taken for a sum,
+slow all rounds alike. If a slow moment in which there were only rounds of one kind counted against that kind,
+speculation would begin and end with what others do on the machine. So a round's measured over predicted seconds are
+explained by two factors. As logarithms,
 
-    y  =  pace  +  extra[kind]  +  noise
+    log(measured / predicted)  =  pace  +  extra[kind]  +  noise           extra[plain] = 0
 
-in which `pace` wanders from round to round and the extras hardly change. A Kalman filter (R. E. Kalman, 1960) tells
-them apart; of the extras it learns most where rounds of two kinds follow each other. A jump is the machine's.
+where `pace` changes from round to round and the extras hardly change. A Kalman filter (R. E. Kalman, 1960) estimates
+both; it learns most about an extra where rounds of two kinds follow each other. A sudden jump is put down to the pace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from enum import IntEnum
 
 _NOISE = 0.05**2  # variance of a round's log ratio
 _WANDER, _CREEP = 0.05**2, 0.003**2  # what a round adds to the variance of the pace, and of an extra
-# Variances of what nothing is known of: the pace, and the extras of drafted and of copied rounds.
+# Variances of what nothing is known of: the pace, and the extras of rounds with the head and of lookup alone.
 _FIRST_PACE, _FIRST_EXTRAS = 0.3**2, (0.15**2, 0.03**2)
 _SURPRISE = 9.0  # times the variance expected: the machine has changed its pace
 _LARGEST = math.log(2)  # a single measurement further off says no more than this
@@ -25,15 +26,15 @@ _FORGET_ROUNDS = 64
 
 
 class Kind(IntEnum):
-    """What rounds may be. The values are places in the state, in which the pace is first."""
+    """The kinds of round. The values are places in the filter's state [pace, extra[HEAD], extra[LOOKUP]]."""
 
     PLAIN = 0  # without an extra of its own
-    DRAFTED = 1  # with the head
-    COPIED = 2  # lookup was asked, without the head
+    HEAD = 1  # with the head
+    LOOKUP = 2  # without the head, prompt lookup was asked
 
 
 class _Group:
-    """What is known of batches of about one size: the state [pace, extras], and its covariance."""
+    """What is known of a group of batch sizes: the state [pace, extras], and its covariance."""
 
     def __init__(self, state: list[float]) -> None:
         self.state = list(state)
@@ -69,12 +70,12 @@ class Pace:
             known = self._groups[group] = _Group(self._nearest(group))
         state, covariance = known.state, known.covariance
         covariance[0][0] += _WANDER * min(self._round - known.seen, _FORGET_ROUNDS)
-        for extra, first in zip((Kind.DRAFTED, Kind.COPIED), _FIRST_EXTRAS, strict=True):
+        for extra, first in zip((Kind.HEAD, Kind.LOOKUP), _FIRST_EXTRAS, strict=True):
             covariance[extra][extra] = min(covariance[extra][extra] + _CREEP, first)
         known.seen = self._round
         surprise = math.log(max(ratio, 1e-9)) - state[0] - (state[kind] if kind else 0.0)
         surprise = min(max(surprise, -_LARGEST), _LARGEST)
-        # With what is measured, each state's covariance.
+        # The measured sum's covariance with each part of the state; then its own variance.
         shared = [row[0] + (row[kind] if kind else 0.0) for row in covariance]
         variance = shared[0] + (shared[kind] if kind else 0.0) + _NOISE
         jump = max(surprise**2 / _SURPRISE - variance, 0.0)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 Phase = Literal["prefill", "draft", "verify", "accept", "extend"]
-_STEP = 0.1  # weight of a new measurement
-_LONGEST = 4.0  # a single one counts at most this many times what is known
 
 
 @dataclass(frozen=True)
@@ -66,24 +64,3 @@ class PhaseClock:
     def read(self) -> PhaseSeconds:
         """All seconds so far."""
         return PhaseSeconds(**self._seconds)
-
-
-class HostSeconds:
-    """What the host adds to a round, of rounds with drafts and of plain ones: means of the last."""
-
-    def __init__(self) -> None:
-        self._known: dict[bool, float] = {}
-        self._before: tuple[bool, float] | None = None
-
-    def of_round(self, exposed: float, *, drafted: bool) -> float:
-        """A round ended when the host had kept forwards waiting for `exposed` seconds in all.
-
-        What came since the round before counts as that one's: learning from it is most of what the host does.
-        """
-        if self._before is not None:
-            kind, earlier = self._before
-            spent = exposed - earlier
-            known = self._known.get(kind) or spent  # nothing may have been exposed so far
-            self._known[kind] = known + _STEP * (min(spent, _LONGEST * known) - known)
-        self._before = drafted, exposed
-        return self._known.get(drafted, 0.0)

@@ -1,4 +1,20 @@
-"""One round's plan: how large its trees may get, and what is decided as they grow (the rule: `planner.py`)."""
+"""One round's plan: how large its trees may get, and what is decided while they grow.
+
+The rule is `planner.py`'s: what takes t seconds has to bring more than mu * t tokens. With
+
+    price           mu * slower: tokens that a predicted second is worth, as rounds take `slower` times the predicted
+    c[d]            calibration of the head's probabilities at depth d
+    share[d]        of level d's probability, what level d + 1 is expected to keep        (both: `acceptance.py`)
+
+level d + 1 is drafted while the next tokens that only the head could name are worth more than the step that names them;
+a request counts for what is left once it has paid for a row more in the verify:
+
+    sum over requests of  max(open mass * c[d] * share[d] - price * seconds of a row, 0)  >  price * seconds of the step
+
+and the candidates verified are the n most probable of all requests' together, for the n that makes this largest:
+
+    sum of the n best candidates' calibrated probabilities  -  price * seconds of a verify of B + n rows
+"""
 
 from __future__ import annotations
 
@@ -12,43 +28,44 @@ from torch import Tensor
 from fledge.engine import native_tree
 from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import MatchRates
+from fledge.engine.pace import Kind
 
 if TYPE_CHECKING:
-    from fledge.engine.planner import Planner
+    from fledge.engine.speeds import Speeds
 
-_COPY_MARGIN = 1.25  # a round with drafts also costs the host more than a plain one
+_LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost the host more than a plain one
 
 
 class Terms(NamedTuple):
-    """What a plan decides by, in numbers: tokens are what the engine could earn elsewhere in that time."""
+    """What a plan decides by, in numbers. Costs are in tokens: price * seconds."""
 
     calibration: list[float]  # by depth
-    next_levels: list[float]  # by depth: of a level's probability, what the next one is expected to keep
+    next_levels: list[float]  # share by depth
     rows: tuple[int, ...]  # of a verify,
-    costs: list[float]  # and the tokens it is worth; linear between
-    step: float  # likewise a draft step
+    costs: list[float]  # and what so many cost; linear between
+    step: float  # what a draft step costs
 
 
 class RoundPlan:
-    """Bounds of one round's tree, and the decisions taken while it grows.
+    """A fixed tree, always grown to its bound; and what other plans decide while it grows."""
 
-    A round may leave the decisions to a kernel; a plan that takes others than those of its `terms` says so.
-    """
-
-    by_terms = True
+    by_terms = True  # False (tests): the decisions don't follow from `terms`, so that no kernel can take them
 
     def __init__(self, bound: TreeShape, match_rates: MatchRates | None = None) -> None:
-        """A fixed tree: always grown to `bound`. `match_rates`: what proposals of prompt lookup are worth."""
+        """`match_rates`: what proposals of prompt lookup are worth."""
         self.bound = bound
-        self.drafts = bound.depth > 0  # with the head
+        self.drafts = bound.depth > 0  # the head runs
         self.match_rates = match_rates or MatchRates()
 
     def terms(self) -> Terms | None:
-        """What decisions are taken by, for rounds that decide natively; None: trees are always grown to `bound`."""
+        """What a kernel needs to take the decisions; None: trees are always grown to `bound`."""
         return None
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
-        """Whether level + 1 is drafted; `open_mass` [B] is the probability that it is only named if it is."""
+        """Whether level + 1 is drafted.
+
+        `open_mass` [B]: probability that the next token is one which only that draft step could name.
+        """
         return True
 
     def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
@@ -61,49 +78,47 @@ class RoundPlan:
 
 
 class ConfidentPlan(RoundPlan):
-    """Decides by the tree's own probabilities, with what the planner knows; on a CPU, where the host may look."""
+    """Decides by the tree's own probabilities; on a CPU, where the host may look at them."""
 
-    def __init__(self, bound: TreeShape, planner: Planner, requests: int) -> None:
-        super().__init__(bound, planner.match_rates)
-        self._planner, self._requests = planner, requests
-        self._rate = planner.rate(requests) if self.drafts else planner.headless_speed(requests)
-        self._scale = planner.scale(requests, drafts=self.drafts)
-        if not self.drafts:
-            self._scale *= _COPY_MARGIN
+    def __init__(self, bound: TreeShape, speeds: Speeds, requests: int, match_rates: MatchRates) -> None:
+        super().__init__(bound, match_rates)
+        self._speeds, self._requests = speeds, requests
+        if self.drafts:
+            self._price = speeds.best(requests) * speeds.slower(requests, Kind.HEAD)
+        else:
+            slower = speeds.slower(requests, Kind.PLAIN) * _LOOKUP_MARGIN
+            self._price = speeds.without_head(requests) * slower
         self._terms: Terms | None = None
 
     def terms(self) -> Terms:
         if self._terms is None:
-            beliefs, curve, price = self._planner.beliefs, self._planner.hoped, self._rate * self._scale
+            acceptance, curve = self._speeds.acceptance, self._speeds.hoped
             self._terms = Terms(
-                beliefs.calibration,
-                beliefs.next_levels,
+                acceptance.calibration,
+                acceptance.next_levels,
                 curve.rows,
-                [price * seconds for seconds in curve.seconds],
-                price * self._planner.cost.head.at(self._requests * self.bound.topk),
+                [self._price * seconds for seconds in curve.seconds],
+                self._price * self._speeds.cost.head.at(self._requests * self.bound.topk),
             )
         return self._terms
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
-        beliefs = self._planner.beliefs
-        share = beliefs.calibration[level] * beliefs.next_level(level)
-        hoped, requests = self._planner.hoped, self._requests
-        step = self._planner.cost.head.at(requests * self.bound.topk)
+        acceptance, hoped, requests = self._speeds.acceptance, self._speeds.hoped, self._requests
+        share = acceptance.calibration[level] * acceptance.next_level(level)
+        step = self._price * self._speeds.cost.head.at(requests * self.bound.topk)
         # One more node for each request that is likely enough to use it.
-        row = hoped.at(requests * (level + 2)) - hoped.at(requests * (level + 1))
-        price = self._rate * self._scale * row / requests
-        gain = sum(max(mass * share - price, 0.0) for mass in open_mass.tolist())
-        return gain > self._rate * self._scale * step
+        row = self._price * (hoped.at(requests * (level + 2)) - hoped.at(requests * (level + 1))) / requests
+        return sum(max(mass * share - row, 0.0) for mass in open_mass.tolist()) > step
 
     def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
-        known = self._planner.beliefs.calibration
+        known = self._speeds.acceptance.calibration
         calibration = None if depths is None else torch.tensor(known, dtype=torch.float32)
         counts = self._shared_out(scores, calibration, depths)
         return 1 + max(counts.tolist()), counts if len(counts) > 1 else None
 
     def _shared_out(self, scores: Tensor, calibration: Tensor | None, depths: Tensor | None) -> Tensor:
-        """How many of its candidates [B, C] each request gets: the best of all requests, while they are worth a row."""
-        curve, price, most = self._planner.hoped, self._rate * self._scale, self.bound.nodes - 1
+        """How many of its candidates [B, C] each request gets [B]."""
+        curve, price, most = self._speeds.hoped, self._price, self.bound.nodes - 1
         if native_tree.runs_here(scores):
             costs = torch.tensor([price * seconds for seconds in curve.seconds], dtype=torch.float64)
             return native_tree.share_out(scores, calibration, depths, _as_tensor(curve.rows), costs, most)

@@ -37,13 +37,13 @@ def deepest(topk: int, lookup: int) -> TreeShape:
 
 
 @functools.cache
-def copies(lookup: int) -> TreeShape:
-    """The largest tree of prompt lookup's drafts alone."""
+def lookup_alone(lookup: int) -> TreeShape:
+    """The largest tree of a round without the head: a chain of prompt lookup's tokens."""
     return TreeShape(0, 1, lookup + 1, lookup)
 
 
 @functools.cache
 def trees(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
-    """The trees of this depth and width, of no more candidates than the `known` that beliefs tell apart."""
+    """The trees of this depth and width, of no more candidates than the `known` whose probabilities are tracked."""
     limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
     return tuple(TreeShape(depth, topk, nodes) for nodes in NODES if depth < nodes <= limit)

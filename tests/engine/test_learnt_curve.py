@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from fledge.engine.cost import CostCurve, CostModel
-from fledge.engine.learnt import LearntCurve
+from fledge.engine.cost import CostCurve, CostModel, LearntCurve
 from fledge.engine.planner import Planner
 from tests.engine.test_planner import COST, serve
 

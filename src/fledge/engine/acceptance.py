@@ -1,11 +1,13 @@
-"""What an engine has learnt about its head: how far its probabilities can be trusted, and how they spread.
+"""How many drafted tokens will be accepted: the head's probabilities, calibrated, and averages of them.
 
 A node's cumulative probability is the head's estimate that the node is accepted. Heads are over- or underconfident,
-and more so the deeper they feed on themselves, so each depth has its own factor:
+and more so the deeper they feed on their own output, so each depth has its own factor:
 
     calibration[d]  =  requests whose accepted path reached depth d  /  summed probabilities of the nodes at depth d
 
-Everything decays, so that a change of traffic shows within some hundred rounds.
+Also kept, for plans that can't look at the round's own tree and for levels that aren't drafted yet: the mean
+probability of a level's best, second best, ... candidate, and the share of a level's probability that the next level
+keeps. Older rounds count for less and less, so that a change of traffic shows within some hundred rounds.
 """
 
 from __future__ import annotations
@@ -16,28 +18,28 @@ import numpy as np
 from torch import Tensor
 
 _DECAY = 0.98  # per round
-_PRIOR = 3.0  # observations a first guess is worth
+_PRIOR = 3.0  # observations that a first guess is worth
 _RANKS = 8  # candidates per depth that are told apart
 # Of a head nothing is known about: the best candidate, and each deeper level's share of the one above.
 _PRIOR_BEST, _PRIOR_NEXT = 0.6, 0.65
 _PRIOR_RANK = 0.25  # each further candidate's share of the one before
 
 
-class Beliefs:
-    """Calibration and average probabilities by depth; index 0 is the root."""
+class AcceptanceModel:
+    """Calibration and mean probabilities by depth."""
 
     def __init__(self, depth: int, topk: int, reach: int | None = None) -> None:
-        """Of `depth` levels the head drafts; trees may reach deeper by other means."""
+        """The head drafts `depth` levels of trees of width `topk`; with prompt lookup trees reach depth `reach`."""
         reach = reach or depth
         ranks = min(_RANKS, max(topk, 2))
         levels = np.arange(depth)[:, None]
-        # [D, R], calibrated
+        # [D, R]: mean calibrated probability of the r-th best candidate of level d + 1.
         self.mass = _PRIOR_BEST * _PRIOR_NEXT**levels * _PRIOR_RANK ** np.arange(ranks)[None]
         self._seen = np.full(depth, _PRIOR)
         self._next = np.full(depth, _PRIOR_NEXT)  # [d]: from depth d to d + 1
         self._reached = [0.0] * (reach + 1)
         self._predicted = [0.0] * (reach + 1)
-        self.calibration = [1.0] * (reach + 1)
+        self.calibration = [1.0] * (reach + 1)  # by depth, the root's first
 
     def observe(self, depths: Sequence[int], masses: Sequence[float]) -> None:
         """A round's accepted depths, one per speculating request, and its nodes' summed probabilities by depth."""
@@ -54,7 +56,10 @@ class Beliefs:
             self.calibration[depth] = guess
 
     def observe_levels(self, levels: Sequence[Tensor], depth: int) -> None:
-        """A tree's drafted levels, [B, C_d] cumulative log probabilities each, of at most `depth` in this round."""
+        """Learn from a tree's drafted levels, [B, C_d] cumulative log probabilities each.
+
+        The round might have drafted `depth` levels; those that it left out promised too little.
+        """
         before = 0.0
         for level, scores in enumerate(levels, start=1):
             count = min(self.mass.shape[1], scores.shape[1])
@@ -69,7 +74,7 @@ class Beliefs:
                 kept = min(best.sum() / before, 1.0)
                 self._next[level - 1] += (1 - _DECAY) * 2 * (kept - self._next[level - 1])
             before = best.sum()
-        if len(levels) < depth:  # the rest promised too little to be drafted
+        if len(levels) < depth:
             self.mass[len(levels) :] *= _DECAY
             self._seen[len(levels) :] += 1
 
@@ -80,11 +85,11 @@ class Beliefs:
         return found
 
     def next_level(self, level: int) -> float:
-        """Share of level `level`'s probability that the best of level + 1 are expected to keep."""
+        """Share of level `level`'s probability that the best candidates of level + 1 are expected to keep."""
         return float(self._next[level]) if level < len(self.mass) else 0.0
 
     def best_nodes(self, depth: int, topk: int) -> np.ndarray:
-        """Cumulative probability of the best 1, 2, ... nodes of an average tree."""
+        """Summed probabilities of the best 1, 2, ... nodes of an average tree: accepted drafts to be expected."""
         mass = self.mass[:depth, :topk].copy()
         for level in range(1, depth):
             if self._seen[level] <= _PRIOR:  # never drafted: goes on as it did above

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fledge.engine import Engine
-from fledge.engine.lessons import _TOGETHER
+from fledge.engine.feedback import _TOGETHER
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 
@@ -20,13 +20,13 @@ def engine(target: Target, plain: Engine, prompts: list[list[int]]) -> Engine:
     head = scripted_head(target, plain.generate(prompts, max_tokens=80, ignore_eos=True), 0.9)
     head.strict = False  # costs are measured on an empty pool
     engine = Engine(target, head, max_batch=2, max_context=160)
-    engine._core._planner._best = lambda requests: (engine._core._planner._predicted(requests)[0], 1e9)  # type: ignore[method-assign]
+    engine._core._planner.speeds.with_head = lambda requests: 1e9  # type: ignore[method-assign]
     return engine
 
 
 @pytest.fixture
 def heard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """Of each lesson heard: how many rounds there have been, and whether it was one with the head's drafts."""
+    """Of each round heard of: how many rounds there have been, and whether it was one with the head's drafts."""
     core, planner, found = engine._core, engine._core._planner, []
     observe = planner.observe
 
@@ -38,7 +38,7 @@ def heard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Heard:
     return found
 
 
-def test_lessons_come_at_once_and_then_together(
+def test_rounds_are_learnt_from_at_once_and_then_together(
     engine: Engine, heard: Heard, prompts: list[list[int]]
 ) -> None:
     for prompt in prompts[:6]:
@@ -70,7 +70,8 @@ def test_plain_rounds_are_learnt_from_together_where_they_are_the_rule(
     engine: Engine, heard: Heard, prompts: list[list[int]]
 ) -> None:
     planner = engine._core._planner
-    planner._best = lambda requests: (planner._predicted(requests)[0], 0.0)  # type: ignore[method-assign]
+    planner.speeds.with_head = lambda requests: 0.0  # type: ignore[method-assign]
+    planner.speeds.lookup_gain = lambda requests: 0.0  # type: ignore[method-assign]
     planner._credit = -1e9  # no tries
     for prompt in prompts[:4]:
         engine.generate([prompt], max_tokens=60, ignore_eos=True)
@@ -82,7 +83,8 @@ def test_plain_rounds_are_learnt_from_together_where_they_are_the_rule(
 
 def test_a_try_is_learnt_from_at_once(engine: Engine, heard: Heard, prompts: list[list[int]]) -> None:
     planner = engine._core._planner
-    planner._best = lambda requests: (planner._predicted(requests)[0], 0.0)  # type: ignore[method-assign]
+    planner.speeds.with_head = lambda requests: 0.0  # type: ignore[method-assign]
+    planner.speeds.lookup_gain = lambda requests: 0.0  # type: ignore[method-assign]
     for prompt in prompts[:6]:
         planner._credit = 1.0
         engine.generate([prompt], max_tokens=80, ignore_eos=True)
@@ -96,4 +98,4 @@ def test_an_idle_engine_has_learnt_everything(engine: Engine, heard: Heard, prom
     for number, prompt in enumerate(prompts[:8]):
         engine.generate([prompt], max_tokens=3 + 5 * number, ignore_eos=True)
         assert len(heard) == engine.stats().rounds
-        assert not engine._core._lessons._waiting
+        assert not engine._core._feedback._waiting
