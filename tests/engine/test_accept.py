@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fledge.draft.tree import DraftTree
-from fledge.engine.layout import Layouts, TreeShape
+from fledge.engine.layout import Layouts
 from fledge.engine.round import accept
+from fledge.engine.shapes import TreeShape
 
 LAYOUTS = Layouts(torch.device("cpu"))
 

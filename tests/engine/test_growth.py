@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fledge.draft.tree import DraftTree
 from fledge.engine.growth import TreeGrowth
-from fledge.engine.layout import Layouts, TreeShape
+from fledge.engine.layout import Layouts
+from fledge.engine.shapes import TreeShape
 from fledge.errors import EngineError
 
 Path = tuple[int, ...]

@@ -19,12 +19,13 @@ from fledge.engine.carried import CarriedSizes, RunningBatch
 from fledge.engine.cost import CostCurve
 from fledge.engine.forwards import Models
 from fledge.engine.growth import TreeGrowth
-from fledge.engine.layout import Layouts, TreeShape
+from fledge.engine.layout import Layouts
 from fledge.engine.lookup import MatchRates, Proposal
 from fledge.engine.native_tree import Passed
 from fledge.engine.plans import ConfidentPlan
 from fledge.engine.request import Request
 from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows
+from fledge.engine.shapes import TreeShape
 from fledge.engine.speeds import Speeds
 from fledge.native import unavailable_reason
 from tests.engine.conftest import default_type, plainly

@@ -1,5 +1,7 @@
 """The draft head: its weights, vocabulary, checkpoint forms, and how it runs.
 
+Its files:
+
     head.py         the head itself, with a drawing: weights, how it starts from a target, whether it fits one
     config.py       its sizes and where it comes from; vocabulary.py: the tokens it can propose
     runner.py       its forward over a paged KV pool, in torch; cpu.py: on the CPU kernels

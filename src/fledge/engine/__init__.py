@@ -27,13 +27,12 @@ What they stand on:
 """
 
 from fledge.engine.engine import Engine, Piece, Prompt
-from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.request import Completion, CompletionStats, StepResult, TreeTrace
-from fledge.engine.shapes import PlannedShape
+from fledge.engine.shapes import PLAIN, PlannedShape, TreeShape
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopMatcher
 

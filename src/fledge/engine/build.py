@@ -15,7 +15,7 @@ from fledge.engine.fixed import FixedPlanner
 from fledge.engine.forwards import Models
 from fledge.engine.graphs import CudaRecorder, RecordedRounds
 from fledge.engine.lane import Lane, make_lane
-from fledge.engine.layout import PLAIN, Layouts, TreeShape
+from fledge.engine.layout import Layouts
 from fledge.engine.memory import free_memory, memory_for_kv
 from fledge.engine.native_plain import native_plain
 from fledge.engine.native_round import native_round
@@ -24,7 +24,7 @@ from fledge.engine.planner import Planner
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler
-from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS, deepest
+from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape, deepest
 from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 from fledge.target.target import Target

@@ -1,17 +1,17 @@
-"""What a running request carries from round to round, on the device, one row per request.
+"""What running requests carry from round to round: tensors on the device, one row per request.
 
-The running requests are always the first B rows, so a batch is a view and costs no gathering; when one leaves, the
+The running requests are always the first B rows, so that a batch is a view of the tensors; when a request leaves, the
 last row takes its place.
 
     row   length L   bonus x[L]   first-level top-k and hidden       (the head's output at position L - 1)
       0        37         912     [K] ids, [K] log probs, [H]
       1       112          44     ...
 
-The target's KV holds indices 0 .. L-1. The head falls behind while plain rounds run, and for prompts it wasn't shown.
-What it needs to catch up is kept for the last C positions: their features and next tokens, position p in column p % C.
-A head further behind than that forgets what lies before: its history restarts at a page border, `head_start`, and
-its KV before it is never read again. That costs acceptance, so many positions are kept. Where the prefix cache has
-pages without the head's entries, its history may begin behind them.
+The target's KV holds indices 0 .. L-1. The head's may hold fewer: it doesn't run in rounds without it, nor over prompts
+where it won't be used at once. What it needs to catch up is kept for the last C positions: their features and next
+tokens, position p in column p % C. A head that is further behind than that starts anew at a page border, `head_start`,
+and its KV before that is never read again. That costs acceptance, so C is some pages. A head's history may also begin
+behind pages that the prefix cache has without the head's entries.
 
     position        0 ........ head_start ........ L - pending ....... L - 1
     head's KV       (ignored)  | read ............ | missing, C at most ..|
@@ -45,7 +45,7 @@ class CarriedSizes(NamedTuple):
     features: int  # 3 * target hidden size
     vocabulary: int  # V, the target's
     dtype: torch.dtype  # of hidden and features
-    pending: int  # C, positions kept for a head that falls behind
+    pending: int  # C, latest positions kept for a head that falls behind
     history: int = 0  # T, tokens of context and window that prompt lookup can see
 
 
@@ -87,10 +87,10 @@ class Speculating(NamedTuple):
 
 
 class RunningBatch:
-    """Rows of carried state, and a record in the host's memory of what is needed to launch a round.
+    """Rows of carried state, and what the host needs to know of them to launch a round.
 
-    It belongs to the lane: everything here runs in the order of the lane's works (see `lane.py`), behind what the
-    scheduler has decided meanwhile. So requests are looked at only for what doesn't change.
+    It belongs to the lane: all of it runs in the order of the lane's tasks (see `lane.py`). The host may be a round
+    ahead, so of a request only what doesn't change is read here.
     """
 
     def __init__(self, sizes: CarriedSizes, page_size: int, device: torch.device) -> None:
@@ -180,9 +180,9 @@ class RunningBatch:
         self._changed()
 
     def page_entry(self, row: int, start: int, pages: Sequence[int]) -> Callable[[], None]:
-        """What enters a request's pages from number `start` on into its page table, ready to be called on the lane.
+        """A call that enters a request's pages from number `start` on into its page table, to be made on the lane.
 
-        It is made by the host, which has the time: on a CPU the lane comes out of a forward, and all it does is slow.
+        The host prepares it, which has the time: on a CPU all that runs right after a forward is slow.
         """
         state = self._state
         if native_tree.runs_here(state.length):
@@ -200,7 +200,7 @@ class RunningBatch:
     def set_first(
         self, rows: Sequence[int] | None, token_ids: Tensor, log_probs: Tensor, hidden: Tensor
     ) -> None:
-        """Carry the head's newest output for `rows` (None: all running ones), and forget what was pending for them."""
+        """Carry the head's newest output for `rows` (None: all running ones), which have nothing pending now."""
         now = self.view()
         if rows is None:
             now.first_token_ids.copy_(token_ids)
@@ -216,19 +216,19 @@ class RunningBatch:
                 self.pending[row] = 0
 
     def one_behind(self) -> None:
-        """A plain round has passed: one more position is pending for each."""
+        """A plain round passed: one more position of each is pending."""
         for number in range(self.size):
             self.pending[number] += 1
 
     def some_behind(self, counts: Sequence[int]) -> None:
-        """A round without the head has passed so many positions of each."""
+        """A round without the head passed: so many more positions of each are pending."""
         for number, count in enumerate(counts):
             self.pending[number] += count
 
     def use_first(self) -> None:
-        """A round has drafted from what `set_first` carried: nobody may read it again before it is produced anew.
+        """A round has drafted from what `set_first` carried, which mustn't be read again before it is set anew.
 
-        With `poison` that is enforced: what is used up is overwritten, and drafting from it raises EngineError.
+        With `poison` (tests) that is enforced: what is used up is overwritten, and drafting from it raises EngineError.
         """
         if not self.poison:
             return
@@ -248,7 +248,7 @@ class RunningBatch:
             self._state.hidden[row] = torch.nan
 
     def fall_behind(self, passed: Passed) -> None:
-        """Keep what the head needs of the positions that a round passed without it."""
+        """Keep what the head needs to catch up on the positions that a round passed without it."""
         now, size = self.view(), self.size
         if passed.source is None:
             self.one_behind()
@@ -278,7 +278,7 @@ class RunningBatch:
         now.bonus.copy_(tokens.gather(1, emits[:, None] - 1)[:, 0])
 
     def start_behind(self, row: int, token_ids: Tensor, features: Tensor) -> None:
-        """A row whose head wasn't shown the end of its prompt: the last R positions' next tokens [R] and features."""
+        """Keep the next tokens [R] and features of a prompt's last R positions, which the head didn't run over."""
         count = len(token_ids)
         kept = min(count, self.sizes.pending)
         column = torch.arange(-kept, 0, device=self.device) + self._state.length[row]
@@ -288,7 +288,7 @@ class RunningBatch:
         self.pending[row] = count
 
     def behind(self) -> Behind | None:
-        """The requests with something pending; None if there are none. Heads too far behind restart here."""
+        """What heads need to catch up; None if nothing is pending. Heads too far behind start anew here."""
         if not any(self.pending[: self.size]):
             return None
         pending = np.array(self.pending[: self.size])

@@ -28,7 +28,7 @@ import torch
 
 from fledge.engine.forwards import Models
 from fledge.engine.lane import seconds_of
-from fledge.engine.layout import TreeShape
+from fledge.engine.shapes import TreeShape
 from fledge.target.batch import Decoder, ForwardBatch
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)

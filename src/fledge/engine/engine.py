@@ -19,11 +19,11 @@ from fledge.engine.build import build_parts, refuse_unfit
 from fledge.engine.checks import listed, switch, whole_numbers
 from fledge.engine.core import EngineCore
 from fledge.engine.detokenize import Detokenizer, decode
-from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams
 from fledge.engine.request import Completion, Request, Sink, StepResult
+from fledge.engine.shapes import TreeShape
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower, Grammars

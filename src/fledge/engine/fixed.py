@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fledge.engine.cost import CostModel
-from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.planner import Planner
 from fledge.engine.plans import RoundPlan
+from fledge.engine.shapes import PLAIN, TreeShape
 
 
 class FixedPlanner(Planner):

@@ -2,11 +2,11 @@
 
 A round is hundreds of small kernels, and for a small target launching them takes longer than running them. On a GPU
 a round reads no value on the host and has fixed shapes, so that all of it can be recorded: draft, verify, accept,
-extend. Which kernels they are depends on a `RoundKey` alone, and what they read has to lie where it lay then:
+extend. Which kernels these are depends on a `RoundKey` alone. A replay reads the same memory as the recording did:
 
     carried state, KV pools, layouts        are never allocated anew
-    how tokens are chosen, who speculates,  are written to where they lay before ("settled"),
-    what lookup's matches are worth         when the batch has changed
+    how tokens are chosen, who speculates,  are written to the same memory ("settled") when the batch has changed
+    what lookup's matches are worth
 
     round of a key   1, 2   launched one by one, which compiles and fills caches
                      3      recorded, then replayed
@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from fledge.engine.layout import TreeShape
+from fledge.engine.shapes import TreeShape
 from fledge.errors import EngineError
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class RecordedRounds:
         self._launched: Counter[RoundKey] = Counter()
 
     def run(self, key: RoundKey, work: Callable[[], T], again: Callable[[], None]) -> T:
-        """What `work` makes, a round of this key. `again`: what it does on the host, for rounds that are replayed."""
+        """What `work`, a round of this key, returns. `again`: what it does on the host besides; called for replays."""
         if self._launched[key] < _LAUNCHED:
             self._launched[key] += 1
             return work()
@@ -115,7 +115,7 @@ class RecordedRounds:
         return kept.made
 
     def alone(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Work that was done before, as a call that replays it."""
+        """A call that replays `work`, which must have run before."""
         return self._record(work).replay
 
     def _record(self, work: Callable[[], T]) -> Recording[T]:

@@ -1,7 +1,7 @@
 """Growing a batch of dynamic draft trees (EAGLE-2, arXiv 2406.16858, sec. 4), in fixed shapes.
 
-Every level expands the K nodes of highest cumulative probability into K children each. In the end the N - 1 best of
-all candidates become the tree: a child is never more probable than its parent, so the best ones hold together.
+Every level expands the K nodes of highest cumulative probability into K children each. In the end the N - 1 most
+probable candidates become the tree. A child is never more probable than its parent, so these are connected.
 
     candidate   0     1 .. K      K+1 .. K+K*K           ...
                 root  level 1     level 2: children of   level 3: children of the K best of level 2
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from fledge.draft.tree import DraftTree
 from fledge.engine import native_tree
-from fledge.engine.layout import TreeLayout, TreeShape
+from fledge.engine.layout import TreeLayout
 from fledge.engine.lookup import Proposal
 from fledge.engine.merge import ProposalMerge, Slots
 from fledge.engine.native_tree import Frontier
+from fledge.engine.shapes import TreeShape
 
 _EMPTY = 1 << 40  # stands for the number of a candidate that isn't there
 

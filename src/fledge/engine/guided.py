@@ -1,9 +1,10 @@
-"""Drafts for answers of a wanted form: what it forbids isn't verified, what it leaves no choice of is proposed.
+"""Drafts for structured outputs: tokens that the grammar forbids aren't verified, tokens that it forces are proposed.
 
     {"name": "Ada"   the head says   } (0.6)   , (0.3)     the form wants an age first: , (0.75) remains
     {"               the form says   name                  a proposal, as prompt lookup's are
 
-Answers don't depend on any of it: what the target may choose is masked in its own logits (see `structured.py`).
+That only saves rows and raises acceptance. Answers don't depend on it: the target's own logits are masked by the
+grammar (see `structured.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MOST_FORBIDDEN = 0.99  # of the head's probability: what is left isn't certain 
 
 
 class GuidedDrafts:
-    """One round's drafts for requests whose answers have to have a form. B requests, P nodes expanded, K children."""
+    """One round's drafts for requests with structured outputs. B requests, P nodes expanded, K children each."""
 
     def __init__(self, followers: Mapping[int, Follower]) -> None:
         """`followers` by row of the batch."""
@@ -32,7 +33,10 @@ class GuidedDrafts:
         }  # to the P nodes, root left out
 
     def proposal(self, found: Proposal) -> Proposal:
-        """What prompt lookup `found`, as far as it may come, with what is forced behind it; or what is forced now."""
+        """What prompt lookup `found`, as far as the grammar allows it, then the tokens forced behind it.
+
+        Where tokens are forced right now, those alone.
+        """
         token_ids, log_probs, matched = (column.clone() for column in found)
         most = token_ids.shape[1]
         for row, follower in self._followers.items():
@@ -47,7 +51,7 @@ class GuidedDrafts:
         return Proposal(token_ids, log_probs, matched)
 
     def first(self, token_ids: Tensor, log_probs: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-        """The best `topk` of the first level's candidates [B, K], those that are forbidden last."""
+        """The best `topk` of the first level's candidates [B, K]; forbidden ones come last."""
         log_probs, best = self.kept(token_ids, log_probs).sort(dim=1, descending=True, stable=True)
         token_ids = token_ids.gather(1, best)[:, :topk]
         for row in self._paths:
@@ -55,9 +59,9 @@ class GuidedDrafts:
         return token_ids, log_probs[:, :topk]
 
     def kept(self, token_ids: Tensor, log_probs: Tensor) -> Tensor:
-        """The log probabilities [B * P, K] of the expanded nodes' children, -inf where the form forbids one.
+        """The log probabilities [B * P, K] of the expanded nodes' children, -inf where the grammar forbids one.
 
-        The others share at least what those would have had.
+        The others are divided by what remains, so that they gain what the forbidden ones had.
         """
         allowed = torch.ones(token_ids.shape, dtype=torch.bool)
         for row, paths in self._paths.items():

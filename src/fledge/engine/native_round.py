@@ -1,10 +1,12 @@
-"""A round in one C++ call, with the head or of copies alone, or what it does before and after its verify.
-
-Where target and head run on the CPU kernels.
+"""A round in one C++ call, where target and head run on the CPU kernels (`native/round.cpp`, `native/draft.cpp`).
 
 A verify reads all weights, after which nothing of Python is in the processor's caches: a torch operation that takes
-5 us takes 30 to 60 then. The calls do what `speculative_round`, `draft` and `extend` in round.py do, with the same
-results. What only the planner reads of a round is left as it lies until then.
+5 us takes 30 to 60 then. So a round is one call, with the head (`NativeRound.round`) or without (`NativeRound.lookup`).
+Where logits are wanted, only draft and extend are calls, and Python runs the verify between them. The results are those
+of the functions of the same names in round.py.
+
+A call writes all it knows of the draft trees into one buffer, a `NativeDraft`. Most of that is for the planner, which
+takes it apart later.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from fledge.draft.cpu import NativeHeadRunner
 from fledge.draft.runner import HeadRunner
 from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried, RunningBatch
-from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import LONGEST, Proposal
 from fledge.engine.native_plain import (
     CarriedStruct,
@@ -33,6 +34,7 @@ from fledge.engine.native_plain import (
 )
 from fledge.engine.plans import RoundPlan, Terms
 from fledge.engine.selection import Drawing
+from fledge.engine.shapes import TreeShape
 from fledge.native.build import library
 from fledge.native.ops import address
 from fledge.target.batch import Decoder
@@ -86,7 +88,10 @@ class VerifyRows(NamedTuple):
 
 
 class NativeDraft:
-    """Trees, and all that is known of them. A call left it end to end; it is taken apart when it is asked for."""
+    """A round's draft trees and all that is known of them (see `outcome.Grown`).
+
+    A call wrote everything into one buffer; each part is cut out of it when it is first asked for.
+    """
 
     def __init__(self, requests: int, bound: TreeShape) -> None:
         """Room for trees within `bound`."""
@@ -95,7 +100,7 @@ class NativeDraft:
         integers = requests * (copied + 3) + 6 * most
         floats = integers + -(-(requests * (copied + bound.candidates) + most) // 2)
         smalls = floats + -(-(requests + 1 + 2 * most) // 2)
-        # One for all: two numbers of four bytes in each of eight.
+        # One buffer for int64, then float32 and int32, of which two fit an int64.
         self._room = torch.empty(smalls, dtype=torch.int64)
         self._begins = integers, floats
         at = self._room.data_ptr()
@@ -186,7 +191,7 @@ class NativeOutcome(NamedTuple):
 
 
 class DraftInputs(NamedTuple):
-    """What drafting depends on."""
+    """All that a call needs to draft."""
 
     now: Carried
     bound: TreeShape
@@ -203,7 +208,7 @@ class DraftInputs(NamedTuple):
 
 
 class _Room:
-    """For what a round accepts, within a plan's bound."""
+    """Buffers that a call writes a round's accepted tokens into."""
 
     def __init__(self, requests: int, bound: TreeShape) -> None:
         widest = bound.reach + 1
@@ -213,7 +218,7 @@ class _Room:
         self.raw = _Accepted(self._emitted.data_ptr(), self._path.data_ptr())
 
     def outcome(self, made: NativeDraft) -> NativeOutcome:
-        """Once the call has filled it."""
+        """What the call wrote."""
         requests, width = self._requests, self.raw.width
         emitted, path = self._emitted[: requests * (1 + width)], self._path[: requests * width]
         return NativeOutcome(
@@ -283,7 +288,7 @@ class NativeRound(NativePlain):
         return self._models, self._view(given.now), self._bounds(given), drawing_of(given.drawing)
 
     def _bounds(self, given: DraftInputs) -> _Terms:
-        """What bounds a draft. A plan that is used again has the same terms."""
+        """The plan as the kernels read it, kept while the next rounds have the same plan."""
         bound, terms = given.bound, given.terms
         last_bound, last_terms, wanted = self._last
         if bound != last_bound or terms is not last_terms:

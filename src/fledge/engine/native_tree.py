@@ -1,7 +1,7 @@
-"""What a round does with its draft trees between the forwards, and its coins, in C++: on a CPU (`native/tree.h`).
+"""The steps of a round between its forwards, on a CPU, each as one call of C++ (`native/tree.cpp`).
 
-At batch 1 such a step is arithmetic on a dozen numbers, and a torch operation takes longer than all of it. Each
-function here equals the torch code of the one that calls it, bit for bit; B requests, N nodes, C candidates.
+At batch 1 such a step is arithmetic on a dozen numbers, and a single torch operation takes longer than all of it. Each
+function here gives the result of the torch code of its caller, bit for bit. B requests, N nodes, C candidates.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _INT64, _FLOAT = torch.int64, torch.float32
 
 
 class Passed(NamedTuple):
-    """What a round says of the R positions it passed, for a head that falls behind."""
+    """The R positions that a round passed, as a head that falls behind will need them."""
 
-    tokens: Tensor  # [R] int64, what follows each
+    tokens: Tensor  # [R] int64, the token behind each
     features: Tensor  # [F, 3 * Ht]
-    source: Tensor | None  # [R] int64, which row of them is whose; None: row r is position r's
+    source: Tensor | None  # [R] int64, each position's row in `features`; None: row r is position r's
     positions: Tensor  # [R] int32
     row_start: Tensor  # [B + 1] int32, where each request's begin
 
@@ -45,7 +45,7 @@ class PathRows(NamedTuple):
 
 
 def runs_here(tensor: Tensor) -> bool:
-    """Whether this tensor's batch can be worked on natively."""
+    """Whether the C++ steps can be used for this tensor's batch."""
     return tensor.is_cpu and _available()
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fledge.draft.runner import DraftWeights
 from fledge.engine.checks import switch, whole
-from fledge.engine.layout import PLAIN, TreeShape
-from fledge.engine.shapes import MAX_NODES
+from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape
 from fledge.errors import EngineError
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a round hand on, and what it ends with."""
+"""What the parts of a round hand on: `Drafted` from draft, `Accepted` from accept; and what a round ends with."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
-from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import PathLogprobs
 from fledge.engine.lookup import Proposal
 from fledge.engine.native_round import VerifyRows
+from fledge.engine.shapes import TreeShape
 
 
 class Grown(Protocol):
-    """Trees and what is known of them."""
+    """Draft trees and what is known of them: `Drafted`, or a `NativeDraft`."""
 
     @property
     def tree(self) -> DraftTree:
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
     shape: TreeShape  # as verified
     path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
     rows: int  # of all requests that were verified
-    draft_seconds: float  # of the draft steps alone, as the host sees them
+    draft_seconds: float  # of the draft steps alone, by the host's clock
 
 
 class PlainOutcome(NamedTuple):

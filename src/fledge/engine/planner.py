@@ -32,11 +32,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fledge.engine.cost import CostModel
-from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.lookup import MatchRates
 from fledge.engine.pace import Kind
 from fledge.engine.plans import ConfidentPlan, RoundPlan
-from fledge.engine.shapes import MAX_DEPTH, PlannedShape, deepest, lookup_alone
+from fledge.engine.shapes import MAX_DEPTH, PLAIN, PlannedShape, TreeShape, deepest, lookup_alone
 from fledge.engine.speeds import EARLY_ROUNDS, Speeds, group_of
 
 _SEARCH_ROUNDS = 32  # between searches for the best tree

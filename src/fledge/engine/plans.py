@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from fledge.engine import native_tree
-from fledge.engine.layout import TreeShape
 from fledge.engine.lookup import MatchRates
 from fledge.engine.pace import Kind
+from fledge.engine.shapes import TreeShape
 
 if TYPE_CHECKING:
     from fledge.engine.speeds import Speeds

@@ -1,4 +1,4 @@
-"""A round as it runs on the lane, and the little of it that the host is told."""
+"""A round as a task of the lane (`run_round`), and the part of its outcome that the host gets (`RoundResult`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fledge.draft.tree import DraftTree
 from fledge.engine.carried import RunningBatch
 from fledge.engine.forwards import Models
 from fledge.engine.graphs import RoundKey
-from fledge.engine.layout import TreeShape
 from fledge.engine.logprobs import PathLogprobs
 from fledge.engine.lookup import Proposal
 from fledge.engine.native_round import NativeDraft
@@ -19,6 +18,7 @@ from fledge.engine.outcome import Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import RoundPlan
 from fledge.engine.round import catch_up, lookup_round, plain_round, speculative_round
+from fledge.engine.shapes import TreeShape
 
 
 class Trees(NamedTuple):
@@ -34,7 +34,10 @@ class Trees(NamedTuple):
 
 
 class LateTrees:
-    """The same, put together when the planner looks at it: right after a forward that takes several times as long."""
+    """`Trees` that are put together when the planner looks at them.
+
+    On a CPU that may be done later, when it costs less than right after a forward (see `feedback.py`).
+    """
 
     def __init__(self, done: Outcome, speculating: Tensor | None) -> None:
         self.shape, self.rows = done.shape, done.rows
@@ -70,7 +73,7 @@ class LateTrees:
 
 
 class RoundResult(NamedTuple):
-    """What a round of B requests sends to the host."""
+    """What the host gets of a round of B requests."""
 
     emitted: Tensor  # [B, 1 + W] int64: how many tokens each request emits, then the tokens
     logprobs: PathLogprobs | None
@@ -80,14 +83,14 @@ class RoundResult(NamedTuple):
     pending: list[int]  # [B], positions each head is behind after the round
     restarted: list[bool]  # [B], heads whose KV has a gap
     catch_up: float  # seconds, of the time the round took
-    draft: float  # steps alone
-    verify: float
+    draft: float  # seconds of the draft steps alone,
+    verify: float  # and of the verify
 
 
 def run_round(
     models: Models, batch: RunningBatch, plan: RoundPlan | None, clock: PhaseClock, trace: bool
 ) -> RoundResult:
-    """One round of the running requests; `plan` None: a plain one. `trace`: the trees are wanted."""
+    """One round of the running requests; `plan` None: a plain one. `trace`: somebody wants the trees themselves."""
     clock.start()
     verify, extend = clock.of("verify"), clock.of("extend")
     if plan is not None and plan.drafts:
@@ -108,7 +111,7 @@ def run_round(
 def _launched(
     models: Models, batch: RunningBatch, plan: RoundPlan | None, clock: PhaseClock
 ) -> Outcome | PlainOutcome:
-    """The round itself, recorded if it can be."""
+    """The round itself; as a CUDA graph, where these are on and the round can be recorded."""
     key = None if models.rounds is None else _round_key(batch, plan)
     if models.rounds is None or key is None:
         return _round(models, batch, plan, clock)
@@ -123,7 +126,7 @@ def _launched(
 
 
 def _again(models: Models, batch: RunningBatch, plan: RoundPlan | None) -> None:
-    """What a round does on the host; with drafts there is nothing, for the heads have caught up before it."""
+    """What a replayed round leaves out: what it does on the host. With drafts there is nothing."""
     if plan is None and models.head is not None and batch.speculating().some:
         batch.one_behind()
 
@@ -138,7 +141,7 @@ def _round(
 
 
 def _round_key(batch: RunningBatch, plan: RoundPlan | None) -> RoundKey | None:
-    """What the round's kernels depend on; None: on more than can be recorded."""
+    """What the round's kernels depend on; None: the round can't be recorded."""
     choice, speculating = batch.selection.choice, batch.speculating()
     if choice is None or batch.poison or (plan is not None and not plan.drafts):
         return None

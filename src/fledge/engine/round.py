@@ -34,7 +34,7 @@ from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.forwards import Models, TargetRows, draft_step, run_head, run_head_rows, run_target
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.guided import GuidedDrafts
-from fledge.engine.layout import RowLayout, TreeShape, VerifyLayout
+from fledge.engine.layout import RowLayout, VerifyLayout
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
 from fledge.engine.native_round import DraftInputs, NativeOutcome, NativeRound
@@ -43,6 +43,7 @@ from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
 from fledge.engine.selection import Selection
+from fledge.engine.shapes import TreeShape
 
 
 class Round(NamedTuple):

@@ -1,16 +1,93 @@
-"""The tree shapes a planner chooses from, and what came of them."""
+"""Shapes of draft trees: what a shape is, which ones the planner chooses from, and what came of each."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 
-from fledge.engine.layout import TreeShape
+from fledge.engine.checks import whole
+from fledge.errors import EngineError
 
+MASK_BITS = 64  # most nodes: a window mask is one 64-bit integer
+
+# What the planner chooses from.
 MAX_DEPTH = 8
 MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
 NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+
+
+@dataclass(frozen=True, order=True)
+class TreeShape:
+    """A draft tree: `depth` levels below the root, `topk` children per expanded node, `nodes` in all, root included.
+
+    `depth` 0 is plain decode, or nothing but lookup. `topk` 1 is a chain. `lookup` more candidates, a chain, may come
+    from the request's own tokens (see `lookup.py`), so that the tree may become deeper than `depth`.
+    """
+
+    depth: int
+    topk: int
+    nodes: int
+    lookup: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "topk", "nodes", "lookup"):
+            object.__setattr__(self, name, whole(f"a tree's {name}", getattr(self, name)))
+        if self.depth < 0 or self.topk < 1 or self.nodes < 1 or self.lookup < 0:
+            raise EngineError(
+                f"{self} is not a tree; use a depth of 0 or more and at least one child and node"
+            )
+        if max(self.nodes, self.topk, self.expanded) > MASK_BITS or self.lookup >= MASK_BITS:
+            raise EngineError(
+                f"{self} is too large: use at most {MASK_BITS} nodes, a topk and (depth - 1) * topk of at most "
+                f"{MASK_BITS}, and fewer tokens than that from lookup"
+            )
+        if not self.depth < self.nodes <= 1 + self.candidates:
+            raise EngineError(
+                f"{self} can't be grown: with this depth and topk use {self.depth + 1} to {1 + self.candidates} nodes"
+            )
+
+    @property
+    def expanded(self) -> int:
+        """Nodes the head runs over while the tree grows: `topk` in each level but the last."""
+        return max(self.depth - 1, 0) * self.topk
+
+    @property
+    def candidates(self) -> int:
+        """Nodes that are proposed, of which the best become the tree."""
+        return (self.topk + self.expanded * self.topk if self.depth else 0) + self.lookup
+
+    def cut(self, levels: int, nodes: int) -> TreeShape:
+        """The shape of a tree that stopped after `levels` levels and was cut to `nodes` nodes."""
+        return _cut(self, levels, nodes)
+
+    @property
+    def reach(self) -> int:
+        """Depth of the deepest node there can be."""
+        return max(self.depth, self.lookup)
+
+    @property
+    def chain(self) -> bool:
+        """True if every node has at most one child."""
+        return not self.depth or (self.topk == 1 and not self.lookup)
+
+    @property
+    def window(self) -> int:
+        """KV indices beyond the committed length that a round of this shape writes, in target or head."""
+        return max(self.nodes, self.expanded, self.reach + 1)
+
+    def __str__(self) -> str:
+        lookup = f", lookup={self.lookup}" if self.lookup else ""
+        return f"TreeShape(depth={self.depth}, topk={self.topk}, nodes={self.nodes}{lookup})"
+
+
+PLAIN = TreeShape(0, 1, 1)
+
+
+@functools.cache
+def _cut(shape: TreeShape, levels: int, nodes: int) -> TreeShape:
+    most = nodes - 1
+    return TreeShape(min(levels, most), shape.topk, nodes, min(shape.lookup, most)) if most else PLAIN
 
 
 @dataclass

@@ -34,9 +34,8 @@ from dataclasses import dataclass
 
 from fledge.engine.acceptance import AcceptanceModel
 from fledge.engine.cost import CostCurve, CostModel, LearntCurve
-from fledge.engine.layout import PLAIN, TreeShape
 from fledge.engine.pace import Kind, Pace
-from fledge.engine.shapes import MAX_DEPTH, NODES, TOPKS, trees
+from fledge.engine.shapes import MAX_DEPTH, NODES, PLAIN, TOPKS, TreeShape, trees
 
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 EARLY_ROUNDS = (2, 4, 8, 16)  # of a kind at a batch size: its timings still change much

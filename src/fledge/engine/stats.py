@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fledge.engine.layout import TreeShape
 from fledge.engine.phases import PhaseSeconds
-from fledge.engine.shapes import PlannedShape
+from fledge.engine.shapes import PlannedShape, TreeShape
 
 
 @dataclass(frozen=True)

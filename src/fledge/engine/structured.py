@@ -1,10 +1,10 @@
-"""Answers of a wanted form: JSON of a schema, a regular expression, one of several texts, a grammar.
+"""Structured outputs: answers that are JSON of a schema, match a regex or a grammar, or are one of several texts.
 
     tree:  {"a": ─┬─ 1 ─── ,        every node is masked by what may stand behind its own path: the follower walks
                   └─ "             down the tree and back up, and takes only what a round emits
 
-What may stand where is llguidance's work (https://github.com/guidance-ai/llguidance). The mask is one more edit of the
-logits before anything is chosen, so a constrained answer is the one that plain decode gives, greedy or sampled.
+llguidance (https://github.com/guidance-ai/llguidance) knows which tokens a grammar allows next. The mask is one more
+edit of the logits before anything is chosen, so a constrained answer is plain decode's, greedy or sampled.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Grammars:
 
 
 class Follower:
-    """One answer's place in its grammar."""
+    """Follows one answer through its grammar."""
 
     def __init__(self, matcher: Any, ends: Tensor) -> None:
         """`ends` [ceil(V / 32)] int32: the bits of what may stand behind a complete answer."""
@@ -132,8 +132,8 @@ class Follower:
     def allowed(self, tokens: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """What may be chosen at these `nodes` of a tree, [len(nodes), ceil(V / 32)] int32: a bit for each token.
 
-        `tokens` and `parents` [N]: the tree, parents first; node 0 is the last token taken. Behind a node
-        that isn't allowed everything is, as nothing there is going to be accepted.
+        `tokens` and `parents` [N]: the tree, parents first; node 0 is the last token taken. Below a forbidden node
+        every token counts as allowed: nothing there is going to be accepted.
         """
         bits = torch.full((len(nodes), len(self._ends)), -1, dtype=torch.int32)
         wanted = {node: row for row, node in enumerate(nodes)}
@@ -144,11 +144,11 @@ class Follower:
         return bits
 
     def fitting(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, one behind the other."""
+        """How many of these tokens may come next, in this order."""
         return 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(tokens)))
 
     def may_follow(self, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """Which of `tokens` may stand behind `path`, which comes next; none, where that itself may not."""
+        """Which of `tokens` may stand behind `path`, the next tokens; none if `path` itself is forbidden."""
         if not self._went(path):
             return [False] * len(tokens)
         if self._matcher.is_stopped():
@@ -159,7 +159,7 @@ class Follower:
         return fits
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """Tokens behind `path` that leave the answer no choice, as the tokenizer splits their text; often none."""
+        """Tokens that the grammar forces behind `path`, as the tokenizer splits their text; often none."""
         if not self._went(path):
             return []
         tokens = [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
@@ -167,7 +167,7 @@ class Follower:
         return tokens
 
     def _went(self, path: Sequence[int]) -> bool:
-        """Go along `path`, if all of it may come next."""
+        """Move on along `path`, if all of it may come next; says whether it did."""
         taken = 0 if self._matcher.is_stopped() else int(self._matcher.try_consume_tokens(list(path)))
         if taken < len(path):
             self._matcher.rollback(taken)

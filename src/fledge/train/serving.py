@@ -19,9 +19,10 @@ from fledge.data.options import Progress, silent
 from fledge.draft import Head, head_runner
 from fledge.engine.carried import Carried, CarriedSizes, RunningBatch
 from fledge.engine.forwards import Models, run_head
-from fledge.engine.layout import Layouts, RowLayout, TreeShape
+from fledge.engine.layout import Layouts, RowLayout
 from fledge.engine.plans import RoundPlan
 from fledge.engine.round import accept, draft
+from fledge.engine.shapes import TreeShape
 from fledge.features import FeatureSample
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
