@@ -30,7 +30,7 @@ def emulated() -> ctypes.CDLL:
     assert compiler
     flags = (*build.FLAGS, "-include", str(header))
     name = f"emulated-{zlib.crc32(header.read_bytes()):08x}"
-    path = build.compile_library(compiler, name, Path(build.__file__).parent, build.SOURCES, flags)
+    path = build.compile_library(compiler, name, Path(build.__file__).parent, flags)
     # Its threads are never started: AMX's permission isn't asked for.
     return build.declare(ctypes.CDLL(str(path)))
 

@@ -19,32 +19,6 @@ from fledge.native.cgroup import own_groups
 
 logger = logging.getLogger("fledge.once")
 
-SOURCES = (
-    "threads.h",
-    "vector_math.h",
-    "prefetch.h",
-    "int8.h",
-    "tiles_amx.h",
-    "tiles_avx512.h",
-    "gemm.h",
-    "kv_pages.h",
-    "softmax.h",
-    "attention.h",
-    "layer.h",
-    "models.h",
-    "sampler.h",
-    "screen.h",
-    "repeats.h",
-    "tree.h",
-    "tree_calls.h",
-    "round.h",
-    "decoder.cpp",
-    "tree.cpp",
-    "draft.cpp",
-    "finish.cpp",
-    "headless.cpp",
-    "round.cpp",
-)
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -149,32 +123,37 @@ def find_compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
-def compile_library(
-    compiler: str, name: str, folder: Path, sources: Sequence[str], flags: Sequence[str]
-) -> Path:
-    """The shared library of `folder`'s sources (headers included), from the cache or compiled into it.
+def compile_library(compiler: str, name: str, folder: Path, flags: Sequence[str]) -> Path:
+    """The shared library of all C++ files in `folder`, from the cache or compiled into it.
 
-    The cache knows it by sources, flags, compiler and processor. Raises RuntimeError with the compiler's message.
+    The cache knows it by sources, headers included, flags, compiler and processor. Raises RuntimeError with the
+    compiler's first error.
     """
+    sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
     digest = hashlib.sha256("\0".join((compiler, *flags, *sorted(cpu_flags()))).encode())
     for source in sources:
-        digest.update((folder / source).read_bytes())
+        digest.update(source.read_bytes())
     cache = cache_folder() / "native"
     target = cache / f"{name}-{digest.hexdigest()[:16]}.so"
     if target.exists():
         return target
     cache.mkdir(parents=True, exist_ok=True)
-    units = [str(folder / source) for source in sources if source.endswith(".cpp")]
+    units = [str(source) for source in sources if source.suffix == ".cpp"]
     logger.info("compiling the kernels %s for this processor, up to a minute", name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         built = Path(scratch) / target.name
         command = [compiler, *flags, *units, "-o", str(built)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            tail = result.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise RuntimeError(f"{compiler} could not compile the kernels ({tail[0]})")
+            raise RuntimeError(f"{compiler} could not compile the kernels ({_first_error(result.stderr)})")
         os.replace(built, target)
     return target
+
+
+def _first_error(output: str) -> str:
+    """The line that says what a compiler choked on: what follows it are quotes of the source and carets."""
+    lines = output.strip().splitlines() or ["no message"]
+    return next((line for line in lines if "error:" in line), lines[-1])
 
 
 @functools.cache
@@ -184,7 +163,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, "no C++ compiler was found (install g++, or set CXX)"
     try:
         flags = (*FLAGS, *AMX_FLAGS.values()) if instruction_set() == "AMX" else FLAGS
-        path = compile_library(compiler, "fledge", Path(__file__).parent, SOURCES, flags)
+        path = compile_library(compiler, "fledge", Path(__file__).parent, flags)
         loaded = ctypes.CDLL(str(path))
     except (OSError, RuntimeError) as error:
         return None, str(error)

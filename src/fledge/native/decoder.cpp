@@ -69,7 +69,6 @@ int fledge_start(int threads) {
   }
   return state;
 }
-int fledge_threads() { return team().size; }
 
 // int8: symmetric 8-bit weights, one scale per output. Null when there is no memory.
 Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved, int int8) {

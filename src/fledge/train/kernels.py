@@ -18,7 +18,6 @@ from fledge.native.build import compile_library, find_compiler, native_setting
 
 logger = logging.getLogger("fledge")
 
-_SOURCES = ("kernels.h", "kernels.cpp", "attention.cpp")
 # What -ffast-math allows, without the code it adds to libraries, which would change the process' rounding mode.
 _FLAGS = (
     "-std=c++17",
@@ -72,7 +71,7 @@ def _library() -> ctypes.CDLL | None:
         logger.info("training without compiled kernels, at about half the speed: no C++ compiler was found")
         return None
     try:
-        return ctypes.CDLL(str(compile_library(compiler, "train", Path(__file__).parent, _SOURCES, _FLAGS)))
+        return ctypes.CDLL(str(compile_library(compiler, "train", Path(__file__).parent, _FLAGS)))
     except (OSError, RuntimeError) as error:
         logger.info("training without compiled kernels, at about half the speed: %s", error)
         return None
