@@ -1,108 +1,26 @@
-// Tree attention over paged keys and values.
+// Tree attention over paged keys and values: the splits of attention_plan.h, and how they are merged.
 //
-//     logical index   0 ................ L-1   L   L+1  ...          L = committed prefix
-//     slot index      0 ................ L-1   L + (the row's visible window entries, in order)
+// All sums run over a row's logical sequence in fixed blocks (32 keys) and splits (256 keys), so the result depends
+// on nothing but the row's own sequence: a tree node gets, bit for bit, what plain decode gives the same token later.
+// A unit:
 //
-// A row attends a *logical* sequence: the prefix, then its own ancestors in the window. All sums run over logical
-// indices in fixed blocks (32 keys) and splits (256 keys), so the result depends only on the row's own sequence: a tree
-// node gets, bit for bit, what plain decode gives the same token later. Splits are merged by log-sum-exp
-// (flash decoding). Rows whose window is contiguous (plain decode, prefill, chains) need no gathering.
+//     scores  = query . keys, page by page          as slots lie, where all rows see them in order
+//               the window's pages once, of which each row picks its own ancestors' scores
+//     weights = softmax of the split's scores        with its maximum and sum
+//     out     = weights . values, page by page       for the window the ancestors' values are gathered into a page
+//
+// Splits are merged by log-sum-exp (flash decoding). Rows whose window is contiguous (plain decode, prefill, chains)
+// need no picking and no gathering.
 #pragma once
 #include <algorithm>
 
+#include "attention_plan.h"
 #include "gemm.h"
-#include "kv_pages.h"
 #include "softmax.h"
 
 namespace fledge {
 
-constexpr int kSplit = 256;
-constexpr int kMaxWindow = 64;
-constexpr int kMergedAtOnce = 16;  // queries
-
-struct BatchView {
-  int rows = 0, requests = 0, max_pages = 0;
-  const int *token_ids = nullptr, *positions = nullptr, *row_start = nullptr, *prefix_length = nullptr,
-            *window_offset = nullptr, *page_table = nullptr;
-  const uint64_t* window_mask = nullptr;
-  int page_of(int request, int index) const { return page_table[request * max_pages + index / kPage]; }
-};
-
-// What a row sees, worked out once per forward.
-struct RowView {
-  int request, index;   // where it is written
-  int length;           // logical sequence length, itself included
-  int start = 0;        // the first logical index it sees
-  bool contiguous;      // slots in logical order
-  uint64_t mask;
-  int first_split() const { return start / kSplit; }
-  int splits() const { return (length + kSplit - 1) / kSplit - first_split(); }  // that it sees some of
-};
-
-struct Unit {
-  int request, first_row, rows, split;
-  bool contiguous;
-  int length, shortest;   // of its rows' sequences
-  int earliest, latest;   // of their starts
-  int part = 0, parts = 1;  // its number among the split's units, and how many those are
-  int next_split = 0;       // the first unit of the next split or request; 0: there is none
-  int begin() const { return std::max(split * kSplit, earliest / kPage * kPage); }
-  int end() const { return std::min(length, (split + 1) * kSplit); }
-};
-
-struct AttentionPlan {
-  std::vector<RowView> rows;
-  std::vector<Unit> units;
-  int max_splits = 1;
-
-  // window: how many tokens a row sees at most, its own with them; 0: all.
-  void build(const BatchView& b, int unit_rows, int window) {
-    rows.resize(b.rows);
-    units.clear();
-    max_splits = 1;
-    int previous = 0;  // the first unit of the split before
-    for (int r = 0; r < b.requests; ++r) {
-      int prefix = b.prefix_length[r];
-      for (int i = b.row_start[r]; i < b.row_start[r + 1]; ++i) {
-        int slot = b.window_offset[r] + i - b.row_start[r];
-        RowView v{r, prefix + slot, prefix + slot + 1, 0, true, 0};
-        if (b.window_mask) {
-          v.mask = b.window_mask[i];
-          v.length = prefix + __builtin_popcountll(v.mask);
-          v.contiguous = (v.mask & (v.mask + 1)) == 0;
-        }
-        if (window && v.length > window) v.start = v.length - window;
-        rows[i] = v;
-      }
-      // Splits in order, so that all rows of a request find a split's pages in the caches.
-      int splits = 1;
-      for (int split = 0; split < splits; ++split) {
-        int first = static_cast<int>(units.size());
-        for (int i = b.row_start[r]; i < b.row_start[r + 1]; i += unit_rows) {
-          int n = b.row_start[r + 1] - i < unit_rows ? b.row_start[r + 1] - i : unit_rows;
-          Unit u{r, i, n, split, true, 0, rows[i].length, rows[i].start, 0};
-          for (int j = i; j < i + n; ++j) {
-            u.contiguous = u.contiguous && rows[j].contiguous;
-            if (rows[j].length > u.length) u.length = rows[j].length;
-            if (rows[j].length < u.shortest) u.shortest = rows[j].length;
-            u.earliest = std::min(u.earliest, rows[j].start);
-            u.latest = std::max(u.latest, rows[j].start);
-          }
-          splits = std::max(splits, (u.length + kSplit - 1) / kSplit);
-          if (split * kSplit >= u.length || (split + 1) * kSplit <= u.earliest) continue;
-          u.part = static_cast<int>(units.size()) - first;
-          units.push_back(u);
-        }
-        int stop = static_cast<int>(units.size());
-        if (first == stop) continue;
-        for (int i = first; i < stop; ++i) units[i].parts = stop - first;
-        for (int i = previous; i < first; ++i) units[i].next_split = first;
-        previous = first;
-      }
-      if (splits > max_splits) max_splits = splits;
-    }
-  }
-};
+constexpr int kMergedAtOnce = 16;  // queries, the lanes of a vector
 
 struct AttentionScratch {  // per thread
   Buffer<bf16> tile, value;
@@ -113,7 +31,7 @@ struct AttentionCall {
   KvShape shape;
   bf16* kv;  // the whole pool
   int layer, heads, rows;
-  const bf16* query;  // [kv_heads, rows, heads of a group, head_dim], and 31 more of the last dimension
+  const bf16* query;  // [kv_heads, rows, heads of a group, head_dim], with room for 31 queries more
   bf16* out;          // [rows, heads * head_dim]
   float *partial, *maxima, *sums;  // of each split: [max_splits, kv_heads, rows, heads of a group(, head_dim)]
   float scale;
@@ -122,19 +40,22 @@ struct AttentionCall {
   size_t split_queries() const { return static_cast<size_t>(rows) * heads; }
 };
 
-// The next split's pages (behind the last one's those of the next head's first), asked for little by little while this one
-// is computed, so that memory never waits and is never flooded; each of a split's units asks for its part. Into L2.
+// Prefetches the pages of the next split into L2 (after the last split, those of the next head's first), evenly while
+// this one is computed, so that memory never idles and is never flooded. Each unit of a split prefetches its part.
 //
-// With kPagesInTurn line by line of all pages in turn, keys and values too: an Intel processor's own prefetcher follows each
-// of them, and has time to be there first. Without, one page after the other: an AMD Zen 4 takes a third less time so.
-struct Upcoming {
+// With kInterleavePages it goes line by line through all pages at once, keys and values alternating: an Intel
+// processor's own prefetcher follows each of them, and has time to be there first. Without, it goes page after page:
+// an AMD Zen 4 takes a third less time that way.
+struct PagePrefetch {
   const char* pages[kSplit / kPage];
   int count = 0, half = 0;   // pages, and the bytes of a page's keys
-  int page = 0, offset = 0;  // the next line; of every page, if they are asked for in turn
-  int left = 0;              // how often to ask
-  float rate = 0, owed = 0;  // times per unit of time, and left over
+  int page = 0, offset = 0;  // the next line: of this page or, if interleaved, of every page
+  int left = 0;              // prefetches still to do; if interleaved, of one line of every page
+  float rate = 0, due = 0;   // prefetches per unit of time; those that are due by now
 
-  Upcoming(const AttentionCall& c, const BatchView& b, const AttentionPlan& plan, const Unit& u, int kv_head, int time) {
+  // `time`: how long the unit takes, in the units of `advance`.
+  PagePrefetch(const AttentionCall& c, const BatchView& b, const AttentionPlan& plan, const Unit& u, int kv_head,
+               int time) {
     int head = u.next_split ? kv_head : kv_head + 1;
     if (head == c.shape.kv_heads) return;
     const Unit& to = plan.units[u.next_split];
@@ -144,12 +65,12 @@ struct Upcoming {
           c.kv + c.shape.page(c.layer, b.page_of(to.request, to.begin() + i * kPage), head));
     if (count == 0) return;
     half = static_cast<int>(c.shape.half() * sizeof(bf16));
-    left = 2 * half / kLine * (kPagesInTurn ? 1 : count);
+    left = 2 * half / kLine * (kInterleavePages ? 1 : count);
     rate = static_cast<float>(left) / time;
   }
-  [[gnu::always_inline]] void ask(int time) {
-    for (owed += rate * time; owed >= 1 && left > 0; owed -= 1, --left) {
-      if (kPagesInTurn) {
+  [[gnu::always_inline]] void advance(int time) {
+    for (due += rate * time; due >= 1 && left > 0; due -= 1, --left) {
+      if (kInterleavePages) {
         for (int i = 0; i < count; ++i) _mm_prefetch(pages[i] + offset, _MM_HINT_T1);
         offset = offset < half ? offset + half : offset - half + kLine;
       } else {
@@ -163,8 +84,8 @@ struct Upcoming {
 
 // One unit: some rows of a request, one KV head with its group of query heads, one split of the sequence.
 //
-// Query q is head q % group of row q / group. A few queries are taken through the whole split before the next, so that
-// their scores stay in the L1 cache; a query's weights take the place of its scores.
+// Query q is head q % group of row q / group. A few queries are taken through the whole split before the next ones,
+// so that their scores stay in the L1 cache; a query's weights take the place of its scores.
 inline void attend(const AttentionCall& c, const AttentionPlan& plan, const BatchView& b, const Unit& u, int kv_head,
                    AttentionScratch& scratch) {
   int hd = c.shape.head_dim, group = c.group(), queries = u.rows * group;
@@ -173,7 +94,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   int shared = u.contiguous ? blocks : (prefix - begin) / kPage;  // blocks whose slots all rows see in order
   shared = shared < 0 ? 0 : (shared > blocks ? blocks : shared);
 
-  // Not a multiple of 256: rows of such a stride share a few sets of the L1 cache.
+  // 16 more than a split: rows with a stride of 1 KB would share a few sets of the L1 cache.
   constexpr int kScoreStride = kSplit + 16, kWeightStride = 2 * kScoreStride, kWindowLanes = kMaxWindow + kPage;
   size_t most = (queries < kQueriesAtOnce ? queries : kQueriesAtOnce) + 15;
   float* scores = scratch.scores.ensure(most * kScoreStride);
@@ -181,17 +102,18 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   float* window = scratch.window_scores.ensure(most * kWindowLanes);
   const bf16* query = c.query + c.first_query(kv_head, u.first_row) * hd;
   float* out = scratch.out.ensure(static_cast<size_t>(queries + 31) * hd);  // a block may start at any row
-  bf16* one = scratch.tile.ensure(16 * kPage);
+  bf16* one = scratch.tile.ensure(16 * kPage);  // a row's weights of one page
   bf16* gathered = scratch.value.ensure(c.shape.half());
   float *maxima = scratch.maxima.ensure(queries), *sums = scratch.sums.ensure(queries);
 
   auto page = [&](int index) { return c.kv + c.shape.page(c.layer, b.page_of(u.request, index), kv_head); };
 
-  // What takes about as long as weighing 32 scores of four queries: an eighth of a page's scores, half of its values.
+  // Times for `PagePrefetch`: 1 is the softmax of 32 keys for four queries. For 32 queries a page's scores take 8,
+  // and 32 dimensions of its values 2.
   constexpr int kScoreTime = 8, kValueTime = 2;
   bool whole = shared == blocks && u.shortest >= end && u.latest <= begin;  // all queries see all of the split
-  int weighed = whole ? (queries + 3) / 4 : u.rows * ((group + 3) / 4), steps = (queries + 31) / 32;
-  Upcoming upcoming(c, b, plan, u, kv_head, (weighed + steps * (kScoreTime + kValueTime * (hd / 32))) * blocks);
+  int fours = whole ? (queries + 3) / 4 : u.rows * ((group + 3) / 4), steps = (queries + 31) / 32;
+  PagePrefetch prefetch(c, b, plan, u, kv_head, (fours + steps * (kScoreTime + kValueTime * (hd / 32))) * blocks);
 
   int window_base = prefix / kPage * kPage, highest = 0;
   for (int r = 0; shared < blocks && r < u.rows; ++r) {
@@ -203,16 +125,16 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
     int here = queries - first < kQueriesAtOnce ? queries - first : kQueriesAtOnce;
     auto score_page = [&](int index, float* to, int stride) {
       for (int q = 0; q < here; q += 32) {
-        upcoming.ask(kScoreTime);
+        prefetch.advance(kScoreTime);
         multiply_panel(query + static_cast<size_t>(first + q) * hd, hd, here - q < 32 ? here - q : 32, page(index), hd,
-                       to + static_cast<size_t>(q) * stride, stride, Ahead{});
+                       to + static_cast<size_t>(q) * stride, stride, Prefetch{});
       }
     };
     auto values_of = [&](int k) {
-      upcoming.ask(kValueTime);
+      prefetch.advance(kValueTime);
       return page(begin + k * kPage) + c.shape.half();
     };
-    // Calls work(row, its first query here, how many of its queries are here, tokens it sees of this split).
+    // Calls work(row, its first query here, how many of its queries are here, how many of the split's keys it sees).
     auto each_row = [&](auto&& work) {
       for (int q = first; q < first + here;) {
         int row = q / group, stop = (row + 1) * group < first + here ? (row + 1) * group : first + here;
@@ -222,12 +144,13 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
       }
     };
     for (int k = 0; k < shared; ++k) score_page(begin + k * kPage, scores + k * kPage, kScoreStride);
-    // Tree rows: score the window's slots once, then pick each row's ancestors.
+    // Tree rows: all of the window's slots are scored once, then each row picks its ancestors' scores.
     if (shared < blocks)
       for (int base = window_base; base <= prefix + highest; base += kPage)
         score_page(base, window + (base - window_base), kWindowLanes);
     if (whole)
-      soften(scores, kScoreStride, here, end - begin, blocks * kPage, c.scale, maxima + first, sums + first, upcoming);
+      softmax_rows(scores, kScoreStride, here, end - begin, blocks * kPage, c.scale, maxima + first, sums + first,
+                   prefetch);
     else
       each_row([&](const RowView& row, int q, int some, int count) {
         float* of_row = scores + static_cast<size_t>(q - first) * kScoreStride;
@@ -243,32 +166,37 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
         }
         constexpr float kUnseen = -1e30f;  // weighs exactly nothing
         for (int g = 0; row.start > begin && g < some; ++g)
-          std::fill_n(of_row + static_cast<size_t>(g) * kScoreStride, std::min(row.start - begin, end - begin), kUnseen);
-        soften(of_row, kScoreStride, some, count, blocks * kPage, c.scale, maxima + q, sums + q, upcoming);
+          std::fill_n(of_row + static_cast<size_t>(g) * kScoreStride, std::min(row.start - begin, end - begin),
+                      kUnseen);
+        softmax_rows(of_row, kScoreStride, some, count, blocks * kPage, c.scale, maxima + q, sums + q, prefetch);
       });
     for (int q = 0; q < here; q += 32)
-      multiply_values(weights + static_cast<size_t>(q) * kWeightStride, kWeightStride, here - q < 32 ? here - q : 32, shared,
-                      values_of, out + static_cast<size_t>(first + q) * hd, hd, false);
+      multiply_values(weights + static_cast<size_t>(q) * kWeightStride, kWeightStride, here - q < 32 ? here - q : 32,
+                      shared, values_of, out + static_cast<size_t>(first + q) * hd, hd, false);
     if (shared == blocks) continue;
+    // Tree rows: each one's ancestors' values are gathered into a page of its own.
     each_row([&](const RowView& row, int q, int some, int count) {
       int path[kMaxWindow], known = 0;  // the window's slots that the row sees, in order
       for (uint64_t mask = row.mask; mask; mask &= mask - 1) path[known++] = prefix + __builtin_ctzll(mask);
       for (int k = shared; k * kPage < count; ++k) {
         int start = begin + k * kPage;
-        std::memset(gathered, 0, c.shape.half() * 2);
+        std::memset(gathered, 0, c.shape.half() * sizeof(bf16));
         for (int at = start; at < start + kPage && at < row.length; at += 2) {
           int left = at < prefix ? at : path[at - prefix];
-          int right = at + 1 < row.length ? (at + 1 < prefix ? at + 1 : path[at + 1 - prefix]) : left;  // else its weight is 0
+          int right = left;  // behind the sequence's end, where the weight is 0
+          if (at + 1 < row.length) right = at + 1 < prefix ? at + 1 : path[at + 1 - prefix];
           const bf16* low = page(left) + c.shape.half() + value_offset(left % kPage & ~1, 0);
           const bf16* high = page(right) + c.shape.half() + value_offset(right % kPage & ~1, 0);
           for (int d = 0; d < hd; d += 16)
             _mm512_storeu_si512(gathered + value_offset(at - start, d),
                                 pair_values(low + value_offset(0, d), left % 2, high + value_offset(0, d), right % 2));
         }
-        std::memset(one, 0, 16 * kPage * 2);
+        std::memset(one, 0, 16 * kPage * sizeof(bf16));
         for (int g = 0; g < some; ++g)
-          std::memcpy(one + g * kPage, weights + static_cast<size_t>(q - first + g) * kWeightStride + k * kPage, kPage * 2);
-        multiply_values(one, kPage, some, 1, [&](int) { return gathered; }, out + static_cast<size_t>(q) * hd, hd, true);
+          std::memcpy(one + g * kPage, weights + static_cast<size_t>(q - first + g) * kWeightStride + k * kPage,
+                      kPage * sizeof(bf16));
+        multiply_values(one, kPage, some, 1, [&](int) { return gathered; }, out + static_cast<size_t>(q) * hd, hd,
+                        true);
       }
     });
   }
@@ -291,12 +219,12 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   }
 }
 
-// Merges the splits of a KV head's queries, 16 at a time, of which these are the `block`th:
-// out = sum_s e^(m_s - m) o_s / sum_s e^(m_s - m) l_s.
+// Merges the splits of a KV head's queries; the `block`th 16 of them, one to a lane:
+// out = sum_s e^(m_s - m) o_s / sum_s e^(m_s - m) l_s, with split s's maximum m_s, sum l_s and output o_s.
 inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int kv_head, int block,
                          AttentionScratch& scratch) {
-  int hd = c.shape.head_dim, group = c.group(), first = block * kMergedAtOnce, queries = c.rows * group - first, most = 0;
-  if (queries > kMergedAtOnce) queries = kMergedAtOnce;
+  int hd = c.shape.head_dim, group = c.group(), first = block * kMergedAtOnce, most = 0;
+  int queries = std::min(c.rows * group - first, kMergedAtOnce);
   alignas(64) int firsts[kMergedAtOnce] = {}, stops[kMergedAtOnce] = {};
   bool any = false;
   for (int q = 0; q < queries; ++q) {

@@ -112,7 +112,7 @@ void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
   if (w->int8) int8_rows().ensure(rows < kRowBlock ? rows : kRowBlock, w->inputs);
   t.run([&](int id) {
     configure_tiles();
-    expect_weights(t, id, rows, {w});
+    plan_prefetch(t, id, rows, {w});
     gemm(t, id, a, w->inputs, rows, *w, [&](int row, int p, const float* c) {
       int count = w->outputs - p * kPanel < kPanel ? w->outputs - p * kPanel : kPanel;
       std::memcpy(out + static_cast<size_t>(row) * w->outputs + p * kPanel, c, count * sizeof(float));
@@ -147,11 +147,11 @@ void fledge_decoder_forward(const Decoder* d, const int64_t* sizes, const int** 
   if (out.logits) weights.push_back(d->lm_head);
   if (out.chosen) weights.push_back(&d->screen->weights);
   if (!out.logits && !out.chosen) wanted = 0;
-  bool narrows = !out.hidden && (wanted == 0 || are_some(out.logit_rows, wanted, b.rows));
+  bool narrows = !out.hidden && (wanted == 0 || wants_some(out.logit_rows, wanted, b.rows));
   for (int layer : d->feature_layers) narrows = narrows && !(out.features && layer == d->layers - 1);
   t.run([&](int id) {
     configure_tiles();
-    expect_weights(t, id, b.rows, weights);
+    plan_prefetch(t, id, b.rows, weights);
     t.for_each(id, b.rows, [&](int r) {
       const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
       float* x = ws.residual.data + static_cast<size_t>(r) * s.hidden;
@@ -225,10 +225,10 @@ void fledge_head_forward(const DraftHead* h, const int64_t* sizes, const int** t
   if (out.features) weights.push_back(h->fc);
   add_products(weights, h->layer);
   weights.push_back(h->lm_head);
-  bool narrows = are_some(out.logit_rows, wanted, b.rows);
+  bool narrows = wants_some(out.logit_rows, wanted, b.rows);
   t.run([&](int id) {
     configure_tiles();
-    expect_weights(t, id, b.rows, weights);
+    plan_prefetch(t, id, b.rows, weights);
     if (out.features) {
       t.for_each(id, b.rows, [&](int r) {
         const bf16* f = out.features + static_cast<size_t>(out.feature_rows ? out.feature_rows[r] : r) * fused;

@@ -1,13 +1,16 @@
-// Matrix products over prepacked weights: bf16, or 8 bits (int8.h).
+// Matrix products with prepacked weights, in bf16 or in 8 bits (int8.h).
 //
-// A weight [N, K] is cut into panels of 32 outputs; a panel is a stream of K/32 blocks of 2 KB, 16 pairs of k by 32 outputs in
-// lines of 16 outputs' pairs. In what order a block's lines lie is up to who multiplies (`block_offset`):
+// A weight [N, K] is cut into panels of 32 outputs; a panel is a stream of K/32 blocks, 32 k by 32 outputs, of 2 KB
+// each. A block consists of 32 lines of 64 bytes: a line holds two neighbours of k, a pair, for 16 outputs, as the
+// dot product instructions take them. The order of a block's lines suits the instructions (`block_offset`):
 //
-//     AVX-512    | k 0,1: outputs 0-15 | k 0,1: outputs 16-31 | k 2,3: outputs 0-15 | ...      line after line, as they are read
+//     AVX-512    | k 0,1: outputs 0-15 | k 0,1: outputs 16-31 | k 2,3: outputs 0-15 | ...      line after line, as read
 //     AMX        | k 0,1 .. 30,31: outputs 0-15 | k 0,1 .. 30,31: outputs 16-31 |              two tiles of 16 lines
 //
-// so that a decode step reads every weight once, front to back. Each output is one accumulation over k in one order,
-// whatever the number of rows: a row's result never depends on the rows beside it.
+// So a forward reads every weight once, front to back. Threads share out the panels of a product.
+//
+// Each output is a single accumulation over k in one fixed order, whatever the number of rows: a row's result never
+// depends on the rows beside it.
 #pragma once
 #include <sys/mman.h>
 
@@ -19,7 +22,7 @@ namespace fledge {
 
 constexpr int kRowBlock = 256;  // rows whose activations stay in the L2 cache while panels stream by
 
-struct Packed {
+struct Packed {  // a weight in panels
   bf16* data = nullptr;
   uint8_t* int8 = nullptr;  // instead of data
   float* scale = nullptr;   // [panels * 32] of int8
@@ -34,6 +37,7 @@ struct Packed {
   }
 };
 
+// In huge pages where there are any.
 inline void* allocate_weights(size_t bytes) {
   size_t huge = size_t(2) << 20;
   bytes = (bytes + huge - 1) / huge * huge;
@@ -42,11 +46,11 @@ inline void* allocate_weights(size_t bytes) {
   return data;
 }
 
-// The weight row that output n of panel p's tile holds. interleaved: outputs are [2 * I] with gates first; panel p then
-// holds gates and ups 16p .. 16p+15 side by side.
-inline int source_row(int outputs, bool interleaved, int p, int tile, int n) {
-  if (interleaved) return tile ? outputs / 2 + p * 16 + n : p * 16 + n;
-  return p * kPanel + tile * 16 + n;
+// Which row of the weight is output n of a half of panel p. interleaved: the weight is [2 * I, K] with the gates' rows
+// first, and panel p holds gates 16p .. 16p+15 in its left half, ups 16p .. 16p+15 in its right one.
+inline int source_row(int outputs, bool interleaved, int p, int half, int n) {
+  if (interleaved) return half ? outputs / 2 + p * 16 + n : p * 16 + n;
+  return p * kPanel + half * 16 + n;
 }
 
 inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved) {
@@ -57,11 +61,11 @@ inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved
   if (!w.data) return w;
   for (int p = 0; p < w.panels(); ++p)
     for (int k0 = 0; k0 < inputs; k0 += 32)
-      for (int tile = 0; tile < 2; ++tile)
+      for (int half = 0; half < 2; ++half)
         for (int pair = 0; pair < 16; ++pair) {
-          bf16* out = w.data + (static_cast<size_t>(p) * inputs + k0) * kPanel + block_offset(pair, tile);
+          bf16* out = w.data + (static_cast<size_t>(p) * inputs + k0) * kPanel + block_offset(pair, half);
           for (int n = 0; n < 16; ++n) {
-            int row = source_row(outputs, interleaved, p, tile, n);
+            int row = source_row(outputs, interleaved, p, half, n);
             const bf16* source = weight + static_cast<size_t>(row) * inputs + k0 + pair * 2;
             *out++ = row < outputs ? source[0] : 0;
             *out++ = row < outputs ? source[1] : 0;
@@ -70,7 +74,7 @@ inline Packed pack(const bf16* weight, int outputs, int inputs, bool interleaved
   return w;
 }
 
-// rounded(output, values, scale): called for each output, in the order of the panels, with its `inputs` values.
+// Calls rounded(output, values, scale) for each output, in the order of the panels, with its `inputs` 8-bit values.
 template <class Rounded>
 inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interleaved, Rounded&& rounded) {
   Packed w;
@@ -87,13 +91,13 @@ inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interl
   std::memset(w.int8, 128, w.elements());
   std::vector<uint8_t> values(inputs);
   for (int p = 0; p < w.panels(); ++p)
-    for (int tile = 0; tile < 2; ++tile)
+    for (int half = 0; half < 2; ++half)
       for (int n = 0; n < 16; ++n) {
-        int row = source_row(outputs, interleaved, p, tile, n);
+        int row = source_row(outputs, interleaved, p, half, n);
         if (row >= outputs) continue;
         float scale = quantise_weights(weight + static_cast<size_t>(row) * inputs, inputs, values.data());
-        w.scale[p * kPanel + tile * 16 + n] = scale;
-        uint8_t* out = w.int8 + static_cast<size_t>(p) * kPanel * inputs + tile * 64 + n * 4;
+        w.scale[p * kPanel + half * 16 + n] = scale;
+        uint8_t* out = w.int8 + static_cast<size_t>(p) * kPanel * inputs + half * 64 + n * 4;
         for (int k = 0; k < inputs; k += 4) std::memcpy(out + static_cast<size_t>(k) * kPanel, &values[k], 4);
         rounded(row, values.data(), scale);
       }
@@ -103,21 +107,21 @@ inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interl
   return pack_int8(weight, outputs, inputs, interleaved, [](int, const uint8_t*, float) {});
 }
 
-// The 8-bit activations of the product that is running; forwards are serialised.
+// The 8-bit activations of the running product. There is only one: forwards are serialised (`call_mutex`).
 inline Int8Rows& int8_rows() {
   static Int8Rows rows;
   return rows;
 }
 
-// What each thread will read in the forward that is running.
+// The weights that a thread reads in the running forward.
 inline WeightStream& weight_stream(int id) {
   static WeightStream streams[Team::kMaxThreads];
   return streams[id];
 }
-// Inside Team::run, before the first product: the weights of a forward over `rows`, in the order of its products.
-inline void expect_weights(const Team& t, int id, int rows, const std::vector<const Packed*>& weights) {
+// Inside Team::run, before the first product: `weights` are those of the forward, in the order of its products.
+inline void plan_prefetch(const Team& t, int id, int rows, const std::vector<const Packed*>& weights) {
   WeightStream& stream = weight_stream(id);
-  stream.clear(bytes_ahead(rows));
+  stream.clear(prefetch_distance(rows));
   for (const Packed* w : weights) {
     int first = t.share_begin(id, w->panels()), stop = t.share_begin(id + 1, w->panels());
     stream.add(w->at(first), (stop - first) * w->panel_bytes());
@@ -125,65 +129,69 @@ inline void expect_weights(const Team& t, int id, int rows, const std::vector<co
   stream.start();
 }
 
-// One product's part of it.
-class Asking {
+// One product's part of a thread's prefetching.
+class ProductPrefetch {
  public:
-  Asking(const Team& t, int id, const Packed& w)
-      : stream_(weight_stream(id)), w_(w), expected_(stream_.begin(w.at(t.share_begin(id, w.panels())))) {}
-  ~Asking() {
-    if (expected_) stream_.end();
+  ProductPrefetch(const Team& t, int id, const Packed& w)
+      : stream_(weight_stream(id)), w_(w), planned_(stream_.begin_product(w.at(t.share_begin(id, w.panels())))) {}
+  ~ProductPrefetch() {
+    if (planned_) stream_.end_product();
   }
-  // What to ask for while a panel is multiplied with the rows from `row` on: a block's first rows fetch it. Those of a later
-  // block go over all panels again.
-  Ahead panel(int p, int row) const {
+  // What to prefetch while panel p is multiplied with the rows from `row` on. Only the first rows of a block fetch
+  // weights: the others find the panel in the cache. A later block reads all panels again, which the stream knows
+  // nothing of.
+  Prefetch panel(int p, int row) const {
     if (row % kRowBlock) return {};
-    if (row == 0 && expected_) return stream_.take(w_.at(p), w_.panel_bytes());
-    return {w_.at(p) + stream_.ahead(), nullptr, nullptr, w_.panel_bytes() / kUnit};
+    if (row == 0 && planned_) return stream_.take(w_.at(p), w_.panel_bytes());
+    return {w_.at(p) + stream_.distance(), nullptr, nullptr, w_.panel_bytes() / kPrefetchUnit};
   }
 
  private:
   WeightStream& stream_;
   const Packed& w_;
-  bool expected_;
+  bool planned_;
 };
 
 // c [rows, 32] = rows `first`, first + 1, ... of `x`, at most 32, times panel p of 8-bit weights.
-inline void multiply_int8(const Int8Rows& x, int first, int rows, const Packed& w, int p, float* c, Ahead ahead) {
+inline void multiply_int8(const Int8Rows& x, int first, int rows, const Packed& w, int p, float* c,
+                          Prefetch prefetch) {
   const float* scale = w.scale + p * kPanel;
-  if (!multiply_int8_tiles(x, first, rows, w.int8_panel(p), scale, w.inputs, c, ahead))
-    multiply_panel(x, first, rows, w.int8_panel(p), scale, w.inputs, c, ahead);
+  if (!multiply_int8_tiles(x, first, rows, w.int8_panel(p), scale, w.inputs, c, prefetch))
+    multiply_panel(x, first, rows, w.int8_panel(p), scale, w.inputs, c, prefetch);
 }
 
-// Inside Team::run: `gemm` over 8-bit weights; int8_rows() has room for min(rows, 256) rows of inputs.
+// `gemm` with 8-bit weights; int8_rows() has room for min(rows, kRowBlock) rows of inputs.
 template <class Finish>
 void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
   Int8Rows& x = int8_rows();
   int groups = groups_of(w.inputs);
-  Asking asking(t, id, w);
+  ProductPrefetch product(t, id, w);
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
     t.for_each(id, block, [&](int r) {
       const bf16* row = a + static_cast<size_t>(base + r) * stride;
-      quantise_row([&](int i) { return load_bf16(row + i); }, w.inputs, x.values.data + static_cast<size_t>(r) * w.inputs,
-                   x.scale.data + static_cast<size_t>(r) * groups, x.base.data + static_cast<size_t>(r) * groups);
+      size_t group = static_cast<size_t>(r) * groups;
+      quantise_row([&](int i) { return load_bf16(row + i); }, w.inputs,
+                   x.values.data + static_cast<size_t>(r) * w.inputs, x.scale.data + group, x.base.data + group);
     });
     int at_once = rows_at_once(block, 32);
     t.for_each(id, w.panels(), [&](int p) {
       alignas(64) float c[32 * kPanel];
       for (int r = 0; r < block; r += at_once) {
         int here = block - r < at_once ? block - r : at_once;
-        multiply_int8(x, r, here, w, p, c, asking.panel(p, base + r));
+        multiply_int8(x, r, here, w, p, c, product.panel(p, base + r));
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }
     });
   }
 }
 
-// Inside Team::run: for every row and panel calls finish(row, panel, values[32]). `a` is [rows rounded up to 32, stride].
+// Inside Team::run, on every thread of the team: the product of `a` [rows rounded up to 32, stride] with a weight.
+// Calls finish(row, panel, values[32]) for every row and panel, on some thread.
 template <class Finish>
 void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w, Finish&& finish) {
   if (w.int8) return gemm_int8(t, id, a, stride, rows, w, finish);
-  Asking asking(t, id, w);
+  ProductPrefetch product(t, id, w);
   for (int base = 0; base < rows; base += kRowBlock) {
     int block = rows - base < kRowBlock ? rows - base : kRowBlock;
     int at_once = rows_at_once(block);
@@ -192,8 +200,8 @@ void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w,
       for (int r = 0; r < block; r += at_once) {
         const bf16* rows_in = a + static_cast<size_t>(base + r) * stride;
         int here = block - r < at_once ? block - r : at_once;
-        Ahead ahead = asking.panel(p, base + r);
-        multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, ahead);
+        Prefetch prefetch = product.panel(p, base + r);
+        multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, prefetch);
         for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
       }
     });

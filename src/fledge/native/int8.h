@@ -1,12 +1,12 @@
-// Matrix products over 8-bit weights, for the draft head: half the bytes of bf16 to read.
+// Matrix products with 8-bit weights (W8A8), for the draft head and for screening: half the bytes of bf16 to read.
 //
-// A weight row has one scale, w = scale * (u - 128); the activations of a row have one scale per 64 inputs. The products
-// of 64 inputs are summed exactly in int32 (VNNI: every processor with AVX-512 bf16 has it; AMX where there is any, see
-// tiles_amx.h), and the sums of 64 are added in float, in one order whatever the number of rows. Unsigned bytes are
-// multiplied by signed ones, so that the weights are kept 128 higher and every sum starts at -128 * (sum of the
-// activations).
+// Weights are symmetric with one scale per output, w = scale * (u - 128); activations are quantised here, symmetric
+// with one scale per 64 inputs. The products of 64 inputs are summed exactly in int32, by VNNI or by AMX tiles
+// (tiles_amx.h), and these sums are added up in float, in one order whatever the number of rows. The instructions
+// multiply unsigned by signed bytes: so weights are stored 128 higher, and every int32 sum starts at -128 * (sum of
+// the group's activations).
 //
-// A panel is 32 outputs, as in gemm.h, and a stream of K/4 steps:
+// A panel is 32 outputs, as in gemm.h, here a stream of K/4 quads of k:
 //
 //     panel p:  | k 0..3: outputs 0-15 | k 0..3: outputs 16-31 | k 4..7: outputs 0-15 | ...      64 bytes each
 #pragma once
@@ -19,7 +19,7 @@ constexpr int kGroup = 64;  // inputs that share an activation scale; the last g
 constexpr int kHalf = kGroup / 2;
 inline int groups_of(int inputs) { return (inputs + kGroup - 1) / kGroup; }
 
-// Rows of activations in 8 bits.
+// Rows of activations in 8 bits, with room for whole tiles of 16 rows.
 struct Int8Rows {
   Buffer<int8_t> values;  // [rows, inputs]
   Buffer<float> scale;    // [rows, groups]
@@ -32,7 +32,7 @@ struct Int8Rows {
   }
 };
 
-// `from(i)`: 16 inputs from i on.
+// Quantises one row. from(i) gives 16 inputs from i on.
 template <class From>
 inline void quantise_row(From&& from, int inputs, int8_t* values, float* scale, int32_t* base) {
   for (int g = 0; g < groups_of(inputs); ++g) {
@@ -52,7 +52,7 @@ inline void quantise_row(From&& from, int inputs, int8_t* values, float* scale, 
   }
 }
 
-// One weight row's scale, and its values 128 higher.
+// Quantises one output's weights: returns the scale, writes the values, 128 higher.
 inline float quantise_weights(const bf16* w, int inputs, uint8_t* out) {
   float high = 0;
   for (int k = 0; k < inputs; ++k) high = std::fmax(high, std::fabs(to_float(w[k])));
@@ -61,10 +61,10 @@ inline float quantise_weights(const bf16* w, int inputs, uint8_t* out) {
   return high / 127.0f;
 }
 
-// kRows rows by a panel's 32 outputs.
+// c [kRows, 32] = kRows rows times one panel; sums stay in registers.
 template <int kRows>
 inline void int8_block(const int8_t* a, const float* scale, const int32_t* base, int inputs, const uint8_t* w,
-                       const float* output_scale, float* c, Ahead& ahead, Turn turn) {
+                       const float* output_scale, float* c, Prefetch& prefetch, RowGroup group) {
   int groups = groups_of(inputs);
   __m512 sum[kRows][2];
 #pragma GCC unroll 6
@@ -75,10 +75,10 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
     for (int r = 0; r < kRows; ++r)
       part[r][0] = part[r][1] = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
     for (int k = g * kGroup; k < inputs && k < (g + 1) * kGroup; k += kHalf, a += kHalf) {
-      const char* unit = turn.asks(k / kHalf) ? ahead.unit() : nullptr;
+      const char* unit = group.prefetches(k / kHalf) ? prefetch.next_unit() : nullptr;
 #pragma GCC unroll 8
       for (int quad = 0; quad < kHalf / 4; ++quad, w += 128) {
-        ask(unit, quad * 2, kRows <= 3 ? 1 : 2);  // see kFewRows in tiles_avx512.h
+        prefetch_lines(unit, quad * 2, kRows <= 3 ? 1 : 2);  // see kFewRows in tiles_avx512.h
         __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
 #pragma GCC unroll 6
         for (int r = 0; r < kRows; ++r) {
@@ -106,17 +106,17 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
 
 // c [rows, 32] = rows `first`, first + 1, ... of `x` times one panel, by VNNI.
 inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t* w, const float* output_scale,
-                           int inputs, float* c, Ahead ahead) {
+                           int inputs, float* c, Prefetch prefetch) {
   constexpr int kMost = 6;  // rows whose sums fit the 32 registers beside the weights
-  Turn turn{0, (rows + kMost - 1) / kMost};
-  for (int at = 0; at < rows; ++turn.group) {
-    int here = turn.rows(rows - at);
+  RowGroup group{0, (rows + kMost - 1) / kMost};
+  for (int at = 0; at < rows; ++group.index) {
+    int here = group.rows(rows - at);
     const int8_t* a = x.values.data + static_cast<size_t>(first + at) * inputs;
     const float* scale = x.scale.data + static_cast<size_t>(first + at) * groups_of(inputs);
     const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups_of(inputs);
     switch (here) {
 #define FLEDGE_ROWS(n) \
-  case n: int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * 32, ahead, turn); break;
+  case n: int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * 32, prefetch, group); break;
       FLEDGE_ROWS(1) FLEDGE_ROWS(2) FLEDGE_ROWS(3) FLEDGE_ROWS(4) FLEDGE_ROWS(5) FLEDGE_ROWS(6)
 #undef FLEDGE_ROWS
     }

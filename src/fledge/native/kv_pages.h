@@ -1,11 +1,16 @@
-// The pool of keys and values: [layers, pages, KV heads], each a page of 32 entries of one head in the blocks that products
-// take (gemm.h): of keys, pairs of dimensions by entries, and then of values, pairs of entries by dimensions.
+// The paged KV pool: [layers, pages, KV heads, keys or values, 32 entries of head_dim numbers].
+//
+// A page's keys and its values lie in the blocks of gemm.h, so that attention multiplies pages just as weights are:
+//
+//     scores  = query [queries, head_dim] . keys    a block is 32 dimensions by 32 entries; lines of pairs of dimensions
+//     outputs = weights [queries, 32]     . values  a block is 32 entries by 32 dimensions; lines of pairs of entries
 #pragma once
 #include "tiles.h"
 
 namespace fledge {
 
-constexpr int kPage = 32;
+constexpr int kPage = 32;  // entries
+static_assert(kPage == kPanel, "keys are multiplied as a panel of weights is");
 
 struct KvShape {
   int layers, pages, kv_heads, head_dim;
@@ -32,7 +37,8 @@ inline void write_value(bf16* page, int entry, const bf16* value, int head_dim) 
     _mm512_mask_storeu_epi16(page + value_offset(entry & ~1, d), entry % 2 ? 0xaaaaaaaa : 0x55555555, wide);
   }
 }
-// 16 dimensions' values of two entries side by side, as a page holds them: `a` and `b` are the lines the entries lie in.
+// A line of values for two entries that needn't be neighbours, 16 dimensions each: `a` and `b` are the lines in which
+// they lie in their pages, as the first or second (odd) of a pair.
 inline __m512i pair_values(const bf16* a, bool a_odd, const bf16* b, bool b_odd) {
   __m512i low = _mm512_loadu_si512(a), high = _mm512_loadu_si512(b);
   low = a_odd ? _mm512_srli_epi32(low, 16) : _mm512_and_si512(low, _mm512_set1_epi32(0xffff));

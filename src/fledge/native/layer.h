@@ -25,7 +25,7 @@ struct Workspace {  // one forward's intermediate rows; forwards are serialised
   Buffer<float> residual, product, qkv, partial, maxima, sums;
   Buffer<bf16> normed, query, attended, activated;
   std::vector<AttentionScratch> scratch;
-  std::vector<Buffer<bf16>> own;  // per thread: few rows that it normed for itself
+  std::vector<Buffer<bf16>> own;  // per thread: see `norm_rows`
   AttentionPlan plans[2];  // of layers that see all, and of windowed ones
 
   void ensure(const Shape& s, int rows, int inputs, int max_splits, int threads) {
@@ -56,7 +56,7 @@ inline void rms_norm_head(float* x, const float* weight, int width, float eps) {
   rms_normed(x, weight, width, eps, [&](int i, __m512 v) { _mm512_storeu_ps(x + i, v); });
 }
 
-// x = rotate(x) in the "rotate half" convention, rounded to bf16.
+// RoPE in the "rotate half" convention, rounded to bf16.
 inline void rotate(const float* x, const float* cos, const float* sin, int head_dim, bf16* out) {
   int half = head_dim / 2;
   for (int i = 0; i < half; i += 16) {
@@ -67,9 +67,10 @@ inline void rotate(const float* x, const float* cos, const float* sin, int head_
   }
 }
 
-// One row and KV head: adds biases, normalises and rotates its queries and key, writes key and value into the pool.
-inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const BatchView& b, const KvShape& kv_shape, bf16* kv,
-                      int layer, int row, int kv_head) {
+// For one row and KV head, after the qkv product: adds the biases, normalises and rotates queries and key, and writes
+// key and value into the pool.
+inline void finish_qkv(const Shape& s, const Layer& w, Workspace& ws, const BatchView& b, const KvShape& kv_shape,
+                       bf16* kv, int layer, int row, int kv_head) {
   int hd = s.head_dim, group = s.heads / s.kv_heads, width = (s.heads + 2 * s.kv_heads) * hd;
   const RowView& view = ws.plans[w.windowed].rows[row];
   size_t angles = static_cast<size_t>(b.positions[row]) * (hd / 2);
@@ -103,8 +104,8 @@ inline void place_row(const Shape& s, const Layer& w, Workspace& ws, const Batch
   write_value(page + kv_shape.half(), view.index % kPage, value, hd);
 }
 
-// The residual's rows, normed, for the product that follows. Inside Team::run. A few rows are normed by each thread for
-// itself: that takes less time than waiting for each other.
+// The residual's rows, normed, for the product that follows. Inside Team::run. Each thread norms a few rows for itself:
+// that takes less time than a barrier.
 inline const bf16* norm_rows(Team& t, int id, const Shape& s, Workspace& ws, const float* weight, int rows) {
   constexpr int kFew = 12;
   auto norm = [&](int row, bf16* out) {
@@ -127,15 +128,16 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
     int count = width - p * kPanel < kPanel ? width - p * kPanel : kPanel;
     std::memcpy(ws.qkv.data + static_cast<size_t>(row) * width + p * kPanel, c, count * sizeof(float));
   });
-  // Head by head: rows side by side lie in the same lines of a page, where two threads would wait for each other.
+  // Head by head: neighbouring rows lie in the same cache lines of a page, so two threads had better not write them
+  // at once.
   t.for_each(id, b.rows * s.kv_heads, [&](int item) {
-    place_row(s, w, ws, b, kv_shape, kv, layer, item % b.rows, item / b.rows);
+    finish_qkv(s, w, ws, b, kv_shape, kv, layer, item % b.rows, item / b.rows);
   });
   AttentionCall call{kv_shape, kv, layer, s.heads, b.rows, ws.query.data, ws.attended.data, ws.partial.data,
                      ws.maxima.data, ws.sums.data, 1.0f / std::sqrt(static_cast<float>(hd))};
   int merged = (b.rows * call.group() + kMergedAtOnce - 1) / kMergedAtOnce;
   const AttentionPlan& plan = ws.plans[w.windowed];
-  int units = static_cast<int>(plan.units.size());  // head by head: each unit is followed by the one it asks for
+  int units = static_cast<int>(plan.units.size());  // head by head: each unit prefetches the pages of the next ones
   t.for_each(id, units * s.kv_heads, [&](int item) {
     attend(call, plan, b, plan.units[item % units], item / units, ws.scratch[id]);
   });
@@ -145,13 +147,14 @@ inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Wor
     });
 }
 
-// Whether only `count` of a forward's rows matter, `wanted` in ascending order; null: all do.
-inline bool are_some(const int* wanted, int count, int rows) {
+// Whether only some of a forward's rows are wanted: `count` of them, in ascending order. Null: all are.
+inline bool wants_some(const int* wanted, int count, int rows) {
   const int* end = wanted + count;
   return wanted && count < rows && std::adjacent_find(wanted, end, std::greater_equal<int>()) == end;
 }
 
-// Behind the last layer's attention, rows that nobody wants are done: moves the others to the front. Inside Team::run.
+// After the last layer's attention, only rows whose results are wanted go on: moves them to the front. Inside
+// Team::run.
 inline int keep_rows(Team& t, int id, const Shape& s, Workspace& ws, const int* wanted, int count) {
   int width = s.heads * s.head_dim;
   t.for_each(id, 1, [&](int) {
@@ -164,7 +167,7 @@ inline int keep_rows(Team& t, int id, const Shape& s, Workspace& ws, const int* 
   return count;
 }
 
-// residual += input [rows, inputs] times a weight, through a norm if there is one. Inside Team::run.
+// residual += input [rows, inputs] times a weight, normed before it is added if there is a norm. Inside Team::run.
 inline void add_product(Team& t, int id, const Shape& s, Workspace& ws, const bf16* input, int inputs, int rows,
                         const Packed& weight, const float* norm) {
   gemm(t, id, input, inputs, rows, weight, [&](int row, int p, const float* c) {
@@ -174,7 +177,8 @@ inline void add_product(Team& t, int id, const Shape& s, Workspace& ws, const bf
       return;
     }
     float* out = ws.residual.data + at;
-    for (int i = 0; i < kPanel; i += 16) _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
+    for (int i = 0; i < kPanel; i += 16)
+      _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
   });
   if (norm)
     t.for_each(id, rows, [&](int row) {
@@ -191,7 +195,8 @@ inline void output_block(Team& t, int id, const Shape& s, const Layer& w, Worksp
 
 // residual += down(activation(gate) * up), of the normed residual. Inside Team::run.
 inline void mlp_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
-  gemm(t, id, norm_rows(t, id, s, ws, w.post_norm, rows), s.hidden, rows, w.gate_up, [&](int row, int p, const float* c) {
+  const bf16* normed = norm_rows(t, id, s, ws, w.post_norm, rows);
+  gemm(t, id, normed, s.hidden, rows, w.gate_up, [&](int row, int p, const float* c) {
     __m512 gate = _mm512_loadu_ps(c);
     store_bf16(ws.activated.data + static_cast<size_t>(row) * s.intermediate + p * 16,
                _mm512_mul_ps(s.gelu ? gelu512(gate) : silu512(gate), _mm512_loadu_ps(c + 16)));

@@ -1,8 +1,14 @@
-// Asking for weights before they are needed.
+// Software prefetch of weights, across the products of a forward.
 //
-// A thread knows what it will read in a forward: its share of every product's weights, one product after the other. It asks
-// for that stream a little ahead of where it multiplies, so that the first weights of a product are on their way while
-// the last ones of the product before are multiplied.
+// A thread reads its share of every product's weights, product after product: one stream, known before the forward
+// starts. It prefetches that stream a fixed distance ahead of the panel it multiplies, so that the first weights of a
+// product are on their way while the last ones of the product before are multiplied:
+//
+//     a thread's stream    [ share of qkv | share of o | share of gate_up | share of down | ... ]
+//                                    ^ multiplied now      ^ prefetched now, `distance` bytes further on
+//
+// A WeightStream says which bytes are due during one panel, and hands them to the panel's product as a Prefetch. The
+// product issues them a few cache lines at a time, between its multiplications.
 #pragma once
 #include <immintrin.h>
 
@@ -10,79 +16,81 @@
 
 namespace fledge {
 
-constexpr int kLine = 64;  // bytes
+constexpr int kLine = 64;              // bytes of a cache line
+constexpr long kPrefetchUnit = 1024;  // bytes; the step in which streams are counted
 
-constexpr long kUnit = 1024;  // bytes that are asked for together, each of their lines with a multiplication
-
-// What to ask for while one panel is multiplied, a little with every multiplication: a burst would fill the queue of
-// misses and hold up the loads behind it. Into L2. Asking takes next to no instructions, as each of them holds up a
-// multiplication, and is never a call: around one a product's sums go to memory and back.
-struct Ahead {
-  const char *next = nullptr, *end = nullptr, *then = nullptr;  // up to `end`, and then from `then` on
+// What to prefetch while one panel is multiplied. It is spread evenly over the multiplications, because a burst would
+// fill the processor's queue of misses and hold up the loads behind it. Inlined everywhere: a call in the middle of a
+// product would spill its accumulators to memory.
+struct Prefetch {
+  const char *next = nullptr, *end = nullptr, *then = nullptr;  // up to `end`, and from `then` on after that
   long left = 0;                                                // units
 
-  // The unit to ask for; null: none.
-  [[gnu::always_inline]] const char* unit() {
+  // The next unit; null when all are taken.
+  [[gnu::always_inline]] const char* next_unit() {
     if (left == 0) return nullptr;
     if (next == end) next = then;
     --left;
-    next += kUnit;
-    return next - kUnit;
+    next += kPrefetchUnit;
+    return next - kPrefetchUnit;
   }
 };
 
-// Asks for `lines` of a unit, if there is one, from line `first` on.
-[[gnu::always_inline]] inline void ask(const char* unit, int first, int lines) {
+// Prefetches `count` lines of a unit into L2, from line `first` on. A null unit has none.
+[[gnu::always_inline]] inline void prefetch_lines(const char* unit, int first, int count) {
   if (unit == nullptr) return;
-  for (int i = first; i < first + lines; ++i) _mm_prefetch(unit + i * kLine, _MM_HINT_T1);
+  for (int i = first; i < first + count; ++i) _mm_prefetch(unit + i * kLine, _MM_HINT_T1);
 }
 
-// Which of the groups of rows it is that pass over a panel in turn, each asking for its part of what comes.
-struct Turn {
-  int group, groups;
-  int rows(int left) const { return (left + groups - group - 1) / (groups - group); }  // its own, of those that are left
-  [[gnu::always_inline]] bool asks(int step) const { return groups == 1 || step % groups == group; }
+// More rows than fit the registers pass over a panel as several groups of nearly equal size, one after the other. Each
+// group issues every `count`th unit of the panel's Prefetch.
+struct RowGroup {
+  int index, count;
+  int rows(int left) const { return (left + count - index - 1) / (count - index); }  // in this group, of `left` rows
+  [[gnu::always_inline]] bool prefetches(int step) const { return count == 1 || step % count == index; }
 };
 
+// One thread's stream of a forward: where it lies in memory, and how much of it is prefetched already.
 class WeightStream {
  public:
-  // A forward's shares, in the order of its products, to be asked for so many bytes ahead, a multiple of kUnit.
-  void clear(long ahead) {
-    ahead_ = ahead;
+  // `distance`: bytes to stay ahead, a multiple of kPrefetchUnit.
+  void clear(long distance) {
+    distance_ = distance;
     shares_.clear();
-    total_ = asked_ = 0;
-    current_ = asking_ = 0;
+    total_ = prefetched_ = 0;
+    current_ = reached_ = 0;
   }
+  // The thread's share of the next product.
   void add(const char* begin, long bytes) {
     shares_.push_back({begin, bytes, total_});
     total_ += bytes;
   }
-  // Asks for the first of them.
+  // Prefetches the beginning of the stream.
   void start() {
-    for (long at = 0; at < ahead_ && at < total_; at += kUnit) {
-      ask(position(), 0, kUnit / kLine);
-      advance(kUnit);
+    for (long at = 0; at < distance_ && at < total_; at += kPrefetchUnit) {
+      prefetch_lines(position(), 0, kPrefetchUnit / kLine);
+      advance(kPrefetchUnit);
     }
   }
-  long ahead() const { return ahead_; }
+  long distance() const { return distance_; }
 
-  // The product starts whose share begins there; false: that isn't the one that comes next.
-  bool begin(const char* share) { return current_ < shares_.size() && shares_[current_].begin == share; }
-  void end() { ++current_; }
+  // A product begins; false if it isn't the one that the stream has next.
+  bool begin_product(const char* share) { return current_ < shares_.size() && shares_[current_].begin == share; }
+  void end_product() { ++current_; }
 
-  // What to ask for while a panel of the running product is read.
-  Ahead take(const char* panel, long bytes) {
+  // What to prefetch while a panel of the running product is read.
+  Prefetch take(const char* panel, long bytes) {
     const Share& share = shares_[current_];
     long at = panel - share.begin;
-    if (at < 0 || at >= share.bytes) at = share.bytes;  // another thread's: this one has read all of its own
-    long due = share.from + at + ahead_, until = due + bytes < total_ ? due + bytes : total_;
-    if (asked_ < due) seek(current_, at + ahead_);  // it is late: what lies between comes unasked
-    long wanted = until - asked_;
+    if (at < 0 || at >= share.bytes) at = share.bytes;  // stolen from another thread: the own share has been read
+    long due = share.from + at + distance_, until = due + bytes < total_ ? due + bytes : total_;
+    if (prefetched_ < due) seek(current_, at + distance_);  // too late for what lies in between: it is skipped
+    long wanted = until - prefetched_;
     if (wanted <= 0) return {};
-    Ahead ahead{position(), shares_[asking_].begin + shares_[asking_].bytes, nullptr, wanted / kUnit};
+    Prefetch prefetch{position(), shares_[reached_].begin + shares_[reached_].bytes, nullptr, wanted / kPrefetchUnit};
     advance(wanted);
-    if (asking_ < shares_.size()) ahead.then = shares_[asking_].begin;
-    return ahead;
+    if (reached_ < shares_.size()) prefetch.then = shares_[reached_].begin;
+    return prefetch;
   }
 
  private:
@@ -90,21 +98,21 @@ class WeightStream {
     const char* begin;
     long bytes, from;  // from: where it begins in the stream
   };
-  const char* position() const { return shares_[asking_].begin + (asked_ - shares_[asking_].from); }
+  const char* position() const { return shares_[reached_].begin + (prefetched_ - shares_[reached_].from); }
   void seek(size_t share, long offset) {
-    asking_ = share;
-    asked_ = shares_[share].from;
+    reached_ = share;
+    prefetched_ = shares_[share].from;
     advance(offset);
   }
   void advance(long bytes) {
-    asked_ += bytes;
-    while (asking_ < shares_.size() && asked_ >= shares_[asking_].from + shares_[asking_].bytes) ++asking_;
+    prefetched_ += bytes;
+    while (reached_ < shares_.size() && prefetched_ >= shares_[reached_].from + shares_[reached_].bytes) ++reached_;
   }
 
   std::vector<Share> shares_;
-  long ahead_ = 0;
-  long total_ = 0, asked_ = 0;       // bytes of the stream
-  size_t current_ = 0, asking_ = 0;  // shares
+  long distance_ = 0;
+  long total_ = 0, prefetched_ = 0;   // bytes of the stream
+  size_t current_ = 0, reached_ = 0;  // shares: of the running product, and of the prefetch
 };
 
 }  // namespace fledge

@@ -1,4 +1,5 @@
-// Prompt lookup: where the end of a context occurred before, what followed it there, and how a draft tree takes that in.
+// Prompt lookup: where the end of a context occurred before, what followed it there, and how a draft tree takes that
+// in.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 namespace fledge {
 
 // Of tokens history[0 .. last]: the length (at most `longest`) of the longest earlier run that equals the end, and in
-// `proposed` the `count` tokens after its latest occurrence; one that runs into the end goes on in circles. 0: none, and
-// nothing is written.
+// `proposed` the `count` tokens after its latest occurrence; one that runs into the end goes on in circles. 0: none,
+// and nothing is written.
 inline int64_t find_repeat(const int32_t* history, int64_t last, int64_t longest, int64_t count, int64_t* proposed) {
   int64_t best = 0, end = -1;
   for (int64_t place = last - 1; place >= 0 && best < longest; --place) {

@@ -84,7 +84,8 @@ struct Drafted {  // trees of N nodes for each of B requests, R of which are ver
   int64_t nodes, rows, width;
 };
 
-// Which of the trees' nodes are verified, `counts` [B] and the root of each request: what of `made` is behind the trees.
+// Which of the trees' nodes are verified, `counts` [B] and the root of each request: what of `made` is behind the
+// trees.
 void lay_out(const CarriedState&, int64_t* counts, Drafts* made);
 
 // `made` as it lies. Paths have at most `width` nodes; `chain`: no node has two children.

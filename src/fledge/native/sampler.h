@@ -1,4 +1,10 @@
-// Per-row reductions over logits: argmax, top-k log probabilities, sampling.
+// Per-row reductions over logits: argmax, top-k with log probabilities, sampling with filters.
+//
+// A token is sampled by an exponential race, as in the Gumbel-max trick: token i finishes after unit_time[i] /
+// weight[i], with unit times that are exponentially distributed, and the first one wins. It wins with probability
+// weight[i] / sum of weights. The unit times are a hash of a coin (one number per row) and the token, so a draw can
+// be repeated; draft/race.py is the reference. The code computes speeds, weight[i] / unit_time[i], of which the
+// largest wins.
 #pragma once
 #include <algorithm>
 #include <climits>
@@ -33,7 +39,7 @@ struct Best {
     for (int i = 0; i < count; ++i)
       if (x[i] == high) return offer(high, first + i);
   }
-  int token() const { return id == INT_MAX ? 0 : id; }  // nothing is a number: the first there is
+  int token() const { return id == INT_MAX ? 0 : id; }  // if no value was a number, token 0
 };
 
 inline float log_sum_exp(const float* x, int n, float high) {
@@ -79,13 +85,13 @@ struct SampleOptions {
   int top_k;  // 0: off
 };
 
-// 16 tokens, from the first on.
+// The ids first, first + 1, ..., first + 15.
 inline __m512i tokens_from(int first) {
   __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return _mm512_add_epi32(_mm512_set1_epi32(first), lane);
 }
 
-// -log of numbers in (0, 1); exact to a few units in the last place near 1, too (a polynomial of Cephes').
+// -log of numbers in (0, 1); exact to a few units in the last place near 1, too (the polynomial of the Cephes library).
 inline __m512 minus_log512(__m512 x) {
   __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero), e = _mm512_getexp_ps(x);
   __mmask16 large = _mm512_cmp_ps_mask(m, _mm512_set1_ps(1.41421356f), _CMP_GT_OQ);
@@ -102,14 +108,18 @@ inline __m512 minus_log512(__m512 x) {
   return _mm512_sub_ps(_mm512_setzero_ps(), _mm512_fmadd_ps(e, _mm512_set1_ps(0.693359375f), y));
 }
 
-// Of 16 tokens, numbers in (0, 1) whose negative logarithms are the unit times; see `unit_times` in draft/race.py.
+// Uniform numbers in (0, 1) for 16 tokens; their negative logarithms are the unit times (`unit_times` in
+// draft/race.py).
 inline __m512 unit_numbers(__m512i tokens, int64_t coin) {
-  auto mixed = [](__m512i z) {
-    z = _mm512_mullo_epi32(_mm512_xor_si512(z, _mm512_srli_epi32(z, 16)), _mm512_set1_epi32(static_cast<int>(0x85EBCA6Bu)));
-    z = _mm512_mullo_epi32(_mm512_xor_si512(z, _mm512_srli_epi32(z, 13)), _mm512_set1_epi32(static_cast<int>(0xC2B2AE35u)));
+  auto times = [](__m512i z, uint32_t factor) {
+    return _mm512_mullo_epi32(z, _mm512_set1_epi32(static_cast<int>(factor)));
+  };
+  auto mixed = [&](__m512i z) {
+    z = times(_mm512_xor_si512(z, _mm512_srli_epi32(z, 16)), 0x85EBCA6Bu);
+    z = times(_mm512_xor_si512(z, _mm512_srli_epi32(z, 13)), 0xC2B2AE35u);
     return _mm512_xor_si512(z, _mm512_srli_epi32(z, 16));
   };
-  __m512i z = _mm512_mullo_epi32(tokens, _mm512_set1_epi32(static_cast<int>(0x9E3779B1u)));
+  __m512i z = times(tokens, 0x9E3779B1u);
   z = mixed(_mm512_add_epi32(z, _mm512_set1_epi32(static_cast<int>(coin))));
   z = mixed(_mm512_xor_si512(z, _mm512_set1_epi32(static_cast<int>(coin >> 32))));
   __m512 unit = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(z, 9)), _mm512_set1_ps(0.5f));
@@ -118,16 +128,16 @@ inline __m512 unit_numbers(__m512i tokens, int64_t coin) {
 
 inline __m512 unit_times(__m512i tokens, int64_t coin) { return minus_log512(unit_numbers(tokens, coin)); }
 
-// exp((x - high) / temperature), `factor` being 1 / temperature. Below e^-80 it is exactly zero, so that it is never drawn.
+// exp((x - high) * factor), where factor is 1 / temperature. Below e^-80 it is exactly zero, and never drawn.
 inline __m512 weights_of(__m512 x, __m512 high, __m512 factor) {
   __m512 d = _mm512_mul_ps(_mm512_sub_ps(x, high), factor);
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(d, _mm512_set1_ps(-80.0f), _CMP_GT_OQ), exp512(d));
 }
 
-// Weights p[i] = exp((x - max) / temperature), 0 from n up to 16 more, and the least that top-k, then top-p, then min-p leave.
-// The kept set of top-p is the smallest set of most probable tokens with mass >= top_p. `p` holds 2 n floats, n rounded up
-// to 16; the second half is scratch.
-inline float weigh_row(const float* x, int n, const SampleOptions& o, float* p) {
+// Writes the weights p[i] = exp((x[i] - max) / temperature), and 0 from n up to a multiple of 16. Returns the
+// smallest weight that top-k, then top-p, then min-p keep. top-p keeps the smallest set of most probable tokens with
+// mass >= top_p. `p` holds 2 n floats, n rounded up to 16; the second half is scratch.
+inline float filtered_weights(const float* x, int n, const SampleOptions& o, float* p) {
   float high = row_max(x, n);
   __m512 shift = _mm512_set1_ps(high), factor = _mm512_set1_ps(1.0f / o.temperature);
   int padded = (n + 15) / 16 * 16;
@@ -142,7 +152,7 @@ inline float weigh_row(const float* x, int n, const SampleOptions& o, float* p) 
   float cut = 0;  // tokens with p < cut are dropped
   bool limit_k = o.top_k > 0 && o.top_k < n, limit_p = o.top_p < 1.0f;
   if (limit_k || limit_p) {
-    // Candidates above a falling threshold until they hold enough tokens or mass, then sorted.
+    // Instead of sorting all: lower a threshold until what is above it holds enough tokens or mass, then sort that.
     float* kept = p + padded;
     float threshold = 1e-2f;
     int count = 0;
@@ -158,7 +168,7 @@ inline float weigh_row(const float* x, int n, const SampleOptions& o, float* p) 
         count += __builtin_popcount(above);
         mass += _mm512_mask_reduce_add_ps(above, v);
       }
-      // With both limits the nucleus is one of the k tokens' mass, so that all k have to be there.
+      // With both limits top-p is taken of the k tokens' mass, so all k have to be there.
       bool enough = limit_k ? count >= o.top_k : mass >= o.top_p * total;
       if (enough || threshold == 0.0f) break;
       threshold = threshold < 1e-30f ? 0.0f : threshold * 0.05f;
@@ -185,18 +195,20 @@ inline float weigh_row(const float* x, int n, const SampleOptions& o, float* p) 
   return cut;
 }
 
-// The k tokens most likely to win the race with this coin, by a head's logits over its draft vocabulary, and the log
-// probabilities that they do; see `foreseen` in draft/race.py. `work` as in `weigh_row`.
-inline void foresee(const float* x, int n, const int64_t* target_ids, int k, const SampleOptions& o, int64_t coin, int* ids,
-                    float* values, float* work) {
+// Drafting for a sampled request: the k tokens of the draft vocabulary that are fastest in the race with this coin,
+// by the head's logits, and the log probabilities that they win the target's; see `foreseen` in draft/race.py. `work`
+// as `p` in `filtered_weights`.
+inline void foresee(const float* x, int n, const int64_t* target_ids, int k, const SampleOptions& o, int64_t coin,
+                    int* ids, float* values, float* work) {
   constexpr float kBehind = 1e-6f;
-  __m512 cut = _mm512_set1_ps(weigh_row(x, n, o, work));
+  __m512 cut = _mm512_set1_ps(filtered_weights(x, n, o, work));
   double races = 0;
   auto live = [&](int i) { return n - i >= 16 ? __mmask16(0xffff) : static_cast<__mmask16>((1u << (n - i)) - 1); };
   for (int i = 0; i < n; i += 16) {
     __m512i low = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i)), target_ids + i);
     __m512i top = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(live(i) >> 8), target_ids + i + 8);
-    __m512i tokens = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(low)), _mm512_cvtepi64_epi32(top), 1);
+    __m512i tokens = _mm512_castsi256_si512(_mm512_cvtepi64_epi32(low));
+    tokens = _mm512_inserti64x4(tokens, _mm512_cvtepi64_epi32(top), 1);
     __m512 w = _mm512_loadu_ps(work + i);
     __mmask16 dropped = _mm512_cmp_ps_mask(w, cut, _CMP_LT_OQ);
     w = _mm512_mask_mul_ps(w, dropped, w, _mm512_set1_ps(kBehind));
@@ -208,13 +220,13 @@ inline void foresee(const float* x, int n, const int64_t* target_ids, int k, con
   for (int j = 0; j < k; ++j) values[j] = std::log(std::fmax(values[j] / static_cast<float>(races), 1e-30f));
 }
 
-// One row's token by an exponential race with the weights of `weigh_row`. A time -log(u) is longer than 1 - u, so that few
-// tokens' times have to be known exactly.
+// One row's token, by the race. `p` as in `filtered_weights`. A unit time -log(u) is longer than 1 - u, and that
+// bound rules out most tokens before a logarithm is taken.
 inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coin, float* p) {
   int padded = (n + 15) / 16 * 16;
-  float cut = weigh_row(x, n, o, p);
-  constexpr float kShortest = 5.9e-8f;  // unit time there is: what is further behind than that can't win
-  constexpr float kSlack = 0.9999f;     // more than rounding can make of it
+  float cut = filtered_weights(x, n, o, p);
+  constexpr float kShortest = 5.9e-8f;  // the shortest unit time: a weight below `best` times this can't win
+  constexpr float kSlack = 0.9999f;     // a margin for rounding
   __m512 best = _mm512_setzero_ps(), bar = _mm512_set1_ps(cut), slack = _mm512_set1_ps(kSlack);
   __m512i winner = _mm512_setzero_si512(), tokens = tokens_from(0);
   for (int i = 0; i < padded; i += 16, tokens = _mm512_add_epi32(tokens, _mm512_set1_epi32(16))) {
@@ -223,7 +235,7 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
     runs = _mm512_mask_cmp_ps_mask(runs, v, _mm512_mul_ps(best, _mm512_set1_ps(kShortest)), _CMP_GT_OQ);
     if (!runs) continue;
     __m512 unit = unit_numbers(tokens, coin);
-    __m512 least = _mm512_mul_ps(best, _mm512_fnmadd_ps(unit, slack, slack));  // a weight needs more to get ahead
+    __m512 least = _mm512_mul_ps(best, _mm512_fnmadd_ps(unit, slack, slack));  // a weight needs more to win
     runs = _mm512_mask_cmp_ps_mask(runs, v, least, _CMP_GT_OQ);
     if (!runs) continue;
     __m512 speed = _mm512_maskz_div_ps(runs, v, minus_log512(unit));
@@ -240,9 +252,10 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
   return found.id;
 }
 
-// Some of a row's tokens in its race, as `sample_row` has it without filters: the panel x [32] whose first output is `first`,
-// of `outputs`; `high` is the row's largest logit.
-inline void race_panel(const float* x, int first, int outputs, float high, float temperature, int64_t coin, Best& best) {
+// `sample_row` without filters, for one panel: the logits x [32] of outputs `first` and up, of `outputs` in all.
+// `high` is the row's largest logit. The fastest of them is offered to `best`.
+inline void race_panel(const float* x, int first, int outputs, float high, float temperature, int64_t coin,
+                       Best& best) {
   alignas(64) float speed[16];
   __m512 shift = _mm512_set1_ps(high), factor = _mm512_set1_ps(1.0f / temperature);
   for (int i = 0; i < kPanel; i += 16) {

@@ -1,15 +1,23 @@
-// The token each row chooses, greedily or by a race at its temperature, and most of the lm_head never read.
+// The token that each row chooses, greedily or sampled at its temperature, without reading most of the lm_head.
 //
-// An 8-bit copy says what every logit is about, and by how much that can be wrong: with x a row, w an output's weights,
-// x' and w' what they are rounded to,
+// An 8-bit copy of the lm_head gives an estimate of every logit and a bound on its error. With x a row, w an output's
+// weights, and x' and w' what they are rounded to,
 //
 //     |x w - x' w'|  =  |x (w - w') + (x - x') w'|  <=  |x| |w - w'| + |x - x'| |w'|          (Cauchy-Schwarz)
 //
-// A panel none of whose logits can be the largest, or win the race, is done with, and so is one that a row may choose nothing of. What is left, a few panels per row, is
-// multiplied in bf16 by the kernel that computes logits elsewhere: the token chosen is that of all logits, bit for bit.
+// A panel of 32 outputs none of which can be the largest, or win the race (sampler.h), is ruled out; so is one of which
+// the row may choose nothing, where an answer has to have a form. The few panels
+// that are left for a row, its candidates, are multiplied in bf16 by the kernel that computes logits elsewhere: so
+// the token is the same as from all logits, bit for bit.
 //
-// Rows are rounded twice, to 8 bits and what that leaves out to 8 bits again. The first alone rules out nearly all
-// panels; the second, 500 times as exact, is multiplied where it doesn't.
+// A row is rounded twice: to 8 bits, and the remainder to 8 bits again. An estimate from the first alone rules out
+// nearly all panels; the second, which makes it 500 times as exact, is multiplied only where that doesn't suffice.
+// Step by step:
+//
+//     round          all rows, coarse and fine
+//     screen_panel   each panel: the coarse estimates of all rows; a row it may matter to goes on to
+//     refine         the exact estimates: bounds that every later panel has to beat go up; candidates are collected
+//     choose         candidates that the final bounds don't rule out, in bf16
 #pragma once
 #include <atomic>
 
@@ -24,7 +32,7 @@ struct Screen {
   const float* bound(int p) const { return bounds + static_cast<size_t>(p) * 2 * kPanel; }
 };
 
-constexpr float kRoundUp = 1.001f;  // more than a norm, summed in float, can be too small
+constexpr float kRoundUp = 1.001f;  // a norm that is summed in float is too small by less than this
 
 inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
   Screen s;
@@ -46,19 +54,18 @@ inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
   return s;
 }
 
-// What is remembered while rows are screened; forwards are serialised.
-//
-// In a race token i comes in at its score, logit[i] - temperature * log(unit time[i]): the largest wins (draft/race.py).
+// The state of one forward's screening. In logarithms a race is won by the largest score, which is
+// logit[i] - temperature * log(unit_time[i]) for token i.
 class Screening {
  public:
-  // temperature [rows], 0: greedy, and coins [rows]; null: all are greedy. `allowed` [rows, panels]: the bits of those tokens
-  // of each panel that a row may choose; null: any.
+  // Before the forward. temperature [rows], 0: greedy, and coins [rows]; null: all are greedy. `allowed` [rows, panels]:
+  // a bit for each token of a panel that a row may choose; null: any.
   void ensure(int rows, const Packed& w, int threads, const float* temperature, const int64_t* coins,
               const uint32_t* allowed) {
-    allowed_ = allowed;
+    int inputs = w.inputs;
     outputs_ = w.outputs;
     panels_ = w.panels();
-    int inputs = w.inputs;
+    allowed_ = allowed;
     coarse_.ensure(rows, inputs);
     fine_.ensure(rows, inputs);
     rows_.ensure(rows);
@@ -72,16 +79,16 @@ class Screening {
     for (auto& found : found_) found.clear();
   }
 
-  // Inside Team::run: chosen [rows] for x [rows, inputs]. After the last row there is room for a tile's.
+  // Inside Team::run: chosen [rows] for x [rows, inputs]. Behind the last row there is room for the rest of a tile.
   void run(Team& t, int id, const bf16* x, int rows, const Screen& screen, const Packed& lm_head, int64_t* chosen) {
     const Packed& w = screen.weights;
     t.for_each(id, rows, [&](int r) { round(x + static_cast<size_t>(r) * w.inputs, r, w.inputs); });
-    Asking asking(t, id, w);
+    ProductPrefetch product(t, id, w);
     int at_once = rows_at_once(rows, 32);
     t.for_each(id, w.panels(), [&](int p) {
       for (int r = 0; r < rows; r += at_once) {
-        int here = rows - r < at_once ? rows - r : at_once;
-        if (some_live(r, here, p)) look(screen, p, r, here, asking.panel(p, r), found_[id]);
+        int here = std::min(rows - r, at_once);
+        if (some_allowed(r, here, p)) screen_panel(screen, p, r, here, product.panel(p, r), found_[id]);
       }
     });
     int total = 0;
@@ -95,15 +102,17 @@ class Screening {
       alignas(64) float c[32 * kPanel];
       multiply_panel(x + static_cast<size_t>(one.row) * w.inputs, w.inputs, 1, lm_head.panel(one.panel), w.inputs, c,
                      kPanel, {});
-      uint32_t may = live(one.row, one.panel);
-      for (int i = 0; i < kPanel; i += 16)
-        _mm512_storeu_ps(one.logits + i, _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), static_cast<__mmask16>(may >> i), c + i));
+      uint32_t may = allowed(one.row, one.panel);
+      for (int i = 0; i < kPanel; i += 16) {
+        __mmask16 here = static_cast<__mmask16>(may >> i);
+        _mm512_storeu_ps(one.logits + i, _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), here, c + i));
+      }
     });
     t.for_each(id, rows, [&](int r) { chosen[r] = choose(r); });
   }
 
  private:
-  struct Bar {  // that something reaches for certain; of two threads' at once one may be lost, any is true
+  struct LowerBound {  // of a row's largest value; threads may lose each other's updates, as every one of them is valid
     std::atomic<float> value;
     float at() const { return value.load(std::memory_order_relaxed); }
     void raise(float to) {
@@ -114,28 +123,28 @@ class Screening {
     float norm, coarse, fine;  // |x|; |x - x'| by one rounding and by two
     float temperature;
     int64_t coin;
-    Bar largest, winner;  // of the logits, of the scores
+    LowerBound largest, winner;  // of its logits, of its scores
     bool may_choose(float logit, float score) const {
-      float slack = 1e-3f * temperature + 1e-4f;  // more than scores in float and a race in float can differ
+      float slack = 1e-3f * temperature + 1e-4f;  // scores and `race_panel`, both in float, differ by less
       return logit >= largest.at() || (temperature > 0 && score >= winner.at() - slack);
     }
   };
   struct Candidate {
     int row, panel;
-    float largest, winner;  // that a logit of its can be, and a score
-    bool remains;
+    float largest, winner;  // upper bounds of its logits and of its scores
+    bool remains;           // not ruled out by the final bounds
     float logits[kPanel];
   };
 
-  // The tokens of a panel that a row may choose.
-  uint32_t live(int r, int p) const {
+  // The tokens of panel p that row r may choose.
+  uint32_t allowed(int r, int p) const {
     int outputs = outputs_ - p * kPanel;
     uint32_t there = outputs < kPanel ? (1u << outputs) - 1 : ~0u;
     return allowed_ ? there & allowed_[static_cast<size_t>(r) * panels_ + p] : there;
   }
-  bool some_live(int first, int rows, int p) const {
+  bool some_allowed(int first, int rows, int p) const {
     uint32_t found = 0;
-    for (int r = first; r < first + rows && !found; ++r) found |= live(r, p);
+    for (int r = first; r < first + rows && !found; ++r) found |= allowed(r, p);
     return found;
   }
 
@@ -158,7 +167,7 @@ class Screening {
     auto rest = [&](int i) { return _mm512_sub_ps(all(i), rounded(coarse_, i)); };
     round_to(coarse_, all);
     round_to(fine_, rest);
-    // What sums in float can be wrong by, of both products: a unit in the last place for every term, of |x| |w| at most.
+    // Both products are summed in float: a unit in the last place for every term, of |x| |w| at most.
     float length = norm(all), slack = length * static_cast<float>(2 * inputs + 64) / (1 << 23);
     Row& row = rows_.data[r];
     row.norm = length + slack;
@@ -171,9 +180,9 @@ class Screening {
                            _mm512_mul_ps(_mm512_set1_ps(rounding), _mm512_loadu_ps(bound + kPanel)));
   }
 
-  // Which of a panel's logits, about `c`, may matter to a row, going by its first rounding.
-  static uint32_t doubtful(const Row& row, const float* c, const float* bound, int p) {
-    constexpr float kLess = 0.998f;  // more than rounding can make of a comparison
+  // Which of panel p's outputs may be chosen, by the coarse estimates `c`. A bit for each.
+  static uint32_t may_matter(const Row& row, const float* c, const float* bound, int p) {
+    constexpr float kLess = 0.998f;  // a margin for rounding
     uint32_t found = 0;
     for (int i = 0; i < kPanel; i += 16) {
       __m512 most = _mm512_add_ps(_mm512_loadu_ps(c + i), error_of(bound + i, row.norm, row.coarse));
@@ -189,29 +198,31 @@ class Screening {
     return found;
   }
 
-  // One panel for a block of at most 32 rows, as many as a mask has bits.
-  void look(const Screen& screen, int p, int first, int rows, Ahead ahead, std::vector<Candidate>& found) {
+  // Panel p for `rows` rows, at most the 32 bits of a mask. `open`: the rows for which it isn't ruled out yet.
+  void screen_panel(const Screen& screen, int p, int first, int rows, Prefetch prefetch,
+                    std::vector<Candidate>& found) {
     const Packed& w = screen.weights;
     const float* bound = screen.bound(p);
-    uint32_t doubts = 0;
+    uint32_t open = 0;
     alignas(64) float c[32 * kPanel], rest[32 * kPanel];
-    multiply_int8(coarse_, first, rows, w, p, c, ahead);
+    multiply_int8(coarse_, first, rows, w, p, c, prefetch);
     for (int r = 0; r < rows; ++r)
-      if (doubtful(rows_.data[first + r], c + r * kPanel, bound, p) & live(first + r, p)) doubts |= 1u << r;
-    if (!doubts) return;
-    bool together = 2 * __builtin_popcount(doubts) > rows;
+      if (may_matter(rows_.data[first + r], c + r * kPanel, bound, p) & allowed(first + r, p)) open |= 1u << r;
+    if (!open) return;
+    bool together = 2 * __builtin_popcount(open) > rows;
     if (together) multiply_int8(fine_, first, rows, w, p, rest, {});
-    for (; doubts; doubts &= doubts - 1) {
-      int r = __builtin_ctz(doubts);
+    for (; open; open &= open - 1) {
+      int r = __builtin_ctz(open);
       if (!together) multiply_int8(fine_, first + r, 1, w, p, rest + r * kPanel, {});
-      look_closely(first + r, p, c + r * kPanel, rest + r * kPanel, bound, found);
+      refine(first + r, p, c + r * kPanel, rest + r * kPanel, bound, found);
     }
   }
 
-  // Row r's logits of panel p are about `c` + `rest`: it becomes a candidate, or not, and the bars may rise.
-  void look_closely(int r, int p, const float* c, const float* rest, const float* bound, std::vector<Candidate>& found) {
+  // Row r's exact estimates of panel p are `c` + `rest`. The panel may become a candidate, and the lower bounds rise.
+  void refine(int r, int p, const float* c, const float* rest, const float* bound,
+              std::vector<Candidate>& found) {
     Row& row = rows_.data[r];
-    uint32_t may = live(r, p);
+    uint32_t may = allowed(r, p);
     Candidate one{r, p, -INFINITY, -INFINITY, false, {}};
     float largest = -INFINITY, winner = -INFINITY;
     for (int i = 0; i < kPanel; i += 16) {
@@ -221,8 +232,8 @@ class Screening {
       one.largest = std::fmax(one.largest, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(about, error)));
       largest = std::fmax(largest, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(about, error)));
       if (row.temperature > 0) {
-        __m512 early = minus_log512(unit_times(tokens_from(p * kPanel + i), row.coin));
-        __m512 score = _mm512_fmadd_ps(_mm512_set1_ps(row.temperature), early, about);
+        __m512 lead = minus_log512(unit_times(tokens_from(p * kPanel + i), row.coin));
+        __m512 score = _mm512_fmadd_ps(_mm512_set1_ps(row.temperature), lead, about);
         one.winner = std::fmax(one.winner, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(score, error)));
         winner = std::fmax(winner, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(score, error)));
       }
@@ -232,16 +243,18 @@ class Screening {
     row.winner.raise(winner);
   }
 
-  // What `sample_row`, or the largest of all logits, would be.
+  // Row r's token, the one that `sample_row`, or argmax, would take from all logits.
   int choose(int r) const {
     const Row& row = rows_.data[r];
     Best best;
-    auto each = [&](auto&& look_at) {
+    auto each = [&](auto&& visit) {
       for (auto& found : found_)
         for (auto& one : found)
-          if (one.row == r && one.remains) look_at(one, one.panel * kPanel);
+          if (one.row == r && one.remains) visit(one, one.panel * kPanel);
     };
-    each([&](const Candidate& one, int first) { best.offer_row(one.logits, first, outputs_ - first < kPanel ? outputs_ - first : kPanel); });
+    each([&](const Candidate& one, int first) {
+      best.offer_row(one.logits, first, std::min(outputs_ - first, kPanel));
+    });
     if (row.temperature > 0) {
       float high = best.value;
       best = {};
@@ -252,8 +265,8 @@ class Screening {
     return best.token();
   }
 
-  const uint32_t* allowed_ = nullptr;
   int outputs_ = 0, panels_ = 0;
+  const uint32_t* allowed_ = nullptr;
   Int8Rows coarse_, fine_;
   Buffer<Row> rows_;
   std::vector<std::vector<Candidate>> found_;  // by thread

@@ -1,4 +1,4 @@
-// A softmax's exponentials, in place of its scores.
+// Attention's softmax, in place: float scores become bf16 weights, which the caller divides by their sum in the end.
 #pragma once
 #include <type_traits>
 
@@ -6,8 +6,8 @@
 
 namespace fledge {
 
-// Four vectors' maxima or sums, side by side in every quarter of the result: each vector's numbers meet in the same order,
-// whatever the others are.
+// Reduces four vectors at once, to their maxima or sums: lane q of every quarter of the result is vector q's. A
+// vector's lanes are combined in the same order whatever the other vectors hold.
 template <class Fold>
 inline __m512 fold_four(const __m512* v, Fold fold) {
   __m512 a = fold(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
@@ -18,11 +18,12 @@ inline __m512 fold_four(const __m512* v, Fold fold) {
   return fold(a, _mm512_shuffle_f32x4(a, a, 0xb1));
 }
 
-// Weighs the scores of up to four queries that see the same sequence: exp(scale * (s - max)) for the first `count`, 0 up
-// to `padded`. The weights take the place of the scores; a query's begin `stride` floats behind the one before.
-template <int kQueries, class Meanwhile>
-inline void soften_some(float* scores, size_t stride, int count, int padded, float scale, float* max, float* sum,
-                        Meanwhile& meanwhile) {
+// The softmax of kQueries (1 to 4) queries that see the same `count` keys: weights exp(scale * (s - max)), and 0 from
+// there up to `padded`, with their `max` and `sum`. The weights of a query take the place of its scores; the next
+// query's begin `stride` floats further on. Pages are prefetched meanwhile: prefetch.advance(1) stands for 32 keys.
+template <int kQueries, class Prefetcher>
+inline void softmax_few(float* scores, size_t stride, int count, int padded, float scale, float* max, float* sum,
+                        Prefetcher& prefetch) {
   int full = count / 32 * 32, padding = padded - (count + 31) / 32 * 32;
   auto live = [&](int i) {
     int left = count - i;
@@ -43,13 +44,14 @@ inline void soften_some(float* scores, size_t stride, int count, int padded, flo
   if (full < count) compare(full, live(full), live(full + 16));
   constexpr float kLog2e = 1.44269504f;
   __m512 factor = _mm512_set1_ps(scale * kLog2e);
-  __m512 scaled = _mm512_mul_ps(fold_four(best, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); }), _mm512_set1_ps(scale));
+  __m512 scaled = fold_four(best, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+  scaled = _mm512_mul_ps(scaled, _mm512_set1_ps(scale));
   _mm_mask_storeu_ps(max, kAll, _mm512_castps512_ps128(scaled));
   scaled = _mm512_mul_ps(scaled, _mm512_set1_ps(kLog2e));
 #pragma GCC unroll 4
   for (int q = 0; q < kQueries; ++q) high[q] = _mm512_permutevar_ps(scaled, _mm512_set1_epi32(q));
   auto weigh = [&](int i, __mmask16 a, __mmask16 b) {
-    meanwhile.ask(1);
+    prefetch.advance(1);
 #pragma GCC unroll 4
     for (int q = 0; q < kQueries; ++q) {
       float* s = scores + q * stride;
@@ -67,10 +69,10 @@ inline void soften_some(float* scores, size_t stride, int count, int padded, flo
   _mm_mask_storeu_ps(sum, kAll, _mm512_castps512_ps128(sums));
 }
 
-// The same for any number of queries: a few at once, so that none waits for its own sums.
-template <class Meanwhile>
-inline void soften(float* scores, size_t stride, int queries, int count, int padded, float scale, float* max, float* sum,
-                   Meanwhile& meanwhile) {
+// The same for any number of queries: four at once, to hide the latency of each one's chain of additions.
+template <class Prefetcher>
+inline void softmax_rows(float* scores, size_t stride, int queries, int count, int padded, float scale, float* max,
+                         float* sum, Prefetcher& prefetch) {
   if (count <= 0) {
     for (int q = 0; q < queries; ++q) {
       std::memset(scores + q * stride, 0, padded * sizeof(bf16));
@@ -81,7 +83,7 @@ inline void soften(float* scores, size_t stride, int queries, int count, int pad
   }
   for (int q = 0; q < queries; q += 4) {
     auto weigh = [&](auto number) {
-      soften_some<number>(scores + q * stride, stride, count, padded, scale, max + q, sum + q, meanwhile);
+      softmax_few<number>(scores + q * stride, stride, count, padded, scale, max + q, sum + q, prefetch);
     };
     if (queries - q >= 4) weigh(std::integral_constant<int, 4>{});
     else if (queries - q == 3) weigh(std::integral_constant<int, 3>{});

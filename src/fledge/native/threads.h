@@ -1,10 +1,10 @@
 // A team of threads that lives as long as the library.
 //
-// A thread that waits spins, offering its core to others, for longer than being woken from sleep takes: a decode step has
-// hundreds of barriers. As soon as somebody takes the offer the core is known to be shared, and for a while the thread
-// sleeps almost at once, in the kernel: spinning next to a busy neighbour is what makes OpenMP code 10-30 times slower on a
-// shared machine. Work is handed out in small pieces with stealing, so a thread that lost its core to somebody else does
-// not hold up the others.
+// A decode step has hundreds of barriers, so a thread that waits spins first, which is over sooner than being woken
+// from sleep. While it spins it yields its core again and again. A yield that takes long means that somebody else
+// runs on this core: for the next 20 ms the thread then sleeps almost at once (on a futex). Spinning next to a busy
+// neighbour is what makes OpenMP code 10-30 times slower on a shared machine. For the same reason work is handed out
+// in small pieces with stealing: a thread that lost its core does not hold up the others.
 #pragma once
 #include <linux/futex.h>
 #include <pthread.h>
@@ -31,15 +31,15 @@ inline void futex_wake_all(std::atomic<int>* address) {
   syscall(SYS_futex, reinterpret_cast<int*>(address), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Blocks until *word differs from `seen`: looks a few microseconds, then `spin` long between offers, then sleeps.
+// Blocks until *word differs from `seen`: polls for a few microseconds, then polls and yields for `spin`, then sleeps.
 inline void wait_while(std::atomic<int>* word, int seen, std::atomic<int>* sleepers, std::chrono::microseconds spin) {
   using Clock = std::chrono::steady_clock;
-  constexpr int kLooks = 300;
-  constexpr auto kTaken = std::chrono::microseconds(10);  // an offer that nobody takes is over in less than one
-  constexpr auto kShared = std::chrono::milliseconds(20);
+  constexpr int kPolls = 300;
+  constexpr auto kLongYield = std::chrono::microseconds(10);  // on a core of one's own it takes less than one
+  constexpr auto kShared = std::chrono::milliseconds(20);     // how long a core then counts as shared
   thread_local Clock::time_point alone_from{};
   auto changed = [&] { return word->load(std::memory_order_acquire) != seen; };
-  for (int i = 0; i < kLooks; ++i) {
+  for (int i = 0; i < kPolls; ++i) {
     if (changed()) return;
     _mm_pause();
   }
@@ -48,7 +48,7 @@ inline void wait_while(std::atomic<int>* word, int seen, std::atomic<int>* sleep
     sched_yield();
     auto before = now;
     now = Clock::now();
-    if (now - before > kTaken) alone_from = now + kShared;
+    if (now - before > kLongYield) alone_from = now + kShared;
     for (int i = 0; i < 8; ++i) {
       if (changed()) return;
       _mm_pause();
@@ -69,11 +69,11 @@ class Team {
     awaken();
   }
 
-  // A process that was forked off has none of the threads.
+  // After a fork: the child has none of the threads.
   void lose_threads() { lost_ = true; }
 
-  // Runs body(thread id) on every thread of the team and returns when all are done. Meanwhile numbers too small to be
-  // normal are zero: a softmax is full of them, and the processor takes a hundred cycles for each.
+  // Runs body(thread id) on every thread of the team and returns when all are done. Denormal numbers count as zero in
+  // there: a softmax is full of them, and the processor takes a hundred cycles for each.
   void run(const std::function<void(int)>& body) {
     if (lost_) awaken();
     unsigned callers = _mm_getcsr();
@@ -87,10 +87,12 @@ class Team {
     _mm_setcsr(callers);
   }
 
-  // Where thread `id`'s share of `count` items begins; it takes those before any other thread's.
+  // Where thread `id`'s own share of `count` items begins. It works on those first, then steals from the others'
+  // shares.
   int share_begin(int id, int count) const { return static_cast<int>(static_cast<long>(count) * id / size); }
 
-  // Inside run: calls work(i) for 0 <= i < count, each once, on some thread; all done when it returns.
+  // Inside run, called by every thread: work(i) is called once for each 0 <= i < count, on some thread. All are done
+  // when it returns, as it ends with a barrier.
   template <class Work>
   void for_each(int id, int count, Work&& work) {
     for (int turn = 0; turn < size; ++turn) {
@@ -124,11 +126,11 @@ class Team {
  private:
   static constexpr std::chrono::microseconds kBarrierSpin{100};
   static constexpr std::chrono::microseconds kIdleSpin{300};  // between calls, where Python works
-  struct alignas(64) Counter {
+  struct alignas(64) Counter {  // how many items of a thread's share are taken; a cache line each
     std::atomic<int> value{0};
   };
 
-  // Those that come out, and those read.
+  // Denormal results, and denormal operands.
   static void flush_to_zero() { _mm_setcsr(_mm_getcsr() | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
 
   void awaken() {
@@ -163,11 +165,12 @@ inline Team& team() {
   static Team* instance = new Team();  // never destroyed: detached workers outlive static destruction
   return *instance;
 }
+// Held by every call that uses the team: calls run one after the other, so their scratch memory can be shared.
 inline std::mutex& call_mutex() {
   static std::mutex mutex;
   return mutex;
 }
-// From now on a process is forked between calls, and what is forked off starts threads of its own when it needs them.
+// From now on a fork waits until no call is running, and the child starts threads of its own when it needs them.
 inline void survive_forks() {
   pthread_atfork([] { call_mutex().lock(); }, [] { call_mutex().unlock(); },
                  [] {

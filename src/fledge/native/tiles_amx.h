@@ -1,6 +1,11 @@
-// Block products with AMX tiles (Intel, from Sapphire Rapids on). tiles_avx512.h has the same functions without AMX.
+// Products with one panel, by AMX tiles (Intel, from Sapphire Rapids on). tiles_avx512.h has the same functions
+// without AMX.
 //
-// All eight tiles are 16 rows by 64 bytes: 0-3 accumulate, 4-5 hold activations, 6-7 weights.
+// All eight tiles are 16 rows of 64 bytes. Up to 32 rows by 32 outputs are accumulated at once:
+//
+//                       tile 6: outputs 0-15   tile 7: outputs 16-31       weights, 16 pairs of k each
+//     tile 4: rows 0-15         tile 0                 tile 1
+//     tile 5: rows 16-31        tile 2                 tile 3              activations, 32 k each
 #pragma once
 #include <asm/prctl.h>
 #include <sys/syscall.h>
@@ -10,23 +15,22 @@
 
 namespace fledge {
 
-// Where a block of 16 pairs by 32 columns has a pair's line of 64 bytes, for the left (0) or right (1) half of the columns, in
-// elements: half by half, each a tile.
+// Where a pair's line of 64 bytes begins in a block (see gemm.h), in elements; half 0 is outputs 0-15, half 1 outputs
+// 16-31. Each half is a tile of 1 KB.
 inline int block_offset(int pair, int half) { return half * 512 + pair * 32; }
 
-// How far ahead weights are asked for: time enough for memory to answer, near enough to be in step with the processor's own
-// prefetcher.
-inline long bytes_ahead(int) { return 16384; }
+// How far ahead weights are prefetched, in bytes.
+inline long prefetch_distance(int) { return 16384; }
 
-// How many of `rows` rows a panel is multiplied with before the next panel: two tiles of them.
+// How many rows go over a panel before the next panel is read: two tiles of them.
 constexpr int kMostRowsAtOnce = 32;
 inline int rows_at_once(int, int = 0) { return kMostRowsAtOnce; }
 
-constexpr int kQueriesAtOnce = 32;  // that attention takes through a split
-constexpr bool kPagesInTurn = true;  // how attention asks for pages: see `Upcoming`
-inline int rows_per_unit(int) { return 32; }  // that attention hands out together
+constexpr int kQueriesAtOnce = 32;  // in attention
+constexpr bool kInterleavePages = true;  // see `PagePrefetch` in attention.h
+inline int rows_per_unit(int) { return 32; }  // of an attention unit
 
-// Asks the kernel for AMX state; false when it refuses.
+// Asks the operating system for AMX state; false when it refuses.
 inline bool request_tiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -43,22 +47,22 @@ inline void configure_tiles() {
 inline void release_tiles() { _tile_release(); }
 
 // c [rows rounded up to 16, 32] = a [rows rounded up to 16, inputs] times one panel; at most 32 rows. Strides count
-// elements. `ahead` is what to ask for meanwhile, spread over the tile instructions.
+// elements.
 inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs, float* c, int c_stride,
-                           Ahead ahead) {
+                           Prefetch prefetch) {
   _tile_zero(0);
   _tile_zero(1);
   if (rows <= 16) {
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      const char *one = ahead.unit(), *two = ahead.unit();
+      const char *one = prefetch.next_unit(), *two = prefetch.next_unit();
       _tile_loadd(4, a + k, stride * 2);
-      ask(one, 0, 8);
+      prefetch_lines(one, 0, 8);
       _tile_loadd(6, b, 64);
-      ask(one, 8, 8);
+      prefetch_lines(one, 8, 8);
       _tile_loadd(7, b + 512, 64);
-      ask(two, 0, 8);
+      prefetch_lines(two, 0, 8);
       _tile_dpbf16ps(0, 4, 6);
-      ask(two, 8, 8);
+      prefetch_lines(two, 8, 8);
       _tile_dpbf16ps(1, 4, 7);
     }
   } else {
@@ -66,18 +70,18 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
     _tile_zero(3);
     const bf16* a2 = a + static_cast<size_t>(16) * stride;
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      const char *one = ahead.unit(), *two = ahead.unit();
+      const char *one = prefetch.next_unit(), *two = prefetch.next_unit();
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a + k, stride * 2);
-      ask(one, 0, 8);
+      prefetch_lines(one, 0, 8);
       _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(7, b + 512, 64);
-      ask(one, 8, 8);
+      prefetch_lines(one, 8, 8);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, a2 + k, stride * 2);
-      ask(two, 0, 8);
+      prefetch_lines(two, 0, 8);
       _tile_dpbf16ps(2, 5, 6);
-      ask(two, 8, 8);
+      prefetch_lines(two, 8, 8);
       _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(2, c + static_cast<size_t>(16) * c_stride, c_stride * 4);
@@ -87,10 +91,11 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   _tile_stored(1, c + 16, c_stride * 4);
 }
 
-// `multiply_panel` of int8.h, bit for bit, by tiles: a group of 64 inputs is one tile, and its quads lie in the panel as a
-// tile wants them. False, and nothing done, for so few rows that VNNI is faster, and where a group is half.
+// `multiply_panel` of int8.h, bit for bit, by tiles: a group of 64 inputs is one tile, and its quads lie in the panel
+// in the order of a tile's rows. Returns false, with nothing done, for so few rows that VNNI is faster, and where the
+// last group is half.
 inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const uint8_t* w, const float* output_scale,
-                                int inputs, float* c, Ahead ahead) {
+                                int inputs, float* c, Prefetch prefetch) {
   constexpr int kFew = 6;
   if (rows <= kFew || inputs % kGroup) return false;
   int groups = groups_of(inputs);
@@ -103,16 +108,16 @@ inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const ui
   for (int g = 0; g < groups; ++g, a += kGroup, w += kGroup * kPanel) {
     _tile_zero(0);
     _tile_zero(1);
-    const char *one = ahead.unit(), *two = ahead.unit();
+    const char *one = prefetch.next_unit(), *two = prefetch.next_unit();
     _tile_loadd(4, a, inputs);
-    ask(one, 0, 8);
+    prefetch_lines(one, 0, 8);
     _tile_loadd(6, w, 128);
-    ask(one, 8, 8);
+    prefetch_lines(one, 8, 8);
     _tile_dpbsud(0, 4, 6);
     _tile_loadd(7, w + 64, 128);
-    ask(two, 0, 8);
+    prefetch_lines(two, 0, 8);
     _tile_dpbsud(1, 4, 7);
-    ask(two, 8, 8);
+    prefetch_lines(two, 8, 8);
     if (more) {
       _tile_zero(2);
       _tile_zero(3);
@@ -138,8 +143,9 @@ inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const ui
   return true;
 }
 
-// out [rows rounded up to 16, width] = weights [the same, 32 * blocks] times the blocks' values, block k's [32, width] in
-// value layout at values(k); added to what is there if `add`. At most 32 rows; width is a multiple of 16.
+// Attention's second product: out [rows rounded up to 16, width] = weights [the same, 32 * blocks] times `blocks`
+// pages of values [32, width], page k's at values(k) (kv_pages.h); added to what is there if `add`. At most 32 rows;
+// width is a multiple of 16.
 template <class Values>
 void multiply_values(const bf16* weights, int stride, int rows, int blocks, Values&& values, float* out, int width,
                      bool add) {

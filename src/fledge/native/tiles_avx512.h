@@ -1,26 +1,35 @@
-// Block products with AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake): the same functions as tiles_amx.h
-// has with AMX, on blocks whose lines lie in another order.
+// Products with one panel, by AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake). tiles_amx.h has the
+// same functions for AMX; the lines within a block lie in another order there.
+//
+// The microkernel is `block`: up to 12 rows by 32 outputs are accumulated in 24 of the 32 registers, while a step of
+// 32 k is 16 loads of two lines of weights, each followed by one broadcast pair of activations per row:
+//
+//     sum[row][left], sum[row][right]  +=  x[row][k, k + 1] . (line of outputs 0-15, line of outputs 16-31)
 #pragma once
 #include "int8.h"
 
 namespace fledge {
 
-// Where a block of 16 pairs by 32 columns has a pair's line of 64 bytes, for the left (0) or right (1) half of the columns, in
-// elements: pair by pair. So weights are read line after line, which a Zen 4's own prefetcher follows, and half by half it doesn't.
+// Where a pair's line of 64 bytes begins in a block (see gemm.h), in elements; half 0 is outputs 0-15, half 1 outputs
+// 16-31. Both halves of a pair lie side by side, so that weights are read line after line: a Zen 4's hardware
+// prefetcher follows that, and doesn't follow two tiles in turn.
 inline int block_offset(int pair, int half) { return pair * 64 + half * 32; }
 
-constexpr int kQueriesAtOnce = 24;  // that attention takes through a split: their scores fit an L1 cache of 32 KB
-constexpr bool kPagesInTurn = false;  // how attention asks for pages: see `Upcoming`
+constexpr int kQueriesAtOnce = 24;  // in attention; their scores of a split fit an L1 cache of 32 KB
+constexpr bool kInterleavePages = false;  // see `PagePrefetch` in attention.h
 
-// The rows that attention hands out together: no more than it takes at once, so that few rows still keep all threads busy.
+// Rows of an attention unit: no more than kQueriesAtOnce queries, so that even few rows give every thread something
+// to do.
 inline int rows_per_unit(int group) { return group < kQueriesAtOnce ? kQueriesAtOnce / group : 1; }
 
 inline bool request_tiles() { return true; }
 inline void configure_tiles() {}
 inline void release_tiles() {}
 
-// There are none: see tiles_amx.h.
-inline bool multiply_int8_tiles(const Int8Rows&, int, int, const uint8_t*, const float*, int, float*, Ahead) { return false; }
+// Without AMX, VNNI multiplies all 8-bit weights.
+inline bool multiply_int8_tiles(const Int8Rows&, int, int, const uint8_t*, const float*, int, float*, Prefetch) {
+  return false;
+}
 
 inline __m512bh load_pairs(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 inline __m512bh broadcast_pair(const bf16* p) {
@@ -29,15 +38,15 @@ inline __m512bh broadcast_pair(const bf16* p) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-// How far ahead weights are asked for: time enough for memory to answer. Few rows are faster than memory: there the
-// processor's own prefetcher gets furthest when every other line is asked for, and not as far ahead.
+// How far ahead weights are prefetched, in bytes. Few rows are bound by memory: reading is fastest there if only every
+// other line is prefetched, less far ahead, and the hardware prefetcher does the rest.
 constexpr int kFewRows = 5;
-inline long bytes_ahead(int rows) { return rows <= kFewRows ? 8192 : 16384; }
+inline long prefetch_distance(int rows) { return rows <= kFewRows ? 8192 : 16384; }
 
-// kRows rows by 32 columns held in registers over `steps` steps of 32 k. Step s's weights lie at b(s).
+// c [kRows, 32] = a [kRows, 32 * steps] times the blocks b(0), b(1), ..., or added to what is there if `add`.
 template <int kRows, class Step>
-inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int c_stride, bool add, Ahead& ahead,
-                  Turn turn) {
+inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int c_stride, bool add, Prefetch& prefetch,
+                  RowGroup group) {
   __m512 sum[kRows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r)
@@ -47,10 +56,10 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
     const bf16* w = b(s);
     const bf16* x = a + s * 32;
     for (int half = 0; half < 2; ++half, w += block_offset(8, 0), x += 16) {
-      const char* unit = turn.asks(s) ? ahead.unit() : nullptr;
-#pragma GCC unroll 1  // few loads in the code, each with a short stride, for the prefetcher to follow
+      const char* unit = group.prefetches(s) ? prefetch.next_unit() : nullptr;
+#pragma GCC unroll 1  // the hardware prefetcher tells streams apart by the load's address in the code: let there be few
       for (int pair = 0; pair < 8; ++pair) {
-        ask(unit, pair * 2, kRows <= kFewRows ? 1 : 2);
+        prefetch_lines(unit, pair * 2, kRows <= kFewRows ? 1 : 2);
         __m512bh left = load_pairs(w + block_offset(pair, 0)), right = load_pairs(w + block_offset(pair, 1));
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
@@ -68,24 +77,24 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
 
 constexpr int kRowGroup = 12;  // rows whose sums fit the 32 registers beside the weights
 
-// How many of `rows` rows a panel is multiplied with before the next panel: as many each time, as a single row that is left
-// over takes as long as three of a group.
+// How many of `rows` rows go over a panel before the next panel is read. Rows are shared out evenly, as a single one
+// left over takes as long as three.
 constexpr int kMostRowsAtOnce = 3 * kRowGroup;
 inline int rows_at_once(int rows, int most = kMostRowsAtOnce) {
   int turns = (rows + most - 1) / most;
   return (rows + turns - 1) / turns;
 }
 
-// Any number of rows, in groups.
+// `block` for any number of rows, group by group.
 template <class Step>
 inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, float* c, int c_stride, bool add,
-                   Ahead& ahead) {
-  Turn turn{0, (rows + kRowGroup - 1) / kRowGroup};
-  for (; rows > 0; ++turn.group) {
-    int here = turn.rows(rows);
+                   Prefetch& prefetch) {
+  RowGroup group{0, (rows + kRowGroup - 1) / kRowGroup};
+  for (; rows > 0; ++group.index) {
+    int here = group.rows(rows);
     switch (here) {
 #define FLEDGE_ROWS(n) \
-  case n: block<n>(a, stride, steps, b, c, c_stride, add, ahead, turn); break;
+  case n: block<n>(a, stride, steps, b, c, c_stride, add, prefetch, group); break;
       FLEDGE_ROWS(1) FLEDGE_ROWS(2) FLEDGE_ROWS(3) FLEDGE_ROWS(4) FLEDGE_ROWS(5) FLEDGE_ROWS(6)
       FLEDGE_ROWS(7) FLEDGE_ROWS(8) FLEDGE_ROWS(9) FLEDGE_ROWS(10) FLEDGE_ROWS(11) FLEDGE_ROWS(12)
 #undef FLEDGE_ROWS
@@ -96,28 +105,28 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
   }
 }
 
-// c [rows, 32] = a [rows, inputs] times one panel. Strides count elements. `ahead` is what to ask for meanwhile.
+// c [rows, 32] = a [rows, inputs] times one panel. Strides count elements.
 //
-// More rows than the registers hold pass over the panel in groups, a chunk of k at a time, so that the panel's weights are
-// fetched into L1 once. The sums are kept in `c` in between, which changes no bit of them.
+// With more than one group of rows the panel is cut into chunks of k that stay in L1 while all groups pass over them.
+// In between, the float sums are kept in `c`, which changes no bit of them.
 inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs, float* c, int c_stride,
-                           Ahead ahead) {
+                           Prefetch prefetch) {
   int steps = inputs / 32, groups = (rows + kRowGroup - 1) / kRowGroup;
   constexpr int kChunk = 6;  // 12 KB of weights
   int chunk = groups > 1 ? kChunk : steps;
   for (int first = 0; first < steps; first += chunk) {
     int here = steps - first < chunk ? steps - first : chunk;
     blocks(a + first * 32, stride, rows, here, [&](int s) { return b + static_cast<size_t>(first + s) * 1024; }, c,
-           c_stride, first > 0, ahead);
+           c_stride, first > 0, prefetch);
   }
 }
 
-// out [rows, width] = weights [rows, 32 * count] times the blocks' values, block k's [32, width] in value layout at
-// values(k); added to what is there if `add`.
+// Attention's second product: out [rows, width] = weights [rows, 32 * count] times `count` pages of values [32, width],
+// page k's at values(k) (kv_pages.h); added to what is there if `add`.
 template <class Values>
 void multiply_values(const bf16* weights, int stride, int rows, int count, Values&& values, float* out, int width,
                      bool add) {
-  Ahead nothing;
+  Prefetch nothing;
   for (int column = 0; column < width; column += 32)
     blocks(weights, stride, rows, count, [&](int k) { return values(k) + column * 32; }, out + column, width, add,
            nothing);

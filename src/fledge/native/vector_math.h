@@ -12,7 +12,7 @@ namespace fledge {
 
 using bf16 = uint16_t;
 
-constexpr int kPanel = 32;  // outputs per panel of packed weights, and keys per page
+constexpr int kPanel = 32;  // outputs per panel of packed weights
 
 inline __m512 load_bf16(const bf16* p) {
   __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -54,8 +54,8 @@ inline __m512 exp2_roughly(__m512 x) {
   return _mm512_scalef_ps(p, x);
 }
 
-// 1 / (1 + e^-x): 2^(-x log2 e) with a degree-5 polynomial on [0, 1), relative error below 1e-7, and the reciprocal by one
-// step of Newton's method. A third of the time that a division and exp512 take.
+// 1 / (1 + e^-x): 2^(-x log2 e) with a degree-5 polynomial on [0, 1), relative error below 1e-7, and the reciprocal
+// by one step of Newton's method. A third of the time that a division and exp512 take.
 inline __m512 sigmoid512(__m512 x) {
   __m512 t = _mm512_min_ps(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)), _mm512_set1_ps(120.0f));
   __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
