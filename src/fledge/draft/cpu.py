@@ -155,9 +155,7 @@ class NativeHeadRunner:
         outputs = ops.HeadOutputs(ops.address(wanted), count, k, *pointers)
         self._library.fledge_head_forward(
             ctypes.byref(self._struct),
-            arguments.sizes,
-            arguments.pointers,
-            arguments.mask_pointer,
+            ctypes.byref(arguments.struct),
             ctypes.c_void_p(kv.data_ptr()),
             ctypes.c_int64(kv.shape[1]),
             ctypes.byref(outputs),

@@ -1,4 +1,31 @@
-"""CPU kernels: matrix products, tree attention and whole-layer forwards in C++, compiled where they run."""
+"""CPU kernels: matrix products, tree attention, whole forwards and whole rounds in C++, compiled where they run.
+
+They are compiled with the system's C++ compiler on first use (build.py) and called through ctypes: ops.py has the C
+structures; `target/cpu.py`, `draft/cpu.py` and `engine/native_*.py` make the calls. One rule holds throughout: every
+sum runs in one fixed order, so a row's result never depends on the rows beside it. Read the C++ from the bottom up:
+
+    arithmetic   vector_math.h      bf16, exp, SiLU, RMS norm in AVX-512
+                 threads.h          a team of threads: barriers, work stealing
+    products     gemm.h             weights packed in panels of 32 outputs; the loop over panels and rows
+                 tiles_avx512.h     one panel times some rows: the microkernel (tiles_amx.h: by AMX tiles)
+                 int8.h             the same with 8-bit weights
+                 prefetch.h         weights prefetched across the products of a forward
+    attention    kv_pages.h         how a page of keys and values lies in memory
+                 attention_plan.h   what a row of a tree sees; splits and units of work
+                 attention.h        one unit, and merging the splits (softmax.h: its softmax)
+    forwards     layer.h            a transformer layer over a batch of rows
+                 models.h           target and head as structures, and the calls of their forwards
+                 forward.cpp        a forward of the target, and one of the head
+    tokens       sampler.h          argmax, top-k, sampling with filters
+                 screen.h           a row's token without reading all of the lm_head
+                 library.cpp        the other calls: starting, packing, moving KV, sampling
+    rounds       round.h            what the calls of a round take and write
+                 round.cpp          draft -> verify -> accept -> extend in one call
+                 draft.cpp          draft (headless.cpp: plain rounds and lookup's)
+                 tree.h             work on the host between forwards: tree.cpp, lookup.cpp, carried.cpp
+
+docs/kernels.md says what each step brought. tests/native holds what protects them, AMX on other processors included.
+"""
 
 from fledge.native.build import cache_folder, cpu_flags, library, unavailable_reason
 

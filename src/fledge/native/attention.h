@@ -54,7 +54,7 @@ struct PagePrefetch {
   float rate = 0, due = 0;   // prefetches per unit of time; those that are due by now
 
   // `time`: how long the unit takes, in the units of `advance`.
-  PagePrefetch(const AttentionCall& c, const BatchView& b, const AttentionPlan& plan, const Unit& u, int kv_head,
+  PagePrefetch(const AttentionCall& c, const Batch& b, const AttentionPlan& plan, const Unit& u, int kv_head,
                int time) {
     int head = u.next_split ? kv_head : kv_head + 1;
     if (head == c.shape.kv_heads) return;
@@ -86,7 +86,7 @@ struct PagePrefetch {
 //
 // Query q is head q % group of row q / group. A few queries are taken through the whole split before the next ones,
 // so that their scores stay in the L1 cache; a query's weights take the place of its scores.
-inline void attend(const AttentionCall& c, const AttentionPlan& plan, const BatchView& b, const Unit& u, int kv_head,
+inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batch& b, const Unit& u, int kv_head,
                    AttentionScratch& scratch) {
   int hd = c.shape.head_dim, group = c.group(), queries = u.rows * group;
   int prefix = b.prefix_length[u.request], begin = u.begin(), end = u.end();

@@ -25,11 +25,13 @@ namespace fledge {
 constexpr int kSplit = 256;     // keys
 constexpr int kMaxWindow = 64;  // entries: a mask is one 64-bit integer
 
-struct BatchView {  // a `ForwardBatch`: R rows of B requests
-  int rows = 0, requests = 0, max_pages = 0;
-  const int *token_ids = nullptr, *positions = nullptr, *row_start = nullptr, *prefix_length = nullptr,
-            *window_offset = nullptr, *page_table = nullptr;
-  const uint64_t* window_mask = nullptr;
+struct Batch {  // R rows of B requests, laid end to end; see `ForwardBatch`
+  int rows, requests, max_pages;
+  const int *token_ids, *positions;           // [R]
+  const int* row_start;                       // [B + 1]
+  const int *prefix_length, *window_offset;  // [B]
+  const int* page_table;                      // [B, max_pages]
+  const uint64_t* window_mask;                // [R]; null: causal
   int page_of(int request, int index) const { return page_table[request * max_pages + index / kPage]; }
 };
 
@@ -61,7 +63,7 @@ struct AttentionPlan {
   int max_splits = 1;
 
   // window: how many tokens a row sees at most, its own included; 0: all.
-  void build(const BatchView& b, int unit_rows, int window) {
+  void build(const Batch& b, int unit_rows, int window) {
     rows.resize(b.rows);
     units.clear();
     max_splits = 1;

@@ -186,6 +186,12 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
   }
 }
 
+// For `finish`: stores a panel's values in out [.., width], without the last panel's padding.
+inline void store_panel(float* out, int width, int row, int p, const float* values) {
+  int count = width - p * kPanel < kPanel ? width - p * kPanel : kPanel;
+  std::memcpy(out + static_cast<size_t>(row) * width + p * kPanel, values, count * sizeof(float));
+}
+
 // Inside Team::run, on every thread of the team: the product of `a` [rows rounded up to 32, stride] with a weight.
 // Calls finish(row, panel, values[32]) for every row and panel, on some thread.
 template <class Finish>

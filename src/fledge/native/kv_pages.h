@@ -2,8 +2,8 @@
 //
 // A page's keys and its values lie in the blocks of gemm.h, so that attention multiplies pages just as weights are:
 //
-//     scores  = query [queries, head_dim] . keys    a block is 32 dimensions by 32 entries; lines of pairs of dimensions
-//     outputs = weights [queries, 32]     . values  a block is 32 entries by 32 dimensions; lines of pairs of entries
+//     scores  = query [queries, head_dim] . keys    blocks of 32 dimensions by 32 entries; lines of pairs of dimensions
+//     outputs = weights [queries, 32]     . values  blocks of 32 entries by 32 dimensions; lines of pairs of entries
 #pragma once
 #include "tiles.h"
 

@@ -13,12 +13,12 @@ struct Shape {
   int gelu;  // the MLP's activation: GELU instead of SiLU
 };
 
-struct Layer {
-  const float *post_norm = nullptr, *qkv_bias = nullptr, *q_norm = nullptr, *k_norm = nullptr;
-  const float *attention_out_norm = nullptr, *mlp_out_norm = nullptr;  // of what is added to the residual; null: none
-  const float *cos = nullptr, *sin = nullptr;                          // [positions, head_dim / 2]; null: no RoPE
-  int windowed = 0;
-  Packed qkv, o, gate_up, down;
+struct Layer {  // weights; a null pointer: it has none of these
+  const float *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
+  const float *attention_out_norm, *mlp_out_norm;  // of what is added to the residual
+  const Packed *qkv, *o, *gate_up, *down;
+  const float *cos, *sin;  // RoPE, [positions, head_dim / 2]
+  int windowed;            // it has a sliding window
 };
 
 struct Workspace {  // one forward's intermediate rows; forwards are serialised
@@ -69,7 +69,7 @@ inline void rotate(const float* x, const float* cos, const float* sin, int head_
 
 // For one row and KV head, after the qkv product: adds the biases, normalises and rotates queries and key, and writes
 // key and value into the pool.
-inline void finish_qkv(const Shape& s, const Layer& w, Workspace& ws, const BatchView& b, const KvShape& kv_shape,
+inline void finish_qkv(const Shape& s, const Layer& w, Workspace& ws, const Batch& b, const KvShape& kv_shape,
                        bf16* kv, int layer, int row, int kv_head) {
   int hd = s.head_dim, group = s.heads / s.kv_heads, width = (s.heads + 2 * s.kv_heads) * hd;
   const RowView& view = ws.plans[w.windowed].rows[row];
@@ -121,13 +121,11 @@ inline const bf16* norm_rows(Team& t, int id, const Shape& s, Workspace& ws, con
 }
 
 // normed [rows, inputs] -> attention -> attended; keys and values go into the pool. Inside Team::run.
-inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, const BatchView& b,
+inline void attention_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, const Batch& b,
                             const KvShape& kv_shape, bf16* kv, int layer, const bf16* normed, int inputs) {
   int hd = s.head_dim, width = (s.heads + 2 * s.kv_heads) * hd;
-  gemm(t, id, normed, inputs, b.rows, w.qkv, [&](int row, int p, const float* c) {
-    int count = width - p * kPanel < kPanel ? width - p * kPanel : kPanel;
-    std::memcpy(ws.qkv.data + static_cast<size_t>(row) * width + p * kPanel, c, count * sizeof(float));
-  });
+  gemm(t, id, normed, inputs, b.rows, *w.qkv,
+       [&](int row, int p, const float* c) { store_panel(ws.qkv.data, width, row, p, c); });
   // Head by head: neighbouring rows lie in the same cache lines of a page, so two threads had better not write them
   // at once.
   t.for_each(id, b.rows * s.kv_heads, [&](int item) {
@@ -190,18 +188,18 @@ inline void add_product(Team& t, int id, const Shape& s, Workspace& ws, const bf
 
 // residual += o(attended). Inside Team::run.
 inline void output_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
-  add_product(t, id, s, ws, ws.attended.data, s.heads * s.head_dim, rows, w.o, w.attention_out_norm);
+  add_product(t, id, s, ws, ws.attended.data, s.heads * s.head_dim, rows, *w.o, w.attention_out_norm);
 }
 
 // residual += down(activation(gate) * up), of the normed residual. Inside Team::run.
 inline void mlp_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
   const bf16* normed = norm_rows(t, id, s, ws, w.post_norm, rows);
-  gemm(t, id, normed, s.hidden, rows, w.gate_up, [&](int row, int p, const float* c) {
+  gemm(t, id, normed, s.hidden, rows, *w.gate_up, [&](int row, int p, const float* c) {
     __m512 gate = _mm512_loadu_ps(c);
     store_bf16(ws.activated.data + static_cast<size_t>(row) * s.intermediate + p * 16,
                _mm512_mul_ps(s.gelu ? gelu512(gate) : silu512(gate), _mm512_loadu_ps(c + 16)));
   });
-  add_product(t, id, s, ws, ws.activated.data, s.intermediate, rows, w.down, w.mlp_out_norm);
+  add_product(t, id, s, ws, ws.activated.data, s.intermediate, rows, *w.down, w.mlp_out_norm);
 }
 
 }  // namespace fledge

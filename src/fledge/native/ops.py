@@ -19,7 +19,7 @@ _HUGE_PAGE = 2 << 20
 
 
 class Shape(Structure):
-    """Sizes of a layer, and its activation: GELU or SiLU."""
+    """Sizes of a layer, and its activation: GELU or SiLU. `Shape` in layer.h."""
 
     _fields_ = [
         ("hidden", c_int),
@@ -33,7 +33,7 @@ class Shape(Structure):
 
 
 class LayerPointers(Structure):
-    """One layer's float32 vectors, packed matrices and rotary tables (float32 [positions, head_dim / 2])."""
+    """One layer's float32 vectors, packed matrices and rotary tables; `Layer` in layer.h."""
 
     _fields_ = [
         *((n, c_void_p) for n in ("input_norm", "post_norm", "qkv_bias", "q_norm", "k_norm")),
@@ -43,8 +43,18 @@ class LayerPointers(Structure):
     ]
 
 
+class BatchStruct(Structure):
+    """The rows of a forward; a null mask: causal. `Batch` in attention_plan.h."""
+
+    _fields_ = [
+        *((n, c_int) for n in ("rows", "requests", "max_pages")),
+        *((n, c_void_p) for n in ("token_ids", "positions", "row_start", "prefix_length", "window_offset")),
+        *((n, c_void_p) for n in ("page_table", "window_mask")),
+    ]
+
+
 class DecoderStruct(Structure):
-    """A whole target."""
+    """A whole target; `Decoder` in models.h."""
 
     _fields_ = [
         ("shape", Shape),
@@ -62,7 +72,7 @@ class DecoderStruct(Structure):
 
 
 class DecoderOutputs(Structure):
-    """Where a decoder forward writes; null: not wanted."""
+    """Where a decoder forward writes; null: not wanted. Of the same name in models.h."""
 
     _fields_ = [
         ("logit_rows", c_void_p),
@@ -78,7 +88,7 @@ class DecoderOutputs(Structure):
 
 
 class HeadStruct(Structure):
-    """A draft head."""
+    """A draft head; `DraftHead` in models.h."""
 
     _fields_ = [
         ("shape", Shape),
@@ -98,7 +108,7 @@ class HeadStruct(Structure):
 
 
 class HeadOutputs(Structure):
-    """What a head forward reads besides the batch, and where it writes."""
+    """What a head forward reads besides the batch, and where it writes. Of the same name in models.h."""
 
     _fields_ = [
         ("logit_rows", c_void_p),
@@ -179,11 +189,11 @@ class Screen:
         weakref.finalize(self, kernels.fledge_unpack_screen, c_void_p(self.pointer))
 
 
-_Sizes, _Pointers = c_int64 * 3, c_void_p * 6
-
-
 class BatchArguments:
-    """The batch part of a forward call; keeps its tensors alive while the call runs."""
+    """A forward's batch as the kernels read it; keeps its tensors alive while the call runs.
+
+    `tensors`: token_ids, positions, row_start, prefix_length, window_offset and page_table of a `ForwardBatch`.
+    """
 
     def __init__(
         self, tensors: tuple[Tensor, ...], window_mask: Tensor | None, rows: int, requests: int, pages: int
@@ -192,13 +202,9 @@ class BatchArguments:
             t if t.dtype == torch.int32 and t.is_contiguous() else t.int().contiguous() for t in tensors
         )
         self.mask = None if window_mask is None else window_mask.contiguous()
-        self.sizes = _Sizes(rows, requests, pages)
-        self.pointers = _Pointers(*[t.data_ptr() for t in self.held])
-
-    @property
-    def mask_pointer(self) -> c_void_p:
-        """The window mask's pointer; null for a causal batch."""
-        return c_void_p(address(self.mask))
+        self.struct = BatchStruct(
+            rows, requests, pages, *(t.data_ptr() for t in self.held), address(self.mask)
+        )
 
 
 def sample(

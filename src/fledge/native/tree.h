@@ -1,84 +1,19 @@
-// What a round does with one request's draft tree between the forwards. The tensors' meaning: engine/native_tree.py;
-// each function's reference is the torch code of the same name's caller in the engine.
+// What a round does on the host between its forwards, for batches on the CPU: with draft trees (tree.cpp), with
+// prompt lookup's proposals (lookup.cpp), and with what requests carry (carried.cpp). Python makes these calls
+// through ctypes (engine/native_tree.py says what the arrays are), and so do the rounds (round.h). Each one's
+// reference is the torch code next to its caller in the engine, which it equals bit for bit. A batch has B requests,
+// a tree N nodes.
 #pragma once
-
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
 namespace fledge {
 
-constexpr int64_t kMostNodes = 64;  // a mask is one 64-bit integer
+constexpr float kNever = -std::numeric_limits<float>::infinity();  // log probability of what is not to be verified
 
-struct Nodes {  // [N] each, parents before children
-  int64_t *token_ids, *parents, *depths, *mask;
-  float* log_probs;
-};
-
-struct Candidates {  // of one request; candidate 0 is the root
-  const int64_t* token_ids;  // [1 + C]
-  const float* scores;       // [C], of candidates 1 .. C
-  const int64_t* depths;     // [1 + C]
-  const int64_t* expanded;   // [E], the candidate each group of `topk` children belongs to
-  const int64_t* own;        // [M], parents of the last M candidates
-  int64_t count, groups, owned, topk;
-
-  int64_t parent(int64_t candidate) const {
-    int64_t slot = candidate - (1 + count - owned);
-    if (slot >= 0) return own[slot];
-    return candidate ? expanded[std::min((candidate - 1) / topk, groups - 1)] : 0;
-  }
-};
-
-// Orders places in `scores`: NaN above all, and lower places, which may be parents, first among equals.
-struct Better {
-  const float* scores;
-
-  bool operator()(int64_t a, int64_t b) const {
-    float x = scores[a], y = scores[b];
-    if (x > y || (std::isnan(x) && !std::isnan(y))) return true;
-    return !(y > x || (std::isnan(y) && !std::isnan(x))) && a < b;
-  }
-};
-
-// Walks the tree as far as its nodes are what their parents chose. Returns how many tokens are emitted; path [width]
-// and emitted [width] are valid beyond them as well.
-inline int64_t accept_path(const int64_t* token_ids, const int64_t* parents, const int64_t* depths,
-                           const int64_t* chosen, int64_t nodes, bool speculates, int64_t width, int64_t* path,
-                           int64_t* emitted) {
-  bool on[kMostNodes] = {true};
-  int64_t deepest = 0;
-  for (int64_t d = 0; d < width; ++d) path[d] = d;
-  for (int64_t n = 1; speculates && n < nodes; ++n) {
-    on[n] = on[parents[n]] && token_ids[n] == chosen[parents[n]];
-    if (!on[n]) continue;
-    path[depths[n]] = n;
-    deepest = std::max(deepest, depths[n]);
-  }
-  for (int64_t d = 0; d < width; ++d) emitted[d] = chosen[path[d]];
-  return deepest + 1;
-}
-
-// The root and the best `wanted` candidates as a tree; the nodes left over are empty. `order` [C] is scratch.
-inline void select_nodes(const Candidates& c, int64_t wanted, int64_t nodes, int64_t* order, const Nodes& out) {
-  for (int64_t n = 0; n < c.count; ++n) order[n] = n + 1;
-  if (wanted < c.count) std::nth_element(order, order + wanted, order + c.count, Better{c.scores - 1});
-  std::sort(order, order + wanted);
-  for (int64_t n = 0; n < nodes; ++n) {
-    bool empty = n > wanted;
-    int64_t number = n == 0 || empty ? 0 : order[n - 1];
-    int64_t above = c.parent(number);
-    int64_t parent = above ? std::lower_bound(order, order + std::min(n, wanted), above) - order + 1 : 0;
-    out.parents[n] = n ? parent : -1;
-    out.mask[n] = int64_t(uint64_t(1) << n) | (n ? out.mask[parent] : 0);
-    out.token_ids[n] = empty ? -1 : c.token_ids[number];
-    out.depths[n] = empty ? 1 : c.depths[number];
-    out.log_probs[n] = empty ? -std::numeric_limits<float>::infinity() : number ? c.scores[number - 1] : 0.0f;
-  }
-}
-
-// What `rows` rows cost: linear between the points and beyond the last two, and no less than at the first.
+// What a verify of `rows` rows costs, in tokens: linear between `points` measured ones, beyond the last two as well,
+// and no less than at the first.
 inline double cost_of(const int64_t* known, const double* costs, int64_t points, int64_t rows) {
   if (points == 1 || rows <= known[0]) return costs[0];
   int64_t right = std::min(std::lower_bound(known, known + points, rows) - known, points - 1);
@@ -86,13 +21,47 @@ inline double cost_of(const int64_t* known, const double* costs, int64_t points,
   return costs[right - 1] + slope * double(rows - known[right - 1]);
 }
 
-// Makes the first `emits` of a round's `tokens` [width] part of a request: its history [known] begins at position 0.
-inline void advance(int64_t emits, const int64_t* tokens, int64_t width, int32_t* length, int64_t* bonus,
-                    int32_t* history, int64_t known) {
-  for (int64_t n = 0; known && n < width; ++n)
-    history[std::min(*length + 1 + n, known - 1)] = static_cast<int32_t>(tokens[n]);
-  *length += static_cast<int32_t>(emits);
-  *bonus = tokens[emits - 1];
-}
-
 }  // namespace fledge
+
+extern "C" {
+
+void fledge_coins(const int64_t* keys, const int64_t* positions, int64_t* coins, int64_t n);
+void fledge_accept(const int64_t* token_ids, const int64_t* parents, const int64_t* depths, const int64_t* chosen,
+                   const bool* speculates, int64_t* emits, int64_t* path, int64_t* emitted, int64_t requests,
+                   int64_t nodes, int64_t width);
+void fledge_select(const int64_t* candidate_ids, const float* scores, const int64_t* candidate_depths,
+                   const int64_t* expanded, const int64_t* own, const int64_t* counts, int64_t* token_ids,
+                   int64_t* parents, int64_t* depths, int64_t* mask, float* log_probs, int64_t requests,
+                   int64_t candidates, int64_t groups, int64_t owned, int64_t topk, int64_t nodes);
+void fledge_verify_rows(const int64_t* token_ids, const int64_t* depths, const int64_t* mask, const int32_t* length,
+                        const int64_t* picked, int32_t* tokens, int32_t* positions, int64_t* masks, int64_t rows,
+                        int64_t nodes);
+void fledge_path_rows(const int64_t* emits, const int64_t* path, const int64_t* emitted, const int32_t* length,
+                      const int64_t* first_row, const int32_t* page_table, int32_t* row_start, int64_t* last,
+                      int32_t* positions, int32_t* tokens, int64_t* source, int64_t* from, int64_t* to,
+                      int64_t requests, int64_t width, int64_t pages, int64_t page_size);
+void fledge_advance(const int64_t* emits, const int64_t* tokens, int32_t* length, int64_t* bonus, int32_t* history,
+                    int64_t requests, int64_t width, int64_t known);
+void fledge_keep(const int64_t* tokens, const char* features, const int64_t* source, const int32_t* positions,
+                 const int32_t* row_start, int64_t* recent_tokens, char* recent_features, int64_t requests,
+                 int64_t kept, int64_t row_bytes);
+void fledge_some_rows(const int64_t* counts, int32_t* row_start, int64_t* first, int64_t* index, int64_t requests,
+                      int64_t width);
+void fledge_find_repeats(const int32_t* history, const int32_t* last, const float* log_rates, int64_t* matched,
+                         int64_t* proposed, float* log_probs, int64_t requests, int64_t known, int64_t longest,
+                         int64_t count);
+void fledge_raise(const int64_t* tokens, const float* scores, const int64_t* parents, const int64_t* proposed,
+                  const float* rates, int64_t* agreed, int64_t* number, float* score, float* raised, int64_t requests,
+                  int64_t candidates, int64_t topk, int64_t count, int64_t level, int64_t first);
+void fledge_frontier(const int64_t* children, const float* scores, const int64_t* mask, int64_t* tokens,
+                     float* frontier, int64_t* masks, int64_t* numbers, int64_t* rows, int64_t requests, int64_t topk,
+                     int64_t level);
+void fledge_open_mass(const float* frontier, const float* rates, const int64_t* agreed, const float* score, float* mass,
+                      int64_t requests, int64_t topk, int64_t count, int64_t level);
+void fledge_fill_slots(const int64_t* proposed, const float* rates, const int64_t* agreed, const int64_t* number,
+                       const float* score, int64_t* token_ids, float* scores, int64_t* parents, int64_t requests,
+                       int64_t count, int64_t candidates);
+void fledge_share_out(const float* scores, const float* calibration, const int64_t* depths, const int64_t* known,
+                      const double* costs, int64_t* counts, int64_t requests, int64_t candidates, int64_t most,
+                      int64_t points);
+}  // extern "C"

@@ -205,9 +205,7 @@ class NativeDecoder:
         outputs = ops.DecoderOutputs(ops.address(wanted), count, *pointers)
         self._library.fledge_decoder_forward(
             ctypes.byref(self._struct),
-            arguments.sizes,
-            arguments.pointers,
-            arguments.mask_pointer,
+            ctypes.byref(arguments.struct),
             ctypes.c_void_p(kv.data_ptr()),
             ctypes.c_int64(kv.shape[1]),
             ctypes.byref(outputs),

@@ -1,0 +1,109 @@
+// The C interface besides forwards: starting, packing weights, moving KV entries, sampling. Called from Python
+// through ctypes.
+#include "models.h"
+#include "sampler.h"
+#include "screen.h"
+
+using namespace fledge;
+
+extern "C" {
+
+// Starts the threads. Returns 0, or 1 when the operating system refuses the state that AMX needs.
+int fledge_start(int threads) {
+  static int state = -1;
+  std::lock_guard<std::mutex> lock(call_mutex());
+  if (state < 0) {
+    state = request_tiles() ? 0 : 1;
+    if (state == 0) team().start(threads), survive_forks();
+  }
+  return state;
+}
+
+// int8: symmetric 8-bit weights, one scale per output. Null when there is no memory.
+Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved, int int8) {
+  Packed w = int8 ? pack_int8(weight, outputs, inputs, interleaved) : pack(weight, outputs, inputs, interleaved);
+  return w.data || w.int8 ? new Packed(w) : nullptr;
+}
+void fledge_unpack(Packed* w) {
+  if (!w) return;
+  std::free(w->data);
+  std::free(w->int8);
+  std::free(w->scale);
+  delete w;
+}
+int64_t fledge_packed_bytes(const Packed* w) {
+  int64_t scales = static_cast<int64_t>(w->panels()) * kPanel * sizeof(float);
+  return w->int8 ? static_cast<int64_t>(w->elements()) + scales : static_cast<int64_t>(w->elements() * sizeof(bf16));
+}
+
+// The 8-bit copy of an lm_head (screen.h). Null when there is no memory.
+void fledge_unpack_screen(Screen* s) {
+  if (!s) return;
+  std::free(s->weights.int8);
+  std::free(s->weights.scale);
+  std::free(s->bounds);
+  delete s;
+}
+Screen* fledge_pack_screen(const bf16* weight, int outputs, int inputs) {
+  Screen* s = new Screen(pack_screen(weight, outputs, inputs));
+  if (s->weights.int8 && s->bounds) return s;
+  fledge_unpack_screen(s);
+  return nullptr;
+}
+// How many of its bytes screening reads.
+int64_t fledge_screen_bytes(const Screen* s) {
+  return fledge_packed_bytes(&s->weights) + static_cast<int64_t>(s->weights.panels()) * 2 * kPanel * sizeof(float);
+}
+
+void fledge_move_kv(bf16* kv, int layers, int64_t pages, int kv_heads, int head_dim, const int64_t* source,
+                    const int64_t* destination, int64_t count) {
+  std::lock_guard<std::mutex> lock(call_mutex());
+  KvShape shape{layers, static_cast<int>(pages), kv_heads, head_dim};
+  std::vector<bf16> held(static_cast<size_t>(count) * 2 * head_dim);
+  for (int l = 0; l < layers; ++l)
+    for (int h = 0; h < kv_heads; ++h) {
+      for (int64_t i = 0; i < count; ++i) {
+        if (source[i] == destination[i]) continue;
+        const bf16* page = kv + shape.page(l, static_cast<int>(source[i] / kPage), h);
+        int entry = static_cast<int>(source[i] % kPage);
+        for (int d = 0; d < head_dim; ++d) {
+          held[i * 2 * head_dim + d] = page[key_offset(entry, d)];
+          held[i * 2 * head_dim + head_dim + d] = page[shape.half() + value_offset(entry, d)];
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        if (source[i] == destination[i]) continue;
+        bf16* page = kv + shape.page(l, static_cast<int>(destination[i] / kPage), h);
+        int entry = static_cast<int>(destination[i] % kPage);
+        write_key(page, entry, &held[i * 2 * head_dim], head_dim);
+        write_value(page + shape.half(), entry, &held[i * 2 * head_dim + head_dim], head_dim);
+      }
+    }
+}
+
+// One token per row of logits [rows, vocabulary]; temperature 0 or less: argmax. The other arguments are [rows].
+void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const float* temperature,
+                   const int64_t* top_k_rows, const float* top_p, const float* min_p, const int64_t* coins,
+                   int64_t* out) {
+  std::lock_guard<std::mutex> lock(call_mutex());
+  Team& t = team();
+  static std::vector<Buffer<float>> work;
+  if (static_cast<int>(work.size()) < t.size) work.resize(t.size);
+  int n = static_cast<int>(vocabulary);
+  t.run([&](int id) {
+    float* mine = work[id].ensure(2 * (static_cast<size_t>(n) + 16));
+    t.for_each(id, static_cast<int>(rows), [&](int r) {
+      const float* x = logits + static_cast<size_t>(r) * n;
+      if (temperature[r] <= 0) {
+        Best best;
+        best.offer_row(x, 0, n);
+        out[r] = best.token();
+      } else {
+        SampleOptions o{temperature[r], top_p[r], min_p[r], static_cast<int>(top_k_rows[r])};
+        out[r] = sample_row(x, n, o, coins[r], mine);
+      }
+    });
+  });
+}
+
+}  // extern "C"
