@@ -109,8 +109,10 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
 //
 // With more than one group of rows the panel is cut into chunks of k that stay in L1 while all groups pass over them.
 // In between, the float sums are kept in `c`, which changes no bit of them.
-inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs, float* c, int c_stride,
-                           Prefetch prefetch) {
+//
+// Always inlined, so that a panel's Prefetch isn't copied for a call.
+[[gnu::always_inline]] inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs,
+                                                  float* c, int c_stride, Prefetch prefetch) {
   int steps = inputs / 32, groups = (rows + kRowGroup - 1) / kRowGroup;
   constexpr int kChunk = 6;  // 12 KB of weights
   int chunk = groups > 1 ? kChunk : steps;
