@@ -143,6 +143,7 @@ def serve(
         serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
         return
     from fledge.bench.tune import read_tuned
+    from fledge.engine import EngineOptions
     from fledge.server import ServerOptions, serve
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
@@ -150,8 +151,17 @@ def serve(
 
     if not math.isfinite(max_body_mb):
         raise ServerError(f"max-body-mb is {max_body_mb}; give a number of megabytes")
-    shape = _tree(tree, head)
-    start = read_tuned(tuned) if tuned else None
+    limits = EngineOptions(
+        max_batch=max_batch,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
+        tree=_tree(tree, head),
+        lookup=lookup,
+        draft_weights=draft_weights,
+        overlap=overlap,
+        tuned=read_tuned(tuned) if tuned else None,
+        cuda_graphs=cuda_graphs,
+    )
     set_up_logs(log_format)
     options = ServerOptions(
         host=host,
@@ -169,19 +179,11 @@ def serve(
     serve(
         target,
         from_vertex(options),
+        limits,
         head=head,
-        chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
         dtype=dtype,
         device=device,
-        max_batch=max_batch,
-        max_context=max_context,
-        kv_tokens=kv_tokens,
-        tree=shape,
-        lookup=lookup,
-        draft_weights=draft_weights,
-        overlap=overlap,
-        tuned=start,
-        cuda_graphs=cuda_graphs,
+        chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
     )
 
 

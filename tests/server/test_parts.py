@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fledge.engine import TreeShape
+from fledge.engine import EngineOptions, TreeShape
 from fledge.errors import EngineError, HeadError, ServerError
 from fledge.server.fair_queue import FairQueue
 from fledge.server.launch import bind, check_memory, load_engine, url
@@ -167,10 +167,7 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) ->
 
     released = next(FOLDER.glob("*/config.json")).parent
     with pytest.raises(HeadError, match="made for another target"):
-        load_engine(
-            str(target.folder), head=str(released), dtype="float32", device="cpu", max_batch=1, max_context=None,
-            kv_tokens=None,
-        )  # fmt: skip
+        load_engine(str(target.folder), EngineOptions(max_batch=1), head=str(released), dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -188,9 +185,8 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) ->
 def test_an_engine_that_cannot_be_is_refused_before_its_target_is_sought(
     wrong: dict[str, object], said: str
 ) -> None:
-    asked = {"dtype": "float32", "device": "cpu", "max_batch": 1, "max_context": None, "kv_tokens": None}
     with pytest.raises(EngineError, match=said):
-        load_engine("/no/such/target", head=None, **asked | wrong)  # type: ignore[arg-type]
+        load_engine("/no/such/target", EngineOptions(**wrong), head=None)  # type: ignore[arg-type]
 
 
 def test_single_tokens_are_bytes_that_add_up(tmp_path: Path) -> None:
@@ -219,8 +215,10 @@ def test_a_request_tells_the_chat_template_what_it_asks_for(tmp_path: Path) -> N
 def test_a_server_has_what_to_ask_the_chat_template_by_default(tmp_path: Path) -> None:
     shape = TinyShape(layers=1, heads=1, kv_heads=1)
     folder = save_tiny_target(tmp_path / "t", shape=shape, chat_template=CHATML + "{{ mood }}")
-    asked = {"dtype": "float32", "device": "cpu", "max_batch": 1, "max_context": 64, "kv_tokens": None}
-    engine = load_engine(str(folder), head=None, chat_template_kwargs={"mood": "calm"}, **asked)  # type: ignore[arg-type]
+    limits = EngineOptions(max_batch=1, max_context=64)
+    engine = load_engine(
+        str(folder), limits, head=None, dtype="float32", chat_template_kwargs={"mood": "calm"}
+    )
     assert engine.target.tokenizer.decode(engine.prompt_ids("Hi")).endswith("assistant\ncalm")
 
 

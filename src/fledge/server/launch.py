@@ -19,8 +19,8 @@ import psutil
 import uvicorn
 
 from fledge.child import http_url
-from fledge.draft import DraftWeights, Head
-from fledge.engine import Engine, EngineOptions, TreeShape
+from fledge.draft import Head
+from fledge.engine import Engine, EngineOptions
 from fledge.errors import ServerError
 from fledge.released import head_url
 from fledge.server.app import Server, create_app
@@ -39,50 +39,26 @@ _CLOSE_S = 5  # for the last bytes on their way when all answers are done
 def serve(
     target: str,
     options: ServerOptions,
+    limits: EngineOptions,
     *,
     head: str | None,
     dtype: str = "bfloat16",
     device: str = "cpu",
-    max_batch: int = 16,
-    max_context: int | None = None,
-    kv_tokens: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    tree: TreeShape | None = None,
-    lookup: int | None = None,
-    draft_weights: DraftWeights | None = None,
-    overlap: bool | None = None,
-    tuned: Mapping[int, TreeShape] | None = None,
-    cuda_graphs: bool = False,
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
 
-    `chat_template_kwargs`: for requests that don't say otherwise.
-    `tree`: this one in every round instead of what the planner decides. `tuned`: what the planner begins with.
-    `cuda_graphs`: rounds are recorded and replayed.
+    `limits`: the engine's options. `chat_template_kwargs`: for requests that don't say otherwise.
     """
     with bind(options) as listener:  # before loading, which may take minutes
         engine = load_engine(
-            target,
-            head=head,
-            dtype=dtype,
-            device=device,
-            max_batch=max_batch,
-            max_context=max_context,
-            kv_tokens=kv_tokens,
-            chat_template_kwargs=chat_template_kwargs,
-            tree=tree,
-            lookup=lookup,
-            draft_weights=draft_weights,
-            overlap=overlap,
-            tuned=tuned,
-            cuda_graphs=cuda_graphs,
+            target, limits, head=head, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
         )
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's,
         engine.restart_stats()  # and don't count
         sys.setswitchinterval(SWITCH_S)
-        if not options.model_names:
-            options = replace(options, model_names=(given_name(target) or engine.target.name,))
-        app = create_app(engine, options)
+        names = options.model_names or (given_name(target) or engine.target.name,)
+        app = create_app(engine, replace(options, model_names=names))
         gc.collect()
         gc.freeze()  # what is there now stays: going through it would halt all requests for a tenth of a second
         host = listener.getsockname()[0]
@@ -113,33 +89,14 @@ def serve(
 
 def load_engine(
     target: str,
+    limits: EngineOptions,
     *,
     head: str | None,
-    dtype: str,
-    device: str,
-    max_batch: int,
-    max_context: int | None,
-    kv_tokens: int | None,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    tree: TreeShape | None = None,
-    lookup: int | None = None,
-    draft_weights: DraftWeights | None = None,
-    overlap: bool | None = None,
-    tuned: Mapping[int, TreeShape] | None = None,
-    cuda_graphs: bool = False,
 ) -> Engine:
     """The engine, after checks that tell what wouldn't work before it fails half-way."""
-    limits = EngineOptions(
-        max_batch=max_batch,
-        max_context=max_context,
-        kv_tokens=kv_tokens,
-        tree=tree,
-        lookup=lookup,
-        draft_weights=draft_weights,
-        overlap=overlap,
-        tuned=tuned,
-        cuda_graphs=cuda_graphs,
-    )
     limits.check_head(given=head is not None)
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     if loaded.device.type == "cpu":

@@ -18,7 +18,7 @@ import time
 
 import uvicorn
 
-from fledge.engine import Engine
+from fledge.engine import Engine, EngineOptions
 from fledge.server.app import create_app
 from fledge.server.launch import SWITCH_S, DrainingServer, bind, load_engine
 from fledge.server.options import ServerOptions
@@ -48,10 +48,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=10)
     arguments = parser.parse_args()
-    engine = load_engine(
-        arguments.target, head=arguments.head, dtype="bfloat16", device="cpu", max_batch=1, max_context=2048,
-        kv_tokens=None,
-    )  # fmt: skip
+    limits = EngineOptions(max_batch=1, max_context=2048)
+    engine = load_engine(arguments.target, limits, head=arguments.head)
     print(json.dumps(measure(engine, arguments.tokens, arguments.repeats)))
 
 
