@@ -26,7 +26,8 @@ MODEL = "tiny"
 HTTP = httpx.Client(
     timeout=120, trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=4)
 )
-OPTIONS = ServerOptions(port=0, model_names=(MODEL, "other-name"))
+TARGET = "/models/tiny"  # as its user named it
+OPTIONS = ServerOptions(port=0, target=TARGET, model_names=(MODEL, "other-name"))
 
 
 @dataclass

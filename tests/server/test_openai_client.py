@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from fledge.engine import Engine
-from tests.server.conftest import MODEL, QUESTIONS, Running
+from tests.server.conftest import MODEL, QUESTIONS, TARGET, Running
 
 
 def messages(question: str) -> Any:
@@ -320,6 +320,7 @@ def test_models_tokens_and_back(live: Running) -> None:
     client = live.client()
     assert [model.id for model in client.models.list()] == [MODEL, "other-name"]
     assert client.models.retrieve(MODEL).id == MODEL
+    assert live.get("/v1/models").json()["data"][0]["root"] == TARGET
     text = "Zażółć gęślą jaźń 🙂 नमस्ते 你好"
     found = live.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])

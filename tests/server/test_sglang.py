@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fledge.engine import Engine
-from tests.server.conftest import QUESTIONS, Running
+from tests.server.conftest import QUESTIONS, TARGET, Running
 
 IDS = [[40, 50, 60], [70, 80, 90, 100]]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 9, "ignore_eos": True}
@@ -101,4 +101,5 @@ def test_an_answer_has_the_form_that_sampling_params_name(live: Running) -> None
 def test_the_model_is_where_its_clients_look(live: Running) -> None:
     for path in ("/model_info", "/get_model_info"):
         assert live.get(path).json()["is_generation"] is True
+        assert live.get(path).json()["tokenizer_path"] == TARGET
     assert live.get("/version").json()["version"]

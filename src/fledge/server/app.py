@@ -59,6 +59,7 @@ class Server:
         self.options = options
         self.engine = engine
         self.model_names = options.model_names or (engine.target.name,)
+        self.target_name = options.target or engine.target.name  # from which clients may load its tokenizer
         self.metrics = Metrics(self.model_names[0])
         self.worker = EngineWorker(engine, max_queue=options.max_queue, metrics=self.metrics)
         self.tokens = Tokens(engine.target, engine.max_context)
@@ -122,7 +123,7 @@ def _add_openai(app: FastAPI, server: Server) -> None:
             "object": "model",
             "created": 0,
             "owned_by": "fledge",
-            "root": server.engine.target.name,
+            "root": server.target_name,
             "parent": None,
             "max_model_len": server.engine.max_context,
         }
@@ -231,7 +232,7 @@ def _add_operations(app: FastAPI, server: Server) -> None:
         found["tau"] = stats.tau
         return {
             "version": __version__,
-            "model_path": engine.target.name,
+            "model_path": server.target_name,
             "served_model_name": server.model_names[0],
             "target": {
                 "name": engine.target.name,
@@ -251,7 +252,7 @@ def _add_operations(app: FastAPI, server: Server) -> None:
     @app.get("/get_model_info", include_in_schema=False)
     async def model_info() -> Json:
         """Where SGLang's clients look for the model."""
-        name = server.engine.target.name
+        name = server.target_name
         return {"model_path": name, "tokenizer_path": name, "is_generation": True}
 
     @app.get("/version", tags=["Operations"])

@@ -58,7 +58,7 @@ def serve(
         engine.restart_stats()  # and don't count
         sys.setswitchinterval(SWITCH_S)
         names = options.model_names or (given_name(target) or engine.target.name,)
-        app = create_app(engine, replace(options, model_names=names))
+        app = create_app(engine, replace(options, model_names=names, target=target))
         gc.collect()
         gc.freeze()  # what is there now stays: going through it would halt all requests for a tenth of a second
         host = listener.getsockname()[0]

@@ -25,6 +25,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    target: str | None = None  # as the user named it; None: by its own name
     model_names: tuple[str, ...] = ()  # what clients may call the model; none: the target's own name
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everybody may use it
     cors_origins: tuple[str, ...] = ()  # web pages of other origins that may use it; "*" is all
