@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -33,6 +33,7 @@ from fledge.server.protocol import (
 )
 from fledge.server.render import Json
 from fledge.server.sglang import GenerateRequest, NativeRenderer
+from fledge.server.strict import read
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
 
@@ -178,10 +179,7 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
         """
         if "instances" not in body:
             return await server.generator.respond(_completion(body), request)
-        try:
-            given = PredictRequest.model_validate(body)
-        except ValidationError as error:
-            raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+        given = read(PredictRequest, body)
         requests = [_instance({**(given.parameters or {}), **instance}) for instance in given.instances]
         return {"predictions": await server.generator.answers(requests, request)}
 
@@ -194,10 +192,7 @@ def _instance(fields: Json) -> ChatRequest | CompletionRequest:
 
 
 def _completion(fields: Json) -> ChatRequest | CompletionRequest:
-    try:
-        return (ChatRequest if "messages" in fields else CompletionRequest).model_validate(fields)
-    except ValidationError as error:
-        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+    return read(ChatRequest, fields) if "messages" in fields else read(CompletionRequest, fields)
 
 
 def _add_operations(app: FastAPI, server: Server) -> None:

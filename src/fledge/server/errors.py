@@ -104,8 +104,6 @@ def no_json() -> ApiError:
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first thing pydantic found wrong, without the input that was wrong."""
-    if not errors:
-        return invalid("the request is wrong")
     first = _most_telling(errors)
     place = _place(first)
     kind, name = first.get("type"), ".".join(place)

@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from fledge.server.conversation import ChatMessage, NamedTool, Tool
 from fledge.server.strict import Several, StrictBody
@@ -90,42 +82,26 @@ class StructuredOutputs(StrictBody):
         return self
 
 
-class Generation(StrictBody):
-    """What chat and text completions share."""
+class Sampling(StrictBody):
+    """How tokens are chosen and what ends an answer, under the names that OpenAI's fields and SGLang's share."""
 
-    model: str | None = Field(None, max_length=512, description="one of /v1/models; left out: the first")
+    n: int | None = Field(None, ge=1, le=1024)
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(
         None, description="default 1; 0 is greedy"
     )
     top_p: Annotated[Finite, Field(ge=1e-6, le=1)] | None = None
     top_k: int | None = Field(None, ge=-1, lt=1 << 31, description="0 or -1: all tokens")
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer before")
-    n: int | None = Field(None, ge=1, le=1024)
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Biases | None = None
     stop: StopText | Annotated[list[StopText | TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="strings, or ids of tokens, that end the answer and don't appear in it"
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Biases | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = Field(None, description="default true: they are no part of the text")
-    return_token_ids: bool | None = None
-    return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
-    speculate: bool | None = Field(None, description="false: plain decode for this request")
-    user: str | None = Field(None, max_length=512, description="written to the log with the request's line")
-    safety_identifier: str | None = Field(None, max_length=512, description="the newer name of user")
-    prompt_cache_key: str | None = Field(
-        None, max_length=512, description="nothing to choose: all requests share one prefix cache"
-    )
 
     @field_validator("temperature")
     @classmethod
@@ -141,6 +117,27 @@ class Generation(StrictBody):
             if not (key.isascii() and key.isdecimal() and len(key) < 10):
                 raise ValueError("keys are token ids, written as strings")
         return value
+
+
+class Generation(Sampling):
+    """What chat and text completions share."""
+
+    model: str | None = Field(None, max_length=512, description="one of /v1/models; left out: the first")
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer before")
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = None
+    return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
+    speculate: bool | None = Field(None, description="false: plain decode for this request")
+    user: str | None = Field(None, max_length=512, description="written to the log with the request's line")
+    safety_identifier: str | None = Field(None, max_length=512, description="the newer name of user")
+    prompt_cache_key: str | None = Field(
+        None, max_length=512, description="nothing to choose: all requests share one prefix cache"
+    )
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Generation:
@@ -314,10 +311,8 @@ class DetokenizeRequest(StrictBody):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(StrictBody):
     """Vertex AI's predict: chat or text completions as instances; parameters are for all of them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     instances: list[dict[str, Any]] = Field(min_length=1, max_length=64)
     parameters: dict[str, Any] | None = None

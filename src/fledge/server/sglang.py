@@ -12,44 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from fledge.engine import TokenLogprob
-from fledge.server import errors
 from fledge.server.job import Delta, Job
-from fledge.server.protocol import Biases, CompletionRequest, StopText, TokenId, TokenIds
+from fledge.server.protocol import CompletionRequest, Sampling, TokenIds
 from fledge.server.render import Json, Renderer, json_number, usage
-from fledge.server.strict import Several, StrictBody
+from fledge.server.strict import Several, StrictBody, read
 from fledge.server.tokens import Tokens
 
 _DEFAULT_TOKENS = 128
-_SAME_NAMES = (
-    "temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "ignore_eos", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "logit_bias", "skip_special_tokens",
-)  # fmt: skip
 
 
-class NativeSampling(StrictBody):
-    """`sampling_params`; the limits are those of a text completion."""
+class NativeSampling(Sampling):
+    """`sampling_params`."""
 
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=64, fail_fast=True)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Biases | None = None
     sampling_seed: int | None = None
     json_schema: str | None = Field(None, max_length=1 << 20)
-    regex: str | None = Field(None, max_length=65536)
-    skip_special_tokens: bool | None = None
+    regex: str | None = None
 
 
 class GenerateRequest(StrictBody):
@@ -75,22 +57,21 @@ class GenerateRequest(StrictBody):
     def completion(self) -> CompletionRequest:
         """The same as a text completion; an ApiError if that is out of its limits."""
         sampling = self.sampling_params or NativeSampling()
-        fields: Json = {name: getattr(sampling, name) for name in _SAME_NAMES}
-        fields["prompt"] = self.input_ids if self.text is None else self.text
-        fields["max_tokens"] = sampling.max_new_tokens or _DEFAULT_TOKENS
-        if sampling.max_new_tokens == 0:
-            raise errors.invalid("max_new_tokens must be at least 1", "sampling_params.max_new_tokens")
-        fields["min_tokens"], fields["seed"] = sampling.min_new_tokens, sampling.sampling_seed
-        fields["stream"], fields["speculate"] = self.stream, self.speculate
-        fields["logprobs"] = (self.top_logprobs_num or 0) if self.return_logprob else None
-        fields["return_token_ids"] = True
-        form = {"json": sampling.json_schema, "regex": sampling.regex}
-        if said := {kind: value for kind, value in form.items() if value is not None}:
-            fields["structured_outputs"] = said
-        try:
-            return CompletionRequest.model_validate(fields)
-        except ValidationError as error:
-            raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+        forms = {"json": sampling.json_schema, "regex": sampling.regex}
+        given = {kind: value for kind, value in forms.items() if value is not None}
+        fields: Json = {
+            **{name: getattr(sampling, name) for name in Sampling.model_fields},
+            "prompt": self.input_ids if self.text is None else self.text,
+            "max_tokens": sampling.max_new_tokens or _DEFAULT_TOKENS,
+            "min_tokens": sampling.min_new_tokens,
+            "seed": sampling.sampling_seed,
+            "structured_outputs": given or None,
+            "stream": self.stream,
+            "speculate": self.speculate,
+            "logprobs": (self.top_logprobs_num or 0) if self.return_logprob else None,
+            "return_token_ids": True,
+        }
+        return read(CompletionRequest, fields)
 
     @property
     def several(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fledge.server import errors
 
 Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
 _MOST_FIELDS = 256  # of one object
@@ -62,6 +64,17 @@ class StrictBody(BaseModel):
             for key, value in data.items()
             if key in cls.model_fields or not any(_same(value, nothing) for nothing in idle.get(key, (None,)))
         }
+
+
+Body = TypeVar("Body", bound=StrictBody)
+
+
+def read(form: type[Body], fields: Any) -> Body:
+    """The fields as that body; an ApiError that names what is wrong with them."""
+    try:
+        return form.model_validate(fields)
+    except ValidationError as error:
+        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
 
 
 def _same(value: Any, other: Any) -> bool:
