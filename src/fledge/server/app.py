@@ -157,14 +157,13 @@ def _add_tools(app: FastAPI, server: Server) -> None:
     @app.post("/detokenize", tags=["Tokens"])
     async def detokenize(body: DetokenizeRequest) -> Json:
         server.generator.check_model(body.model)
+        server.tokens.check(body.tokens, "tokens")
         return {"prompt": await server.tokens.decode(body.tokens)}
 
     @app.post("/generate", tags=["SGLang"])
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """SGLang's own interface."""
-        return await server.generator.respond(
-            body.completion(), request, lambda openai: NativeRenderer.make(body, openai)
-        )
+        return await server.generator.respond(body.completion(), request, NativeRenderer(body, server.tokens))
 
 
 def _add_vertex(app: FastAPI, server: Server) -> None:
@@ -181,7 +180,7 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
             return await server.generator.respond(_completion(body), request)
         given = read(PredictRequest, body)
         requests = [_instance({**(given.parameters or {}), **instance}) for instance in given.instances]
-        return {"predictions": await server.generator.answers(requests, request)}
+        return {"predictions": await server.generator.predictions(requests, request)}
 
 
 def _instance(fields: Json) -> ChatRequest | CompletionRequest:

@@ -6,10 +6,10 @@ Whatever ends a request early (the client leaves, the time is up, one of its ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,31 +19,15 @@ from fledge.errors import EngineError
 from fledge.server import errors
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
-from fledge.server.job import Delta, Job
+from fledge.server.job import Job, deltas
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest, CompletionRequest
-from fledge.server.render import Json, Renderer, encode, usage
+from fledge.server.render import Json, Renderer, Rendering, encode, usage
 from fledge.server.stream import DONE, EventStream, event
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
 
 _STATUS_WAIT_S = 5.0  # how long a stream's first token may still decide about its HTTP status
-
-
-class Rendering(Protocol):
-    """What makes JSON of one request's jobs."""
-
-    def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
-        """The answer to a request that doesn't stream."""
-
-    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        """What a stream says when a choice has something new."""
-
-    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        """What it says at its end, where usage was asked for."""
-
-
-Form = Callable[[Renderer], Rendering]
 
 
 @dataclass(frozen=True)
@@ -57,38 +41,36 @@ class Generator:
     model_names: tuple[str, ...]
 
     async def respond(
-        self, body: ChatRequest | CompletionRequest, request: Request, form: Form | None = None
+        self, body: ChatRequest | CompletionRequest, request: Request, rendering: Rendering | None = None
     ) -> Response:
-        """The HTTP answer, streamed if that was asked for; `form`: not in OpenAI's form, but in another."""
+        """The HTTP answer, streamed if that was asked for; `rendering`: in place of OpenAI's."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
-        jobs, openai = await self._prepare(body, request)
-        renderer = openai if form is None else form(openai)
-        request.state.visit.notes.update(answer_id=openai.id, stream=bool(body.stream))
+        model = self.check_model(body.model)
+        self._check_answers(_answers(body), "n")
+        jobs = await self._jobs(body, request)
+        renderer = rendering or Renderer(body, model, self.tokens)
+        request.state.visit.notes.update(answer_id=renderer.id, stream=bool(body.stream))
         self._submit(jobs, request)
         if body.stream:
             return await self._stream(body, jobs, renderer, request, deadline)
         await self._finish(jobs, request, deadline)
         return Response(encode(renderer.whole(jobs)), media_type="application/json")
 
-    async def answers(
+    async def predictions(
         self, bodies: Sequence[ChatRequest | CompletionRequest], request: Request
     ) -> list[Json]:
         """The whole answers to all of them, made together, as JSON."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
-        prepared = [await self._prepare(body, request) for body in bodies]
-        jobs = [job for its_jobs, _ in prepared for job in its_jobs]
-        if len(jobs) > self.most_answers:
-            raise errors.invalid(
-                f"instances times n is more than the {self.most_answers} this server allows", "instances"
-            )
-        self._submit(jobs, request)
-        await self._finish(jobs, request, deadline)
-        return [renderer.whole(its_jobs) for its_jobs, renderer in prepared]
-
-    @property
-    def most_answers(self) -> int:
-        """Of one request: more than batch and queue hold could never be taken."""
-        return min(self.options.max_answers, self.worker.most_answers)
+        models = [self.check_model(body.model) for body in bodies]
+        self._check_answers(sum(map(_answers, bodies)), "instances")
+        jobs = [await self._jobs(body, request) for body in bodies]
+        together = [job for its_jobs in jobs for job in its_jobs]
+        self._submit(together, request)
+        await self._finish(together, request, deadline)
+        return [
+            Renderer(body, model, self.tokens).whole(its_jobs)
+            for body, model, its_jobs in zip(bodies, models, jobs, strict=True)
+        ]
 
     def check_model(self, name: str | None) -> str:
         """The model's name as the client will see it; an ApiError if it is none of ours."""
@@ -99,22 +81,20 @@ class Generator:
             )  # fmt: skip
         return name or self.model_names[0]
 
-    async def _prepare(
-        self, body: ChatRequest | CompletionRequest, request: Request
-    ) -> tuple[list[Job], Renderer]:
-        model, chat = self.check_model(body.model), isinstance(body, ChatRequest)
-        prompts = await self._prompts(body)
-        echoes = await self._echoes(body, prompts)
-        copies = body.n or 1
-        if len(prompts) * copies > self.most_answers:
+    def _check_answers(self, wanted: int, param: str) -> None:
+        most = min(self.options.max_answers, self.worker.most_answers)  # more could never be queued
+        if wanted > most:
             raise errors.invalid(
-                f"prompts times n is more than the {self.most_answers} this server allows", "n"
+                f"the request asks for {wanted} answers, {most} are allowed at once; ask for fewer", param
             )
+
+    async def _jobs(self, body: ChatRequest | CompletionRequest, request: Request) -> list[Job]:
+        prompts = await self._prompts(body)
         visit = request.state.visit
         if (user := body.safety_identifier or body.user) is not None:
             visit.notes["user"] = user
         form = await self._form(body)
-        jobs = [
+        return [
             Job(
                 prompt,
                 self._params(body, prompt, copy, form),
@@ -125,17 +105,9 @@ class Generator:
                 echo=echo,
                 reader=self.dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
             )
-            for prompt, echo in zip(prompts, echoes, strict=True)
-            for copy in range(copies)
+            for prompt, echo in prompts
+            for copy in range(body.n or 1)
         ]
-        renderer = Renderer.make(
-            chat=chat,
-            model=model,
-            tokens=self.tokens,
-            token_ids=bool(body.return_token_ids),
-            logprobs=body.wanted_logprobs is not None,
-        )
-        return jobs, renderer
 
     async def _form(self, body: ChatRequest | CompletionRequest) -> Json | None:
         """What the engine calls structured_outputs.
@@ -152,36 +124,25 @@ class Generator:
         return form
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
+        for job in jobs:
+            job.news = jobs[0].news
         prompt_tokens = usage(jobs)["prompt_tokens"]
         request.state.visit.notes.update(prompt_tokens=prompt_tokens, answers=len(jobs))
         self.worker.submit(jobs)
 
-    async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[list[int]]:
+    async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[tuple[list[int], str]]:
+        """The ids of each prompt, and what its answers begin with: its text, if that was asked for."""
         if isinstance(body, ChatRequest):
-            return [await self.tokens.chat(body.messages, body.chat_template_kwargs, body.offered)]
-        special = body.add_special_tokens is not False
-        if len(body.prompts) > self.most_answers:
-            raise errors.invalid(f"more than {self.most_answers} prompts; send fewer", "prompt")
-        if any(
-            max(ids, default=0) >= self.tokens.vocabulary for ids in body.prompts if not isinstance(ids, str)
-        ):
-            raise errors.invalid(
-                f"the prompt holds ids beyond the vocabulary of {self.tokens.vocabulary}", "prompt"
-            )
-        return [
-            await self.tokens.text(prompt, special=special) if isinstance(prompt, str) else prompt
-            for prompt in body.prompts
-        ]
-
-    async def _echoes(
-        self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]
-    ) -> Sequence[str]:
-        """What answers begin with: the prompts, if that was asked for."""
-        if isinstance(body, ChatRequest) or not body.echo:
-            return [""] * len(prompts)
-        return [
-            given if isinstance(given, str) else await self.tokens.decode(given) for given in body.prompts
-        ]
+            return [(await self.tokens.chat(body.messages, body.chat_template_kwargs, body.offered), "")]
+        prompts = []
+        for given in body.prompts:
+            if isinstance(given, str):
+                ids = await self.tokens.text(given, special=body.add_special_tokens is not False)
+                prompts.append((ids, given if body.echo else ""))
+            else:
+                self.tokens.check(given, "prompt")
+                prompts.append((given, await self.tokens.decode(given) if body.echo else ""))
+        return prompts
 
     def _params(
         self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int, form: Json | None
@@ -204,10 +165,7 @@ class Generator:
             "stop": [stop for stop in given if isinstance(stop, int)],
         }
         for field, ids in stop_ids.items():
-            if max(ids, default=0) >= self.tokens.vocabulary:
-                raise errors.invalid(
-                    f"{field} holds ids beyond the vocabulary of {self.tokens.vocabulary}", field
-                )
+            self.tokens.check(ids, field)
         try:
             return SamplingParams(
                 max_tokens=wanted or room,
@@ -234,8 +192,8 @@ class Generator:
     async def _finish(self, jobs: list[Job], request: Request, deadline: float) -> None:
         try:
             async with asyncio.timeout_at(deadline):
-                for job in jobs:
-                    await job.finished()
+                async for _ in deltas(jobs):
+                    pass
         except TimeoutError:
             raise errors.timed_out(self.options.request_timeout) from None
         finally:
@@ -252,12 +210,8 @@ class Generator:
         events = self._events(body, jobs, renderer)
         try:
             # A refusal or a failure before the first token is still an HTTP error.
-            ready = [asyncio.ensure_future(job.wait()) for job in jobs]
-            try:
-                await asyncio.wait(ready, timeout=_STATUS_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in ready:
-                    task.cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(jobs[0].news.wait(), _STATUS_WAIT_S)
             failed = next((job.error for job in jobs if job.error is not None), None)
             if failed is not None:
                 raise failed
@@ -280,7 +234,7 @@ class Generator:
         everything = body.return_trace or body.return_token_ids  # not only what can be read
         begun: set[int] = set()
         try:
-            async for index, delta in _merged(jobs):
+            async for index, delta in deltas(jobs):
                 delta.said = jobs[index].said(delta.text, last=delta.completion is not None)
                 if not (delta.said or delta.completion or delta.logprobs or everything):
                     continue  # part of a character, or what may become a stop string or a call
@@ -309,26 +263,5 @@ class Generator:
                 self.worker.cancel(job)
 
 
-async def _merged(jobs: list[Job]) -> AsyncIterator[tuple[int, Delta]]:
-    """All jobs' deltas as they come, with the number of the job."""
-    if len(jobs) == 1:
-        async for delta in jobs[0].deltas():
-            yield 0, delta
-        return
-    sources = [job.deltas() for job in jobs]
-    upcoming = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
-    try:
-        while upcoming:
-            done, _ = await asyncio.wait(upcoming, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                index = upcoming.pop(task)
-                try:
-                    delta = task.result()
-                except StopAsyncIteration:
-                    continue
-                upcoming[asyncio.ensure_future(anext(sources[index]))] = index
-                yield index, delta
-    finally:
-        for task in upcoming:
-            task.cancel()
-        await asyncio.gather(*upcoming, return_exceptions=True)
+def _answers(body: ChatRequest | CompletionRequest) -> int:
+    return (body.n or 1) * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)

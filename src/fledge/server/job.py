@@ -1,7 +1,7 @@
 """One answer on its way: from the engine's tokens, which come in on the event loop, to text that may be shown.
 
-engine thread --StepResult--> receive()  --Delta--> deltas()  --> the client, at its own pace
-                              detokenise, stops     what came meanwhile is one delta
+engine thread --StepResult--> Job.receive()  --Delta--> deltas(jobs)  --> the client, at its own pace
+                              detokenise, stops         what came meanwhile is one delta
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,7 @@ class Job:
         self._decoder = _Utf8("replace")  # and bytes of one that isn't complete
         self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
         self._pending = Delta()
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()  # something came; the jobs of one request share it
 
     @property
     def done(self) -> bool:
@@ -98,7 +98,7 @@ class Job:
         if result.tree is not None:
             bonus = result.token_ids[-1] if result.origins and result.origins[-1] == 0 else None
             pending.trees.append((result.tree, bonus))
-        self._news.set()
+        self.news.set()
 
     def said(self, text: str, *, last: bool) -> Said:
         """The answer's text, or the next piece of it, as parts of a message; each character is to be read once."""
@@ -141,28 +141,27 @@ class Job:
         """Nothing more will come; whoever reads gets the error."""
         if not self.done:
             self.error = error
-            self._news.set()
+            self.news.set()
 
-    async def wait(self) -> None:
-        """Until there is something to read; takes nothing."""
-        await self._news.wait()
+    def take(self) -> Delta:
+        """What came since the last time."""
+        delta, self._pending = self._pending, Delta()
+        return delta
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Everything that comes, as it comes; raises the ApiError the job failed with."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            delta, self._pending = self._pending, Delta()
-            if delta:
-                yield delta
-            if self.error is not None:
-                raise self.error
+
+async def deltas(jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta]]:
+    """All that comes of one request's jobs, as it comes, with the number of the job.
+
+    Ends when all are done; raises the ApiError of one that fails.
+    """
+    news, unfinished = jobs[0].news, dict(enumerate(jobs))
+    while unfinished:
+        await news.wait()
+        news.clear()
+        for index, job in list(unfinished.items()):
+            if delta := job.take():
+                yield index, delta
+            if job.error is not None:
+                raise job.error
             if delta.completion is not None:
-                return
-
-    async def finished(self) -> Completion:
-        """The whole answer; raises the ApiError the job failed with."""
-        async for delta in self.deltas():
-            if delta.completion is not None:
-                return delta.completion
-        raise AssertionError("deltas() ends with a completion or an error")
+                del unfinished[index]

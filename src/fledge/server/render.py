@@ -7,53 +7,60 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fledge.engine import TokenLogprob, TreeTrace
 from fledge.server.job import Delta, Job
 from fledge.server.message import Call, Said
+from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.tokens import Tokens
 
 Json = dict[str, Any]
 _LOWEST = -9999.0  # what OpenAI says for a probability of zero, which JSON has no number for
 
 
-@dataclass(frozen=True)
-class Renderer:
-    """One request's answers. `chat` decides between the two forms."""
+class Rendering(Protocol):
+    """What makes JSON of one request's jobs."""
 
-    chat: bool
-    model: str
-    tokens: Tokens
-    with_token_ids: bool
-    with_logprobs: bool
     id: str
-    created: int
 
-    @classmethod
-    def make(cls, *, chat: bool, model: str, tokens: Tokens, token_ids: bool, logprobs: bool) -> Renderer:
-        """A renderer with a fresh id and the present time."""
-        prefix = "chatcmpl-" if chat else "cmpl-"
-        return cls(chat, model, tokens, token_ids, logprobs, prefix + uuid.uuid4().hex, int(time.time()))
+    def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
+        """The answer to a request that doesn't stream."""
+
+    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
+        """What a stream says about one choice's delta."""
+
+    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
+        """The last chunk of a stream that reports usage."""
+
+
+class Renderer:
+    """One request's answers, in OpenAI's form for chat or that for text completions."""
+
+    def __init__(self, body: ChatRequest | CompletionRequest, model: str, tokens: Tokens) -> None:
+        self._chat = isinstance(body, ChatRequest)
+        self._model = model
+        self._tokens = tokens
+        self._with_token_ids = bool(body.return_token_ids)
+        self._with_logprobs = body.wanted_logprobs is not None
+        self.id = ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex
+        self._created = int(time.time())
 
     def whole(self, jobs: Sequence[Job]) -> Json:
-        """The answer to a request that doesn't stream."""
         choices = [self._choice(index, job) for index, job in enumerate(jobs)]
         return {**self._head(chunk=False), "choices": choices, "usage": usage(jobs)}
 
     def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        """What a stream says about one choice's delta."""
         choice: Json = {"index": index}
-        if self.chat:
+        if self._chat:
             choice["delta"] = _delta(delta.said, first=first)
         else:
             choice["text"] = job.echo + delta.text if first else delta.text
-        choice["logprobs"] = self._logprobs(delta.logprobs, job) if self.with_logprobs else None
+        choice["logprobs"] = self._logprobs(delta.logprobs, job) if self._with_logprobs else None
         choice["finish_reason"] = job.finish_reason if delta.completion else None
         if delta.completion is not None:
             choice["stop_reason"] = delta.completion.stop_reason
-        if self.with_token_ids:
+        if self._with_token_ids:
             choice["token_ids"] = delta.token_ids
             if first:
                 choice["prompt_token_ids"] = job.prompt_ids
@@ -65,33 +72,32 @@ class Renderer:
         return {**self._head(chunk=True), "choices": [choice]}
 
     def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        """The last chunk of a stream that reports usage."""
         return {**self._head(chunk=True), "choices": [], "usage": usage(jobs)}
 
     def _head(self, *, chunk: bool) -> Json:
-        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self._chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
 
     def _choice(self, index: int, job: Job) -> Json:
         assert job.completion is not None
         choice: Json = {"index": index}
-        if self.chat:
+        if self._chat:
             choice["message"] = _message(job.said(job.text, last=True))
         else:
             choice["text"] = job.echo + job.text
-        choice["logprobs"] = self._logprobs(job.logprobs, job) if self.with_logprobs else None
+        choice["logprobs"] = self._logprobs(job.logprobs, job) if self._with_logprobs else None
         choice["finish_reason"] = job.finish_reason
         choice["stop_reason"] = job.completion.stop_reason
-        if self.with_token_ids:
+        if self._with_token_ids:
             choice["prompt_token_ids"], choice["token_ids"] = job.prompt_ids, job.token_ids
         return choice
 
     def _logprobs(self, entries: Sequence[TokenLogprob], job: Job) -> Json:
-        if self.chat:
+        if self._chat:
             return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
-        offsets = [job.text_offset(self.tokens.token(entry.token_id)[1]) for entry in entries]
+        offsets = [job.text_offset(self._tokens.token(entry.token_id)[1]) for entry in entries]
         return {
-            "tokens": [self.tokens.name(entry.token_id) for entry in entries],
+            "tokens": [self._tokens.name(entry.token_id) for entry in entries],
             "token_logprobs": [json_number(entry.logprob) for entry in entries],
             "top_logprobs": [self._named_top(entry) for entry in entries],
             "text_offset": offsets,
@@ -101,7 +107,7 @@ class Renderer:
         """By name, the most likely first, the chosen token always among them; of tokens of one name the likeliest."""
         found: Json = {}
         for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
-            found.setdefault(self.tokens.name(token_id), json_number(logprob))
+            found.setdefault(self._tokens.name(token_id), json_number(logprob))
         return found
 
     def _chat_entry(self, entry: TokenLogprob) -> Json:
@@ -109,16 +115,16 @@ class Renderer:
         return {**self._token_json(entry.token_id, entry.logprob), "top_logprobs": top}
 
     def _token_json(self, token_id: int, logprob: float) -> Json:
-        text, raw = self.tokens.token(token_id)
+        text, raw = self._tokens.token(token_id)
         return {"token": text, "logprob": json_number(logprob), "bytes": list(raw)}
 
     def _tree(self, tree: TreeTrace, bonus: int | None) -> Json:
         return {
-            "tokens": self.tokens.names(tree.token_ids),
+            "tokens": self._tokens.names(tree.token_ids),
             "parents": tree.parents,
             "probs": [round(math.exp(min(value, 0.0)), 4) for value in tree.log_probs],
             "path": tree.path,
-            "bonus": None if bonus is None else self.tokens.token(bonus)[0],
+            "bonus": None if bonus is None else self._tokens.token(bonus)[0],
         }
 
 

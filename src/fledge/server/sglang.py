@@ -8,8 +8,8 @@ In a stream every event holds all of the answer so far, as SGLang's own do.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from fledge.engine import TokenLogprob
 from fledge.server.job import Delta, Job
 from fledge.server.protocol import CompletionRequest, Sampling, TokenIds
-from fledge.server.render import Json, Renderer, json_number, usage
+from fledge.server.render import Json, json_number, usage
 from fledge.server.strict import Several, StrictBody, read
 from fledge.server.tokens import Tokens
 
@@ -81,31 +81,20 @@ class GenerateRequest(StrictBody):
         return listed or (self.sampling_params is not None and (self.sampling_params.n or 1) > 1)
 
 
-@dataclass(frozen=True)
 class NativeRenderer:
     """One request's answers in SGLang's form."""
 
-    tokens: Tokens
-    id: str
-    several: bool
-    with_logprobs: bool
-    with_text: bool
-
-    @classmethod
-    def make(cls, body: GenerateRequest, other: Renderer) -> NativeRenderer:
-        """In place of `other`, with its id."""
-        return cls(
-            other.tokens,
-            other.id.removeprefix("cmpl-"),
-            body.several,
-            bool(body.return_logprob),
-            bool(body.return_text_in_logprobs),
-        )
+    def __init__(self, body: GenerateRequest, tokens: Tokens) -> None:
+        self.id = uuid.uuid4().hex
+        self._tokens = tokens
+        self._several = body.several
+        self._with_logprobs = bool(body.return_logprob)
+        self._with_text = bool(body.return_text_in_logprobs)
 
     def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
         """The answer to a request that doesn't stream."""
         answers = [self._answer(index, job) for index, job in enumerate(jobs)]
-        return answers if self.several else answers[0]
+        return answers if self._several else answers[0]
 
     def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
         """The answer so far."""
@@ -119,7 +108,7 @@ class NativeRenderer:
     def _answer(self, index: int, job: Job) -> Json:
         counts = usage([job])
         about: Json = {
-            "id": f"{self.id}-{index}" if self.several else self.id,
+            "id": f"{self.id}-{index}" if self._several else self.id,
             "finish_reason": _finish(job),
             "prompt_tokens": counts["prompt_tokens"],
             "completion_tokens": counts["completion_tokens"],
@@ -131,7 +120,7 @@ class NativeRenderer:
             if stats.drafted_rounds:
                 about["spec_accept_length"] = stats.tau
                 about["spec_verify_ct"] = stats.rounds
-        if self.with_logprobs:
+        if self._with_logprobs:
             about["input_token_logprobs"], about["input_top_logprobs"] = [], []
             about["output_token_logprobs"] = [
                 self._entry(each.token_id, each.logprob) for each in job.logprobs
@@ -143,7 +132,7 @@ class NativeRenderer:
         return [self._entry(token_id, logprob) for token_id, logprob in entry.top] or None
 
     def _entry(self, token_id: int, logprob: float) -> list[Any]:
-        return [json_number(logprob), token_id, self.tokens.token(token_id)[0] if self.with_text else None]
+        return [json_number(logprob), token_id, self._tokens.token(token_id)[0] if self._with_text else None]
 
 
 def _finish(job: Job) -> Json | None:

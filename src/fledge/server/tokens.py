@@ -74,8 +74,6 @@ class Tokens:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-        if token_ids and max(token_ids) >= self.vocabulary:
-            raise errors.invalid(f"tokens holds ids beyond the vocabulary of {self.vocabulary}", "tokens")
 
         def all_of_it() -> str:
             text: str = self._tokenizer.decode(
@@ -84,6 +82,11 @@ class Tokens:
             return text
 
         return await self._run(all_of_it, len(token_ids), limited=False)
+
+    def check(self, token_ids: Sequence[int], param: str) -> None:
+        """Raise an ApiError for ids that the target hasn't; `param`: the field that holds them."""
+        if max(token_ids, default=0) >= self.vocabulary:
+            raise errors.invalid(f"{param} holds ids beyond the vocabulary of {self.vocabulary}", param)
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as text."""
