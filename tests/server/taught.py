@@ -29,6 +29,8 @@ TEMPLATES = {
     + _TOOLS
     + _TURNS.replace("CALL", _ONE).replace("KEY", "parameters"),
     "mistral": _TOOLS + _TURNS.replace("CALL", f"[TOOL_CALLS] [{_ONE}]").replace("KEY", "arguments"),
+    "mistral, named": _TOOLS
+    + _TURNS.replace("CALL", "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}"),
     "xml": _TOOLS + _TURNS.replace("CALL", "<tool_call><function={{ call.function.name }}></tool_call>"),
     "hermes, shown only": "{% if tools %}Call like <tool_call>\n{\"name\": ...}\n</tool_call>{% endif %}"
     + _TOOLS

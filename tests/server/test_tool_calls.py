@@ -65,6 +65,14 @@ CALLED = [
     ),
     ("mistral", f"[TOOL_CALLS] [{WAIT}, {LOOK}]", "", [("wait", "{}"), ("look", ARGUMENTS)]),
     ("mistral", f'Yes.[TOOL_CALLS][{LOOK[:-1]}, "id": "abc}}d"}}]', "Yes.", [("look", ARGUMENTS)]),
+    ("mistral", f"Yes.\n[TOOL_CALLS]look[CALL_ID]a1b2c3d4e[ARGS]{ARGUMENTS}", "Yes.", [("look", ARGUMENTS)]),
+    (
+        "mistral",
+        f"[TOOL_CALLS]wait[ARGS]{{}}[TOOL_CALLS] look[ARGS] {ARGUMENTS}\n",
+        "",
+        [("wait", "{}"), ("look", ARGUMENTS)],
+    ),
+    ("mistral", "[TOOL_CALLS]wait[ARGS]{}, I do.", ", I do.", [("wait", "{}")]),
 ]
 NO_CALLS = [
     ("hermes", "  plain words, {} and [] \n "),
@@ -81,6 +89,10 @@ NO_CALLS = [
     ("llama3_json", "{" * 3000),
     ("mistral", "[TOOL_CALLS] none"),
     ("mistral", '[TOOL_CALLS] [{"a": 1}, 2]'),
+    ("mistral", '[TOOL_CALLS]never_offered[ARGS]{"a": 1}'),
+    ("mistral", "[TOOL_CALLS]look at {this}"),
+    ("mistral", "[TOOL_CALLS]look[ARGS]none"),
+    ("hermes", '<tool_call>look[ARGS]{"a": 1}</tool_call>'),
 ]
 
 
@@ -114,7 +126,7 @@ def test_nothing_is_lost_of_an_answer_that_breaks_off(
 TEXTS = [(form, text) for form, text, *_ in [*CALLED, *NO_CALLS]]
 SCRAPS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "[", "]", "{", "}", ", ", "; ", "\n",
-    " ", '"', "\\", LOOK, WAIT, LOOK[:-1], '{"name": "look", "arguments": ', "words",
+    " ", '"', "\\", "look[ARGS]", "[CALL_ID]", LOOK, WAIT, LOOK[:-1], '{"name": "look", "arguments": ', "words",
 ]  # fmt: skip
 
 

@@ -310,11 +310,26 @@ def test_what_cannot_be_done_with_tools_is_refused(calling: Running) -> None:
         )
 
 
-def test_special_tokens_that_mark_calls_are_seen(tmp_path: Path) -> None:
-    answer = f'[TOOL_CALLS] [{{"name": "look", "arguments": {SEA}}}]'
-    special = {"<|start_header_id|>": "[TOOL_CALLS]"}
-    target = teach(tmp_path / "llama", TEMPLATES["mistral"], [(LOOKS, answer)], special)
-    assert len(target.tokenizer.encode("[TOOL_CALLS]")) == 1
+@pytest.mark.parametrize(
+    ("template", "answer", "special"),
+    [
+        (
+            "mistral",
+            f'[TOOL_CALLS] [{{"name": "look", "arguments": {SEA}}}]',
+            {"<|start_header_id|>": "[TOOL_CALLS]"},
+        ),
+        (
+            "mistral, named",
+            f"[TOOL_CALLS]look[ARGS]{SEA}",
+            {"<|start_header_id|>": "[TOOL_CALLS]", "<|end_header_id|>": "[ARGS]"},
+        ),
+    ],
+)
+def test_special_tokens_that_mark_calls_are_seen(
+    tmp_path: Path, template: str, answer: str, special: dict[str, str]
+) -> None:
+    target = teach(tmp_path / "llama", TEMPLATES[template], [(LOOKS, answer)], special)
+    assert all(len(target.tokenizer.encode(mark)) == 1 for mark in special.values())
     for server in served(target, [LOOKS], speculative=True):
         for more in (
             {},

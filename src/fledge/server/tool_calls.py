@@ -3,6 +3,7 @@
     hermes        words <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>\\n<tool_call>...
     llama3_json   {"name": "f", "parameters": {...}}; {...}                       nothing before it
     mistral       words [TOOL_CALLS] [{"name": "f", "arguments": {...}}, {...}]
+                  words [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]...                   since Mistral Small 3.2
 
 What isn't a call of a function that was offered stays content, to the letter. A call is told of as soon as it is sure
 to be one, by its name; its arguments are passed on as they come.
@@ -23,6 +24,8 @@ from fledge.server.message import Call, Said
 _ID_LENGTH = 9  # what Mistral's templates ask for; others take any
 # The beginning of a call as the templates show it; any other order of its keys is read once the object is complete.
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# And as Mistral's newer targets begin one; some put an id of their own behind the name.
+_NAMED_HEAD = re.compile(r"([^\s\[{]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\{)")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class CallForm:
     before: str
     between: str
     after: str
+    args: str = ""  # targets with this token write calls as its opening, a name, this, and the arguments
 
 
 CALL_FORMS = {
@@ -43,7 +47,7 @@ CALL_FORMS = {
         "<tool_call>", "</tool_call>", "arguments", r'OPEN "\n"', r'"\n" CLOSE "\n" OPEN "\n"', r'"\n" CLOSE'
     ),
     "llama3_json": CallForm("", "", "parameters", "", '"; "', ""),
-    "mistral": CallForm("[TOOL_CALLS]", "", "arguments", r"OPEN / ?\[/", '", "', '"]"'),
+    "mistral": CallForm("[TOOL_CALLS]", "", "arguments", r"OPEN / ?\[/", '", "', '"]"', "[ARGS]"),
 }
 
 
@@ -62,6 +66,7 @@ class CallReader:
         self._at = 0  # of what may be another call, behind the signs between them
         self._object = _Object()
         self._go_on: Callable[[Said], bool] = self._words if form.open else self._first
+        self._behind_arguments = self._rest
 
     def add(self, text: str, said: Said, *, last: bool) -> None:
         """Put what became certain into `said`; `last`: no more text will come."""
@@ -100,8 +105,13 @@ class CallReader:
         if not bare and not self._last:
             return False
         head = _HEAD.match(bare)
+        if head is None and self._form.args and not bare.startswith("{"):
+            if "{" not in bare and not self._last:
+                return False
+            head = _NAMED_HEAD.match(bare)
         if head is not None and head[1] in self._names:
             self._call(said, head[1])
+            self._behind_arguments = self._rest if bare.startswith("{") else self._between
             self._begin(bare[head.end() :], self._arguments)
             return True
         if head is None and bare.startswith("{"):
@@ -123,7 +133,7 @@ class CallReader:
         end = self._object.end(self._text)
         self._pass_on(said, self._text[passed_on:end])
         if end is not None:
-            self._begin(self._text[end:], self._rest)
+            self._begin(self._text[end:], self._behind_arguments)
         return end is not None
 
     def _rest(self, said: Said) -> bool:
@@ -230,18 +240,26 @@ def grammar(
     JSON schema of what may stand there instead of calls.
     """
 
-    def signs(lark: str) -> str:
-        for place, mark in (("OPEN", form.open), ("CLOSE", form.close)):
-            lark = lark.replace(place, f"<[{marks[mark]}]>" if mark in marks else _quoted(mark))
-        return lark
+    def sign(mark: str) -> str:
+        return f"<[{marks[mark]}]>" if mark in marks else _quoted(mark)
 
+    def signs(lark: str) -> str:
+        return lark.replace("OPEN", sign(form.open)).replace("CLOSE", sign(form.close))
+
+    before, between, after = signs(form.before), signs(form.between), signs(form.after)
+    named = form.args in marks
+    if named:
+        before, between, after = sign(form.open), sign(form.open), ""
     calls, rules = [], []
     for number, (name, schema) in enumerate(functions.items()):
-        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.key}": '
-        calls.append(f'{_quoted(head)} arguments_{number} "}}"')
-        rules.append(f"arguments_{number}: %json {json.dumps({**schema, 'type': 'object'})}")
-    more = f"({signs(form.between)} call)*" if several else ""
-    start = f"start: {signs(form.before)} call {more} {signs(form.after)}"
+        arguments = f"arguments_{number}"
+        if named:
+            calls.append(f"{_quoted(name)} {sign(form.args)} {arguments}")
+        else:
+            head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.key}": '
+            calls.append(f'{_quoted(head)} {arguments} "}}"')
+        rules.append(f"{arguments}: %json {json.dumps({**schema, 'type': 'object'})}")
+    start = f"start: {before} call {f'({between} call)*' if several else ''} {after}"
     if answer is not None:
         start += " | answer"
         rules.append(f"answer: %json {json.dumps(answer)}")
