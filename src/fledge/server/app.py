@@ -22,7 +22,6 @@ from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Generator
-from fledge.server.metrics import Metrics
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import (
     ChatRequest,
@@ -61,10 +60,8 @@ class Server:
         self.engine = engine
         self.model_names = options.model_names or (engine.target.name,)
         self.target_name = options.target or engine.target.name  # from which clients may load its tokenizer
-        self.metrics = Metrics(self.model_names[0])
-        self.worker = EngineWorker(engine, max_queue=options.max_queue, metrics=self.metrics)
+        self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
         self.tokens = Tokens(engine.target, engine.max_context)
-        self.metrics.watch(self.worker)
         dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
         self.generator = Generator(self.worker, self.tokens, dialect, options, self.model_names)
 
@@ -96,7 +93,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     _add_operations(app, server)
     _add_errors(app)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
-    app.add_middleware(Gate, options=server.options, metrics=server.metrics, routes=paths)
+    app.add_middleware(Gate, options=server.options, metrics=server.worker.metrics, routes=paths)
     if server.options.cors_origins:  # around the gate, so that pages may read its refusals, too
         app.add_middleware(
             CORSMiddleware,
@@ -215,7 +212,7 @@ def _add_operations(app: FastAPI, server: Server) -> None:
     @app.get("/metrics", tags=["Operations"], response_class=Response)
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(server.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(server.worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/server_info", tags=["Operations"])
     @app.get("/get_server_info", include_in_schema=False)

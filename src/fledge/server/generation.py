@@ -259,7 +259,7 @@ class Generator:
             notes["ttft_ms"] = round(min(each.ttft_ms for each in stats), 1)
         for job in jobs:
             if not job.done:
-                self.worker.metrics.finished(job, "abort")
+                self.worker.metrics.ended("abort")
                 self.worker.cancel(job)
 
 

@@ -68,6 +68,7 @@ class Job:
         self.error: ApiError | None = None
         self.created = time.perf_counter()
         self.entered = self.created  # when the engine got it; written by its thread
+        self.newest: float | None = None  # when its newest token came
         self.text = ""  # all of the answer so far
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []

@@ -6,8 +6,8 @@ Each quantity is recorded once, as `fledge:...`, and given out under all its nam
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -21,153 +21,123 @@ if TYPE_CHECKING:
     from fledge.server.worker import EngineWorker
 
 _SECONDS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-)
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+)  # fmt: skip
 _TOKEN_SECONDS = (
-    0.001,
-    0.002,
-    0.003,
-    0.005,
-    0.0075,
-    0.01,
-    0.015,
-    0.02,
-    0.03,
-    0.05,
-    0.075,
-    0.1,
-    0.2,
-    0.5,
-    1,
-    2.5,
-)
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5,
+)  # fmt: skip
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _TAUS = (1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 5, 6, 8)
 _RECENT = 0.1  # weight of the newest answer in moving averages
-
-# Other names of what is recorded as fledge:<key>.
-_ALSO = {
-    "time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
-    "inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
-    "time_per_output_token_seconds": (
-        "vllm:request_time_per_output_token_seconds",
-        "vllm:time_per_output_token_seconds",
-        "sglang:time_per_output_token_seconds",
-    ),
-    "e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-    "request_queue_time_seconds": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
-    "request_prefill_time_seconds": ("vllm:request_prefill_time_seconds",),
-    "request_decode_time_seconds": ("vllm:request_decode_time_seconds",),
-    "request_inference_time_seconds": ("vllm:request_inference_time_seconds",),
-    "request_params_max_tokens": ("vllm:request_params_max_tokens", "vllm:request_max_num_generation_tokens"),
-    "request_prompt_tokens": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
-    "request_generation_tokens": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram"),
-    "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
-    "generation_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
-    "request_success": ("vllm:request_success",),
-    "requests": ("sglang:num_requests",),
-}
+_RATE_S = 5.0  # window of tokens per second
 
 
-class Metrics:
+class Metrics(Collector):
     """Records what happens to jobs; `text` is the page Prometheus reads."""
 
-    def __init__(self, model: str) -> None:
-        self._own = CollectorRegistry(auto_describe=True)
+    def __init__(self, worker: EngineWorker, model: str) -> None:
+        self._worker = worker
         self._model = model
+        self._own = CollectorRegistry(auto_describe=True)  # what is recorded, as fledge:...
+        self._also: dict[str, tuple[str, ...]] = {}  # its other names
+        self._page = CollectorRegistry()
+        self._page.register(self)
         self.ttft = self._histogram(
-            "time_to_first_token_seconds", "from arrival to the first token", _SECONDS
-        )
-        self.itl = self._histogram("inter_token_latency_seconds", "between tokens", _TOKEN_SECONDS)
-        self.tpot = self._histogram("time_per_output_token_seconds", "mean per answer", _TOKEN_SECONDS)
-        self.e2e = self._histogram("e2e_request_latency_seconds", "from arrival to the last token", _SECONDS)
-        self.queue = self._histogram("request_queue_time_seconds", "until the engine took it", _SECONDS)
+            "time_to_first_token_seconds", "from arrival to the first token", _SECONDS,
+            "vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
+        )  # fmt: skip
+        self.itl = self._histogram(
+            "inter_token_latency_seconds", "between tokens", _TOKEN_SECONDS,
+            "vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds",
+        )  # fmt: skip
+        self.tpot = self._histogram(
+            "time_per_output_token_seconds", "mean per answer", _TOKEN_SECONDS,
+            "vllm:request_time_per_output_token_seconds", "vllm:time_per_output_token_seconds",
+            "sglang:time_per_output_token_seconds",
+        )  # fmt: skip
+        self.e2e = self._histogram(
+            "e2e_request_latency_seconds", "from arrival to the last token", _SECONDS,
+            "vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",
+        )  # fmt: skip
+        self.queue = self._histogram(
+            "request_queue_time_seconds", "until the engine took it", _SECONDS,
+            "vllm:request_queue_time_seconds", "sglang:queue_time_seconds",
+        )  # fmt: skip
         self.prefill = self._histogram(
-            "request_prefill_time_seconds", "from there to the first token", _SECONDS
-        )
-        self.decode = self._histogram("request_decode_time_seconds", "from there to the last token", _SECONDS)
+            "request_prefill_time_seconds", "from there to the first token", _SECONDS,
+            "vllm:request_prefill_time_seconds",
+        )  # fmt: skip
+        self.decode = self._histogram(
+            "request_decode_time_seconds", "from there to the last token", _SECONDS,
+            "vllm:request_decode_time_seconds",
+        )  # fmt: skip
         self.inference = self._histogram(
-            "request_inference_time_seconds", "prefill and decode together", _SECONDS
-        )
-        self.longest = self._histogram("request_params_max_tokens", "tokens an answer may have", _TOKENS)
-        self.prompt = self._histogram("request_prompt_tokens", "tokens of a prompt", _TOKENS)
-        self.generation = self._histogram("request_generation_tokens", "tokens of an answer", _TOKENS)
+            "request_inference_time_seconds", "prefill and decode together", _SECONDS,
+            "vllm:request_inference_time_seconds",
+        )  # fmt: skip
+        self.longest = self._histogram(
+            "request_params_max_tokens", "tokens an answer may have", _TOKENS,
+            "vllm:request_params_max_tokens", "vllm:request_max_num_generation_tokens",
+        )  # fmt: skip
+        self.prompt = self._histogram(
+            "request_prompt_tokens", "tokens of a prompt", _TOKENS,
+            "vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram",
+        )  # fmt: skip
+        self.generation = self._histogram(
+            "request_generation_tokens", "tokens of an answer", _TOKENS,
+            "vllm:request_generation_tokens", "sglang:generation_tokens_histogram",
+        )  # fmt: skip
         self.tau = self._histogram(
             "request_tau", "tokens per verify of an answer that was speculated on", _TAUS
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of finished answers")
-        self.generation_tokens = self._counter("generation_tokens", "tokens emitted")
-        self.requests = self._counter("requests", "answers begun")
-        self.success = Counter(
-            "fledge:request_success",
-            "answers finished",
-            ("model_name", "finished_reason"),
-            registry=self._own,
-        )
-        self.rejected = Counter("fledge:rejected", "requests turned away", ("reason",), registry=self._own)
-        self.http = Counter("fledge:http_responses", "HTTP answers", ("route", "status"), registry=self._own)
-        self.disconnects = Counter("fledge:disconnects", "clients that left early", registry=self._own)
-        self.faults = Counter("fledge:engine_faults", "steps of the engine that failed", registry=self._own)
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "prompt tokens of finished answers", "vllm:prompt_tokens", "sglang:prompt_tokens"
+        ).labels(model)
+        self.generation_tokens = self._counter(
+            "generation_tokens", "tokens emitted", "vllm:generation_tokens", "sglang:generation_tokens"
+        ).labels(model)
+        self.requests = self._counter("requests", "answers begun", "sglang:num_requests").labels(model)
+        self.success = self._counter(
+            "request_success", "answers finished", "vllm:request_success",
+            labels=("model_name", "finished_reason"),
+        )  # fmt: skip
+        self.rejected = self._counter("rejected", "requests turned away", labels=("reason",))
+        self.http = self._counter("http_responses", "HTTP answers", labels=("route", "status"))
+        self.disconnects = self._counter("disconnects", "clients that left early", labels=())
+        self.faults = self._counter("engine_faults", "steps of the engine that failed", labels=())
         for reason in ("overloaded", "draining"):
             self.rejected.labels(reason)  # zero is a value, too
         self.recent_e2e = 1.0  # seconds, moving average
         self._rate = _TokenRate()
-        self._last: dict[int, float] = {}  # by id(job): when its newest token came
-        self._all = CollectorRegistry()
-
-    def watch(self, worker: EngineWorker) -> None:
-        """Add the engine's own numbers."""
-        self._all.register(_Everything(self._own, worker, self._model, self._rate))
 
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""
-        return generate_latest(self._all)
+        return generate_latest(self._page)
 
     def progress(self, job: Job, result: StepResult) -> None:
         """A step brought a job something."""
         now, count = time.perf_counter(), len(result.token_ids)
-        before = self._last.get(id(job))
         if count:
-            if before is None:
+            if job.newest is None:
                 self.requests.inc()
                 self.ttft.observe(now - job.created)
             else:
                 for _ in range(count):
-                    self.itl.observe((now - before) / count)
-            self._last[id(job)] = now
+                    self.itl.observe((now - job.newest) / count)
+            job.newest = now
             self.generation_tokens.inc(count)
-            self._rate.add(count, now)
+            self._rate.add(count)
         if result.completion is not None:
             self._complete(job, result)
 
-    def finished(self, job: Job, reason: str) -> None:
-        """A job ended before its answer did: "abort" or "error"."""
-        self._last.pop(id(job), None)
+    def ended(self, reason: str) -> None:
+        """A job ended: with its answer, or by "abort" or "error"."""
         self.success.labels(self._model, reason).inc()
 
     def _complete(self, job: Job, result: StepResult) -> None:
         assert result.completion is not None
         stats, seconds = result.completion.stats, time.perf_counter() - job.created
-        self.finished(job, result.completion.finish_reason)
+        self.ended(result.completion.finish_reason)
         self.e2e.observe(seconds)
         self.queue.observe(job.entered - job.created)
         self.prefill.observe(stats.ttft_ms / 1e3)
@@ -183,61 +153,29 @@ class Metrics:
         if stats.drafted_rounds:
             self.tau.observe(stats.tau)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(f"fledge:{name}", text, ("model_name",), registry=self._own, buckets=buckets)
-        return family.labels(self._model)
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"fledge:{name}", text, ("model_name",), registry=self._own).labels(self._model)
-
-
-class _TokenRate:
-    """Tokens per second over the last seconds."""
-
-    _WINDOW_S = 5.0
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-        self._count = 0
-        self._rate = 0.0
-        self._at = self._since
-
-    def add(self, count: int, now: float) -> None:
-        self._roll(now)
-        self._count += count
-
-    def read(self) -> float:
-        now = time.perf_counter()
-        self._roll(now)
-        return self._rate
-
-    def _roll(self, now: float) -> None:
-        elapsed = now - self._since
-        if elapsed >= self._WINDOW_S:
-            self._rate = self._count / elapsed
-            self._since, self._count = now, 0
-
-
-@dataclass(frozen=True)
-class _Everything(Collector):
-    """Recorded metrics under all their names, and the engine's counters and gauges."""
-
-    own: CollectorRegistry
-    worker: EngineWorker
-    model: str
-    rate: _TokenRate
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in self.own.collect():
+    def collect(self) -> Iterator[Metric]:
+        """What was recorded, under all its names, and the engine's own gauges and counters."""
+        for metric in self._own.collect():
             yield metric
-            for name in _ALSO.get(metric.name.removeprefix("fledge:"), ()):
+            for name in self._also[metric.name]:
                 yield _renamed(metric, name)
-        stats = self.worker.engine.stats()
+        stats = self._worker.engine.stats()
         yield from self._gauges(stats)
         yield from self._counters(stats)
 
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *also: str) -> Histogram:
+        self._also[f"fledge:{name}"] = also
+        family = Histogram(f"fledge:{name}", text, ("model_name",), registry=self._own, buckets=buckets)
+        return family.labels(self._model)
+
+    def _counter(
+        self, name: str, text: str, *also: str, labels: tuple[str, ...] = ("model_name",)
+    ) -> Counter:
+        self._also[f"fledge:{name}"] = also
+        return Counter(f"fledge:{name}", text, labels, registry=self._own)
+
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
-        running, waiting = stats.running, stats.waiting + self.worker.waiting
+        running, waiting = stats.running, stats.waiting + self._worker.waiting
         rate = sum(stats.accepted_by_depth) / stats.draft_tokens if stats.draft_tokens else 0.0
         yield from self._gauge(
             running, "being answered", "vllm:num_requests_running", "sglang:num_running_reqs"
@@ -252,7 +190,7 @@ class _Everything(Collector):
         asked = stats.hit_tokens + stats.prompt_tokens
         hits = stats.hit_tokens / asked if asked else 0.0
         yield from self._gauge(hits, "share of prompt tokens in the prefix cache", "sglang:cache_hit_rate")
-        yield from self._gauge(self.rate.read(), "tokens per second", "sglang:gen_throughput")
+        yield from self._gauge(self._rate.add(0), "tokens per second", "sglang:gen_throughput")
         yield from self._gauge(
             stats.tau, "tokens per round and request", "fledge:tau", "sglang:spec_accept_length"
         )
@@ -260,24 +198,24 @@ class _Everything(Collector):
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         accepted = stats.accepted_by_depth
-        yield self._counter("vllm:num_preemptions", "requests sent back to the queue", stats.preemptions)
-        yield self._counter("vllm:spec_decode_num_drafts", "draft trees proposed", stats.drafts)
-        yield self._counter("vllm:spec_decode_num_draft_tokens", "their nodes", stats.draft_tokens)
-        yield self._counter("vllm:spec_decode_num_accepted_tokens", "accepted drafts", sum(accepted))
+        yield self._total("vllm:num_preemptions", "requests sent back to the queue", stats.preemptions)
+        yield self._total("vllm:spec_decode_num_drafts", "draft trees proposed", stats.drafts)
+        yield self._total("vllm:spec_decode_num_draft_tokens", "their nodes", stats.draft_tokens)
+        yield self._total("vllm:spec_decode_num_accepted_tokens", "accepted drafts", sum(accepted))
         positions = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "by depth", labels=("model_name", "position")
         )
         for position, count in enumerate(accepted):
-            positions.add_metric((self.model, str(position)), count)
+            positions.add_metric((self._model, str(position)), count)
         yield positions
         asked = stats.hit_tokens + stats.prompt_tokens
-        yield self._counter("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", asked)
-        yield self._counter("vllm:prefix_cache_hits", "those it held", stats.hit_tokens)
-        yield self._counter("sglang:cached_tokens", "those it held", stats.hit_tokens)
-        yield self._counter("fledge:rounds", "rounds of the engine", stats.rounds)
-        yield self._counter("fledge:request_rounds", "requests in them", stats.request_rounds)
-        yield self._counter("fledge:round_tokens", "tokens they emitted", stats.round_tokens)
-        yield self._counter("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens)
+        yield self._total("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", asked)
+        yield self._total("vllm:prefix_cache_hits", "those it held", stats.hit_tokens)
+        yield self._total("sglang:cached_tokens", "those it held", stats.hit_tokens)
+        yield self._total("fledge:rounds", "rounds of the engine", stats.rounds)
+        yield self._total("fledge:request_rounds", "requests in them", stats.request_rounds)
+        yield self._total("fledge:round_tokens", "tokens they emitted", stats.round_tokens)
+        yield self._total("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens)
         rounds = CounterMetricFamily(
             "fledge:tree_rounds", "rounds by tree: depth x children x nodes", labels=("tree",)
         )
@@ -295,13 +233,32 @@ class _Everything(Collector):
     def _gauge(self, value: float, text: str, *names: str) -> Iterator[Metric]:
         for name in names:
             family = GaugeMetricFamily(name, text, labels=("model_name",))
-            family.add_metric((self.model,), value)
+            family.add_metric((self._model,), value)
             yield family
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
+    def _total(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=("model_name",))
-        family.add_metric((self.model,), value)
+        family.add_metric((self._model,), value)
         return family
+
+
+class _TokenRate:
+    """Tokens per second over the last seconds."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._count = 0
+        self._rate = 0.0
+
+    def add(self, count: int) -> float:
+        """The rate, once these have come."""
+        now = time.perf_counter()
+        elapsed = now - self._since
+        if elapsed >= _RATE_S:
+            self._rate = self._count / elapsed
+            self._since, self._count = now, 0
+        self._count += count
+        return self._rate
 
 
 def _renamed(metric: Metric, name: str) -> Metric:

@@ -41,9 +41,10 @@ class _Event(NamedTuple):
 class EngineWorker:
     """Runs an engine in a thread. All methods are for the event loop's thread."""
 
-    def __init__(self, engine: Engine, *, max_queue: int, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, *, max_queue: int, model: str) -> None:
+        """`model`: its name in the metrics."""
         self.engine = engine
-        self.metrics = metrics
+        self.metrics = Metrics(self, model)
         self.draining = False
         self._max_queue = max_queue
         self._ahead = max(2, engine.max_batch // 8)  # requests the engine may hold beyond a full batch
@@ -131,7 +132,7 @@ class EngineWorker:
             self._lock.notify()
         for job in left:
             job.fail(errors.draining(_RETRY_AFTER_S[0]))
-            self.metrics.finished(job, "abort")
+            self.metrics.ended("abort")
             self._ended(job)
         return len(left)
 
@@ -240,7 +241,7 @@ class EngineWorker:
                 continue
             if isinstance(what, ApiError):
                 job.fail(what)
-                self.metrics.finished(job, "error")
+                self.metrics.ended("error")
             else:
                 job.receive(what)
                 self.metrics.progress(job, what)
