@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fledge.server.message import Call, Said
-from fledge.server.reader import Reader
-from fledge.server.reasoning import Thoughts
+from fledge.server.reader import Reader, Thoughts
 from fledge.server.tool_calls import CALL_FORMS, CallReader
 
 ARGUMENTS = '{"place": "a } \\" { b", "days": [1, {"x": null}]}'

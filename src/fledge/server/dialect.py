@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from fledge.errors import TargetError
-from fledge.server import errors, reasoning
+from fledge.server import errors
 from fledge.server.protocol import ChatRequest, CompletionRequest
-from fledge.server.reader import Reader
-from fledge.server.reasoning import REASONING_PARSERS, Thoughts
+from fledge.server.reader import REASONING_PARSERS, THINK, THOUGHT, Reader, Thoughts
 from fledge.server.tool_calls import CALL_FORMS, CallForm, CallReader, grammar
 from fledge.target import Target
 
@@ -76,7 +75,7 @@ class Dialect:
         """Whether special tokens are left out of the text; not where reasoning or calls are marked with some."""
         marks: set[str] = set()
         if isinstance(body, ChatRequest):
-            marks |= {reasoning.OPEN, reasoning.CLOSE} if self._reasons else set()
+            marks |= {THINK, THOUGHT} if self._reasons else set()
             marks |= {self.call_form.open, self.call_form.close} if body.offered else set()
         return body.skip_special_tokens is not False and not marks & self._special
 
@@ -120,6 +119,6 @@ class Dialect:
 
     def _thoughts(self, prompt_ids: Sequence[int]) -> Thoughts:
         end = self._target.tokenizer.decode(list(prompt_ids[-_LAST_IDS:]), skip_special_tokens=False).rstrip()
-        opened = end.endswith(reasoning.OPEN)
-        closed = end.endswith(reasoning.CLOSE)
+        opened = end.endswith(THINK)
+        closed = end.endswith(THOUGHT)
         return Thoughts(inside=opened or (self._reasons_first and not closed))

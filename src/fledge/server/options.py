@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fledge.errors import ServerError
-from fledge.server.reasoning import REASONING_PARSERS
+from fledge.server.reader import REASONING_PARSERS
 from fledge.server.tool_calls import CALL_FORMS
 
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
