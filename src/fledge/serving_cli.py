@@ -200,16 +200,20 @@ def _tree(text: str | None, head: str | None) -> TreeShape | None:
 
 def _refuse_unused(context: typer.Context, engine: str) -> None:
     """An option of one engine given to another would be ignored: say so instead."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {
-        name for name, source in sources.items() if source and source.name != "DEFAULT"
-    } - _COMMON_OPTIONS
-    unused = given & _FOREIGN_OPTIONS if engine == "fledge" else given - _FOREIGN_OPTIONS
-    for name in sorted(unused):
+    for name in _given(context):
+        if name in _COMMON_OPTIONS:
+            continue
         option = f"--{name.replace('_', '-')}"
-        if engine == "fledge":
+        if engine == "fledge" and name in _FOREIGN_OPTIONS:
             raise EngineError(f"{option} is for --engine sglang or vllm: leave it out, or name one of them")
-        raise EngineError(f"{option} is for fledge's own engine: give {engine} its own with --argument")
+        if engine != "fledge" and name not in _FOREIGN_OPTIONS:
+            raise EngineError(f"{option} is for fledge's own engine: give {engine} its own with --argument")
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The parameters that the user gave, by name."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return sorted(name for name, source in sources.items() if source and source.name != "DEFAULT")
 
 
 def export(
@@ -272,9 +276,7 @@ def doctor(
     if target is None:
         from fledge.installation import examine_installation
 
-        sources = {name: context.get_parameter_source(name) for name in context.params}
-        given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
-        if given:
+        if given := _given(context):
             raise EngineError(f"--{given[0].replace('_', '-')} is for a head: name TARGET and HEAD, too")
         raise typer.Exit(examine_installation())
     if head is None:

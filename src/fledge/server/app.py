@@ -89,7 +89,8 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     app.state.server = server
     _add_vertex(app, server)  # first: its route may be one of the others'
     _add_openai(app, server)
-    _add_tools(app, server)
+    _add_tokens(app, server)
+    _add_sglang(app, server)
     _add_operations(app, server)
     _add_errors(app)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
@@ -135,7 +136,7 @@ def _add_openai(app: FastAPI, server: Server) -> None:
         return card(server.generator.check_model(model))
 
 
-def _add_tools(app: FastAPI, server: Server) -> None:
+def _add_tokens(app: FastAPI, server: Server) -> None:
     @app.post("/tokenize", tags=["Tokens"])
     async def tokenize(body: TokenizeRequest) -> Json:
         server.generator.check_model(body.model)
@@ -157,10 +158,19 @@ def _add_tools(app: FastAPI, server: Server) -> None:
         server.tokens.check(body.tokens, "tokens")
         return {"prompt": await server.tokens.decode(body.tokens)}
 
+
+def _add_sglang(app: FastAPI, server: Server) -> None:
     @app.post("/generate", tags=["SGLang"])
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """SGLang's own interface."""
         return await server.generator.respond(body.completion(), request, NativeRenderer(body, server.tokens))
+
+    @app.get("/model_info", tags=["SGLang"])
+    @app.get("/get_model_info", include_in_schema=False)
+    async def model_info() -> Json:
+        """Where SGLang's clients look for the model."""
+        name = server.target_name
+        return {"model_path": name, "tokenizer_path": name, "is_generation": True}
 
 
 def _add_vertex(app: FastAPI, server: Server) -> None:
@@ -238,13 +248,6 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             "engine": found,
             "internal_states": [{"avg_spec_accept_length": stats.tau}],
         }
-
-    @app.get("/model_info", tags=["SGLang"])
-    @app.get("/get_model_info", include_in_schema=False)
-    async def model_info() -> Json:
-        """Where SGLang's clients look for the model."""
-        name = server.target_name
-        return {"model_path": name, "tokenizer_path": name, "is_generation": True}
 
     @app.get("/version", tags=["Operations"])
     async def version() -> Json:
