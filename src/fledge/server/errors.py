@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import Response
+
+from fledge.errors import FledgeError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 # What pydantic calls the alternatives of a field that may have several forms; no field has such a name.
@@ -95,6 +98,15 @@ def timed_out(seconds: float) -> ApiError:
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """The request is wrong."""
     return ApiError(400, message, param=param, code=code)
+
+
+@contextmanager
+def refused(param: str | None = None) -> Iterator[None]:
+    """A FledgeError in here means that the request is wrong; `param`: the field it is about."""
+    try:
+        yield
+    except FledgeError as error:
+        raise invalid(str(error), param) from error
 
 
 def no_json() -> ApiError:

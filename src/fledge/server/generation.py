@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fledge.engine import SamplingParams
-from fledge.errors import EngineError
 from fledge.server import errors
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
@@ -116,11 +115,9 @@ class Generator:
         """
         form = self.dialect.form(body) if isinstance(body, ChatRequest) else body.form
         if form is not None:
-            try:
+            given = "response_format" if body.structured_outputs is None else "structured_outputs"
+            with errors.refused("tools" if body.form is None else given):
                 await asyncio.to_thread(self.worker.engine.follower, SamplingParams(structured_outputs=form))
-            except EngineError as error:
-                given = "response_format" if body.structured_outputs is None else "structured_outputs"
-                raise errors.invalid(str(error), "tools" if body.form is None else given) from error
         return form
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
@@ -166,7 +163,7 @@ class Generator:
         }
         for field, ids in stop_ids.items():
             self.tokens.check(ids, field)
-        try:
+        with errors.refused():
             return SamplingParams(
                 max_tokens=wanted or room,
                 min_tokens=body.min_tokens or 0,
@@ -186,8 +183,6 @@ class Generator:
                 structured_outputs=form,
                 skip_special_tokens=self.dialect.skips_special(body),
             )
-        except EngineError as error:
-            raise errors.invalid(str(error)) from error
 
     async def _finish(self, jobs: list[Job], request: Request, deadline: float) -> None:
         try:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-from fledge.errors import TargetError
 from fledge.server import errors
 from fledge.server.conversation import ChatMessage, Tool
 from fledge.target.target import Target
@@ -48,20 +47,14 @@ class Tokens:
         beside = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
         others = json.dumps([beside, offered, options], ensure_ascii=False)  # templates may show any of it
         _refuse_halves(others, None)
-        try:
+        with errors.refused("chat_template_kwargs"):
             self._target.chat.check_options(options or {})
-        except TargetError as error:
-            raise errors.invalid(str(error), "chat_template_kwargs") from error
-        try:
+        with errors.refused("tools" if offered else "messages"):
             self._target.chat.check_tools(plain, offered)
-        except TargetError as error:
-            raise errors.invalid(str(error), "tools" if offered else "messages") from error
 
         def encode() -> list[int]:
-            try:
+            with errors.refused("messages"):
                 return self._target.chat.prompt_ids(plain, options, offered)
-            except TargetError as error:
-                raise errors.invalid(str(error), "messages") from error
 
         return await self._run(encode, sum(len(message["content"]) for message in plain) + len(others))
 
