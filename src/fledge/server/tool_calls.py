@@ -5,8 +5,8 @@
     mistral       words [TOOL_CALLS] [{"name": "f", "arguments": {...}}, {...}]
                   words [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]...                   since Mistral Small 3.2
 
-What isn't a call of a function that was offered stays content, to the letter. A call is told of as soon as it is sure
-to be one, by its name; its arguments are passed on as they come.
+What isn't a call of a function on offer stays content, unchanged. A call is reported with its name, as soon as that is
+known; its arguments are passed on as they come.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fledge.engine.stops import overlap
 from fledge.server.message import Call, Said
 
 _ID_LENGTH = 9  # what Mistral's templates ask for; others take any
-# The beginning of a call as the templates show it; any other order of its keys is read once the object is complete.
+# A call's beginning, with its keys in the templates' order; in another order it is read once the object is complete.
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-# And as Mistral's newer targets begin one; some put an id of their own behind the name.
+# The same in Mistral's newer form; Small 3.2 writes an id of its own behind the name.
 _NAMED_HEAD = re.compile(r"([^\s\[{]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\{)")
 
 
@@ -35,11 +35,11 @@ class CallForm:
     open: str  # "": a call begins the answer
     close: str
     key: str  # of the arguments
-    # Around and between calls in Lark's form; OPEN and CLOSE are the two above.
+    # In Lark's form, what stands around and between calls; OPEN and CLOSE are the two above.
     before: str
     between: str
     after: str
-    args: str = ""  # targets with this token write calls as its opening, a name, this, and the arguments
+    args: str = ""  # a target whose tokenizer has this token writes: opening, name, this, arguments
 
 
 CALL_FORMS = {
@@ -55,7 +55,7 @@ class CallReader:
     """Reads one answer's text, piece by piece."""
 
     def __init__(self, form: CallForm, names: Collection[str], *, several: bool = True) -> None:
-        """`names`: of the functions on offer. Not `several`: the first call alone is passed on."""
+        """`names`: the functions on offer. Without `several` only the first call is passed on."""
         self._form = form
         self._names = names
         self._several = several
@@ -63,19 +63,19 @@ class CallReader:
         self._text = ""  # not dealt with yet
         self._last = False
         self._silent = False  # since a call
-        self._at = 0  # of what may be another call, behind the signs between them
+        self._at = 0  # where in the text another call may begin
         self._object = _Object()
         self._go_on: Callable[[Said], bool] = self._words if form.open else self._first
         self._behind_arguments = self._rest
 
     def add(self, text: str, said: Said, *, last: bool) -> None:
-        """Put what became certain into `said`; `last`: no more text will come."""
+        """Read on; what has become certain goes into `said`. `last`: no more text will come."""
         self._text += text
         self._last = last
         while self._go_on(said):
             pass
 
-    # Each of these deals with the text's beginning; True if what comes next can be dealt with, too.
+    # The states. Each reads from the beginning of the text, and returns True if the next one can go on with the rest.
 
     def _words(self, said: Said) -> bool:
         """Content, up to the next opening."""
@@ -92,16 +92,16 @@ class CallReader:
         return False
 
     def _first(self, said: Said) -> bool:
-        """What stands behind an opening."""
+        """Behind an opening."""
         bare = self._text.lstrip().removeprefix(self._form.open).lstrip()
         return self._candidate(bare.removeprefix("[").lstrip(), said)
 
     def _next(self, said: Said) -> bool:
-        """What stands behind a call and begins like another."""
+        """Behind a call, where another seems to begin."""
         return self._candidate(self._text[self._at :], said)
 
     def _candidate(self, bare: str, said: Said) -> bool:
-        """A call, or what looks like one: the end of the text."""
+        """The end of the text, which is a call or looks like one."""
         if not bare and not self._last:
             return False
         head = _HEAD.match(bare)
@@ -128,38 +128,31 @@ class CallReader:
         return True
 
     def _arguments(self, said: Said) -> bool:
-        """The arguments of a call that is told of already."""
+        """The arguments of a call whose name has been reported."""
         passed_on = self._object.seen
         end = self._object.end(self._text)
         self._pass_on(said, self._text[passed_on:end])
         if end is not None:
-            self._begin(self._text[end:], self._behind_arguments)
+            self._begin(self._text[end:], self._behind_arguments, depth=1)
         return end is not None
 
     def _rest(self, said: Said) -> bool:
-        """What stands behind the arguments in their call: its end, or things that have no place in a message."""
+        """Behind the arguments, inside the call's object: its closing brace, or keys that messages have no place for."""
         bare = self._text.lstrip()
         if not bare:
             return False
-        if bare.startswith(","):
-            self._begin(bare, self._others, depth=1)
-        else:  # some forget the brace
-            self._begin(bare.removeprefix("}"), self._between)
-        return True
-
-    def _others(self, said: Said) -> bool:
-        end = self._object.end(self._text)
+        end = self._object.end(self._text) if bare[0] in ",}" else 0  # some targets forget the brace
         if end is not None:
             self._begin(self._text[end:], self._between)
         return end is not None
 
     def _between(self, said: Said) -> bool:
-        """What stands behind a call."""
+        """Behind a call."""
         bare, close = self._text.lstrip(), self._form.close
         sign = bare[:1] if bare.startswith((",", ";", "]")) else ""
         rest = bare.removeprefix(sign).lstrip()
         if not rest or (rest != close and close.startswith(rest)):
-            return False  # the answer may end here, within the form's own signs
+            return False  # if the answer ends here, this was part of the form
         if rest.startswith("{") and sign != "]":
             self._at, self._go_on = len(self._text) - len(rest), self._next
             return True
@@ -234,10 +227,14 @@ def grammar(
     marks: Mapping[str, int],
     answer: Mapping[str, Any] | None = None,
 ) -> str:
-    """Calls and nothing else, in Lark's form. `functions`: the JSON schema of each one's arguments, by name.
+    """A grammar in Lark's form for an answer that is calls and nothing else.
 
-    `marks`: ids of the tokens that the tokenizer has for openings and closings; others are spelled out. `answer`: the
-    JSON schema of what may stand there instead of calls.
+    Args:
+        form: how the target writes calls.
+        functions: the JSON schema of each function's arguments, by the function's name.
+        several: whether there may be more than one call.
+        marks: ids of the tokenizer's added tokens; a mark that isn't one of them is spelled out.
+        answer: the JSON schema of an answer that may stand instead of calls.
     """
 
     def sign(mark: str) -> str:
