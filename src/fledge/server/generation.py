@@ -1,6 +1,6 @@
 """From a request's body to its answer: prompts, jobs, and the answer whole or as a stream.
 
-Whatever ends a request early (the client leaves, the time is up, one of its answers fails) ends all its jobs.
+When a request ends early (its client leaves, its time is up, one of its answers fails), all its jobs are cancelled.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Generator:
     async def predictions(
         self, bodies: Sequence[ChatRequest | CompletionRequest], request: Request
     ) -> list[Json]:
-        """The whole answers to all of them, made together, as JSON."""
+        """Vertex AI's predictions: all answers, made together, as JSON."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
         models = [self.check_model(body.model) for body in bodies]
         self._check_answers(sum(map(_answers, bodies)), "instances")
@@ -109,9 +109,9 @@ class Generator:
         ]
 
     async def _form(self, body: ChatRequest | CompletionRequest) -> Json | None:
-        """What the engine calls structured_outputs.
+        """The form of the answer, as the engine's structured_outputs.
 
-        Compiled beforehand, on a thread of its own: a large schema takes its time, a bad one is refused.
+        It is compiled here, in a thread, because a large schema takes a while, and to refuse a bad one.
         """
         form = self.dialect.form(body) if isinstance(body, ChatRequest) else body.form
         if form is not None:
@@ -128,7 +128,7 @@ class Generator:
         self.worker.submit(jobs)
 
     async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[tuple[list[int], str]]:
-        """The ids of each prompt, and what its answers begin with: its text, if that was asked for."""
+        """The ids of each prompt, and its text if `echo` was asked for."""
         if isinstance(body, ChatRequest):
             return [(await self.tokens.chat(body.messages, body.chat_template_kwargs, body.offered), "")]
         prompts = []
@@ -144,7 +144,7 @@ class Generator:
     def _params(
         self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int, form: Json | None
     ) -> SamplingParams:
-        """The engine's parameters for one answer; what can't be answered is refused before it is queued."""
+        """The engine's parameters for one answer; an ApiError for what it can't do."""
         room = self.worker.engine.max_context - len(prompt)
         wanted = body.wanted_tokens
         if not prompt:
@@ -226,13 +226,13 @@ class Generator:
     ) -> AsyncGenerator[bytes]:
         options = body.stream_options
         continuous = bool(options and options.continuous_usage_stats)
-        everything = body.return_trace or body.return_token_ids  # not only what can be read
+        everything = body.return_trace or body.return_token_ids  # also chunks without text
         begun: set[int] = set()
         try:
             async for index, delta in deltas(jobs):
                 delta.said = jobs[index].said(delta.text, last=delta.completion is not None)
                 if not (delta.said or delta.completion or delta.logprobs or everything):
-                    continue  # part of a character, or what may become a stop string or a call
+                    continue  # held back: part of a character, or perhaps of a stop string or a call
                 chunk = renderer.chunk(index, jobs[index], delta, first=index not in begun)
                 begun.add(index)
                 if continuous:
@@ -247,7 +247,7 @@ class Generator:
         yield DONE
 
     def _close(self, jobs: list[Job], request: Request) -> None:
-        """Note what was answered, and end what wasn't."""
+        """Log what was answered, and cancel what wasn't."""
         notes, stats = request.state.visit.notes, [job.completion.stats for job in jobs if job.completion]
         notes["completion_tokens"] = sum(len(job.token_ids) for job in jobs)
         if stats:

@@ -27,8 +27,8 @@ class Delta:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    pieces: list[tuple[str, int]] = field(default_factory=list)  # traced: (text, origin) of each token
-    # Traced: each with its bonus token.
+    # Of jobs with a trace: (text, origin) of each token, and each round's tree with its bonus token.
+    pieces: list[tuple[str, int]] = field(default_factory=list)
     trees: list[tuple[TreeTrace, int | None]] = field(default_factory=list)
     said: Said = field(default_factory=Said)  # what the text is in a message
     completion: Completion | None = None  # in the last delta
@@ -37,11 +37,8 @@ class Delta:
         return bool(self.text or self.token_ids or self.completion)
 
 
-_Utf8 = codecs.getincrementaldecoder("utf-8")
-
-
 class Job:
-    """One prompt to answer. Made and read on the event loop; the engine thread only passes it on."""
+    """One prompt and its answer. Belongs to the event loop; the engine's thread only writes what is marked so."""
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class Job:
         echo: str = "",
         reader: Reader | None = None,
     ) -> None:
-        """`echo`: what the client wants to read before the answer. `reader`: finds reasoning and calls in it."""
+        """`echo`: text to put before the answer. `reader`: finds reasoning and calls in it."""
         self.prompt_ids = prompt_ids
         self.params = params
         self.client = client
@@ -72,8 +69,9 @@ class Job:
         self.text = ""  # all of the answer so far
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self._rendered = 0  # characters of the tokens whose log probabilities were rendered,
-        self._decoder = _Utf8("replace")  # and bytes of one that isn't complete
+        # Of the tokens that `text_offset` has been asked for: their characters, and bytes of an incomplete one.
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
         self._pending = Delta()
         self.news = asyncio.Event()  # something came; the jobs of one request share it
@@ -102,7 +100,7 @@ class Job:
         self.news.set()
 
     def said(self, text: str, *, last: bool) -> Said:
-        """The answer's text, or the next piece of it, as parts of a message; each character is to be read once."""
+        """The answer's text as parts of a message: the whole text once, or piece by piece."""
         return Said(content=text) if self._reader is None else self._reader.add(text, last=last)
 
     @property
@@ -115,16 +113,16 @@ class Job:
         return "tool_calls" if called and reason == "stop" else reason
 
     def text_offset(self, raw: bytes) -> int:
-        """Where in the text the next token begins that is rendered, of which these are the bytes.
+        """Where in the text the next token begins; ask for each in turn, with its bytes.
 
-        A token that goes on with a character begins where the character does.
+        A token that continues a character begins where the character does.
         """
-        begins = self._rendered
-        self._rendered += len(self._decoder.decode(raw))
+        begins = self._offset
+        self._offset += len(self._decoder.decode(raw))
         return begins
 
     def _text(self, result: StepResult) -> str:
-        """What became certain of the text."""
+        """The text that became certain with a step."""
         if result.text is not None:  # there are stop strings: the engine makes the text itself
             return result.text
         completion, visible = result.completion, result.token_ids
@@ -151,9 +149,9 @@ class Job:
 
 
 async def deltas(jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta]]:
-    """All that comes of one request's jobs, as it comes, with the number of the job.
+    """What is new of one request's jobs, as it comes, with the job's number, until all are done.
 
-    Ends when all are done; raises the ApiError of one that fails.
+    If one fails, its ApiError is raised.
     """
     news, unfinished = jobs[0].news, dict(enumerate(jobs))
     while unfinished:

@@ -104,7 +104,7 @@ class Renderer:
         }
 
     def _named_top(self, entry: TokenLogprob) -> Json:
-        """By name, the most likely first, the chosen token always among them; of tokens of one name the likeliest."""
+        """The most likely tokens and the chosen one by name; of several with one name, the likeliest."""
         found: Json = {}
         for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
             found.setdefault(self._tokens.name(token_id), json_number(logprob))
@@ -164,7 +164,10 @@ def _call(call: Call) -> Json:
 
 
 def usage(jobs: Sequence[Job]) -> Json:
-    """Tokens, and what speculation did for them. Choices that share a prompt share its list of ids; it counts once."""
+    """Counts of tokens, and statistics of speculation. A prompt that several choices share counts once.
+
+    Such choices hold the same list of ids.
+    """
     prompts = {id(job.prompt_ids): len(job.prompt_ids) for job in jobs}
     prompt, answer = sum(prompts.values()), sum(len(job.token_ids) for job in jobs)
     found: Json = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}

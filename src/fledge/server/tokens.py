@@ -14,8 +14,9 @@ from fledge.server.conversation import ChatMessage, Tool
 from fledge.target.target import Target
 
 _INLINE_CHARS = 4096  # shorter texts are encoded in less time than another thread takes to wake up
-# No text has more per token on average; longer ones than this times the context are refused
-_CHARS_PER_TOKEN = 64
+_CHARS_PER_TOKEN = (
+    64  # more than any text has; what is longer than a context of such tokens isn't encoded at all
+)
 _INCOMPLETE = "\ufffd"
 _SPACE = "▁"  # what SentencePiece tokens hold for a space
 
@@ -45,7 +46,7 @@ class Tokens:
         for message in plain:
             _refuse_halves(message["content"], "messages")
         beside = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
-        others = json.dumps([beside, offered, options], ensure_ascii=False)  # templates may show any of it
+        others = json.dumps([beside, offered, options], ensure_ascii=False)  # a template may print any of it
         _refuse_halves(others, None)
         with errors.refused("chat_template_kwargs"):
             self._target.chat.check_options(options or {})
@@ -86,7 +87,7 @@ class Tokens:
         return [self.token(token_id)[0] for token_id in token_ids]
 
     def name(self, token_id: int) -> str:
-        """An id as text, as OpenAI's completions name it: `bytes:\\xf0\\x9f` where it is no whole characters."""
+        """An id's name in OpenAI's completions: its text, or `bytes:\\xf0\\x9f` if that isn't whole characters."""
         text, raw = self.token(token_id)
         return text if _INCOMPLETE not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 

@@ -137,7 +137,7 @@ class CallReader:
         return end is not None
 
     def _rest(self, said: Said) -> bool:
-        """Behind the arguments, inside the call's object: its closing brace, or keys that messages have no place for."""
+        """Behind the arguments, inside the call's object: its brace, or keys that a message has no place for."""
         bare = self._text.lstrip()
         if not bare:
             return False
