@@ -1,4 +1,4 @@
-"""Every error a client sees, in the shape OpenAI's clients understand: {"error": {message, type, param, code}}."""
+"""Every error a client sees, in OpenAI's shape: {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first error; where its field may have several forms, of the form that the input came closest to.
+    """The first error; for a field of several forms, that of the form which the input came closest to.
 
-    Wrong types come last, as every form that wasn't meant has one; then those count that were found deepest inside.
+    That is an error other than a wrong type, which all the other forms have too, and one found deepest inside.
     """
     first = _parts(errors[0])
     at = next((n for n, part in enumerate(first) if _ALTERNATIVE.fullmatch(part)), None)

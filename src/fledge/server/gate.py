@@ -1,7 +1,7 @@
-"""What every request passes on its way in: size, time, key, content type; and on its way out: errors, log, metrics.
+"""Around the application: checks of size, time, key and content type; errors; the access log; metrics.
 
-A client that leaves cancels the whole of its request's work at once: the handler runs in a task of its own, beside
-one that watches the connection.
+A request's handler runs in a task of its own, beside one that watches the connection, and is cancelled at once when the
+client leaves.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from fledge.server.stream import ReaderStalled
 logger = logging.getLogger("fledge.server.access")
 
 OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/metrics"})  # need no key
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")  # a client's own, which its log may hold, too
-_DISCARD_S = 10.0  # what a body that is too large gets to finish sending, so that its sender reads the answer
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")  # ids of the client's own that are taken over
+_DISCARD_S = (
+    10.0  # for the rest of a body that is too large: a client that is still sending doesn't read the answer
+)
 
 
 class Gate:
-    """Plain ASGI, around the whole application."""
+    """ASGI middleware around the whole application."""
 
     def __init__(
         self, app: ASGIApp, options: ServerOptions, metrics: Metrics, routes: Container[str]
@@ -133,7 +135,7 @@ class Gate:
         async def replay() -> Message:
             if messages:
                 return messages.pop()
-            await asyncio.Event().wait()  # leaving is this class's business
+            await asyncio.Event().wait()  # for ever: `watch` sees the client leave
             raise AssertionError("never")
 
         work = asyncio.ensure_future(self._app(scope, replay, visit.send))
@@ -153,7 +155,7 @@ class Gate:
 
     def _record(self, scope: Scope, visit: _Visit) -> None:
         path = getattr(scope.get("route"), "path", scope["path"])
-        route = path if path in self._routes else "other"  # or strangers could make up series
+        route = path if path in self._routes else "other"  # or anybody could make up time series
         self._metrics.http.labels(route, str(visit.status or 499)).inc()
         if visit.left:
             self._metrics.disconnects.inc()
@@ -188,7 +190,7 @@ class _Visit:
         self._send = send
 
     async def send(self, message: Message) -> None:
-        """Pass on, and remember how far the answer is."""
+        """Pass a message on, and note how far the answer is."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]

@@ -1,4 +1,4 @@
-"""`fledge serve`: everything that can go wrong at a start goes wrong early and with one clear line; then it serves."""
+"""`fledge serve`: checks that end a wrong start early, with one clear line; then serving until a signal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fledge.target.resolve import given_name
 
 logger = logging.getLogger("fledge.server")
 
-SWITCH_S = 0.001  # the engine's thread gets the interpreter back so soon from the event loop, and the other way round
+SWITCH_S = 0.001  # how soon the engine's thread and the event loop get the interpreter from each other
 _PROBE_S = 1.0
 _CLOSE_S = 5  # for the last bytes on their way when all answers are done
 
@@ -54,13 +54,13 @@ def serve(
         engine = load_engine(
             target, limits, head=head, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
         )
-        engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: they aren't a user's,
-        engine.restart_stats()  # and don't count
+        engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: warm up
+        engine.restart_stats()
         sys.setswitchinterval(SWITCH_S)
         names = options.model_names or (given_name(target) or engine.target.name,)
         app = create_app(engine, replace(options, model_names=names, target=target))
         gc.collect()
-        gc.freeze()  # what is there now stays: going through it would halt all requests for a tenth of a second
+        gc.freeze()  # collections skip what exists now: going through it would take a tenth of a second each
         host = listener.getsockname()[0]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
             logger.warning("anybody who reaches %s may use this server: it has no API keys", host)
@@ -76,7 +76,7 @@ def serve(
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_CLOSE_S,
         )
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and for the next one
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # free at once for the next server
         server = DrainingServer(config, app.state.server)
         server.run(sockets=[listener])
         if server.force_exit:  # the engine's thread may be in its kernels: no end of Python would wait for it
@@ -125,17 +125,16 @@ def bind(options: ServerOptions) -> socket.socket:
     # waits for the client's delayed acknowledgement, 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if sys.platform == "linux":
-        # Closing a connection waits for what its reader hasn't taken, with a reader that never takes it for ever.
+        # A connection is closed once its reader has taken everything; this ends the wait for one that never does.
         milliseconds = min(int(1e3 * options.stall_timeout), (1 << 31) - 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     try:
-        # What an earlier server left behind may be used again, but not a port that is only bound so far.
+        # A port that an ended server has used is free at once; one that is bound, even without a listener, isn't.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        with socket.socket(
-            family, socket.SOCK_STREAM
-        ) as probe:  # not every system refuses what another listens on
+        # Not every system refuses a port that another process listens on.
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.settimeout(_PROBE_S)
             if options.port and probe.connect_ex((options.host, options.port)) == 0:
                 raise OSError(errno.EADDRINUSE, "address already in use")
@@ -151,7 +150,7 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """Where to find what listens there."""
+    """The address of what listens there."""
     return http_url(*listener.getsockname()[:2])
 
 

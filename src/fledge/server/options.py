@@ -34,8 +34,8 @@ class ServerOptions:
     max_answers: int = 128  # prompts times n of one request
     request_timeout: float = 600.0  # from a request's arrival to its last byte
     body_timeout: float = 30.0  # for the arrival of a request's body
-    stall_timeout: float = 60.0  # a reader that takes nothing for so long is dropped
-    drain_timeout: float = 30.0  # what running answers get to finish after SIGTERM
+    stall_timeout: float = 60.0  # after which a client that reads nothing is dropped
+    drain_timeout: float = 30.0  # for running answers to finish after SIGTERM
     tool_call_parser: str = "auto"  # how the target writes calls; auto: as its chat template does
     reasoning_parser: str | None = None  # how it reasons; None: what it thinks is part of the answer
     health_route: str | None = None  # besides /health

@@ -1,8 +1,7 @@
-"""What clients may send. Types are strict; what a field doesn't list is refused, never ignored.
+"""The requests that clients may send: OpenAI's fields, some under the names vLLM has, and two of our own.
 
-Beyond OpenAI's fields: top_k, min_p, min_tokens, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids,
-structured_outputs (names as in vLLM), `speculate` (false: plain decode for this request) and `return_trace` (origins of
-tokens and draft trees).
+vLLM's: top_k, min_p, min_tokens, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids, structured_outputs.
+Ours: `speculate` (false: plain decode for this request), `return_trace` (origins of tokens, and draft trees).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _INT64 = 1 << 63
 _COLDEST = 0.001
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Lists end at their first error: of millions, all would be told at length while every other request waits.
+# Lists end at their first error (fail_fast): reporting millions of them would keep all other requests waiting.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _MOST_BIASES = 4096

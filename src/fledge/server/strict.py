@@ -1,4 +1,4 @@
-"""Bodies whose types are strict: what a field doesn't list is refused, never ignored."""
+"""Request bodies with strict types, in which unknown fields are refused, not ignored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fledge.server import errors
 Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
 _MOST_FIELDS = 256  # of one object
 
-# Fields we don't have, and the values of theirs that ask for nothing: clients fill them in by themselves.
+# Fields that we don't support, with the values that ask for nothing: clients send these without being told to.
 _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (None, True),
     "annotations": (None, []),  # of an assistant's message, as OpenAI's own answers have it
@@ -47,7 +47,7 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
 
 
 class StrictBody(BaseModel):
-    """A JSON object in which a field that isn't known is an error, unless its value asks for nothing."""
+    """A JSON object; a field it doesn't know is an error, unless its value asks for nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -68,17 +68,17 @@ class EngineWorker:
 
     @property
     def most_answers(self) -> int:
-        """That may be on their way: a full batch, and those that wait for a place in it."""
+        """How many jobs may be under way: a full batch and a full queue."""
         return self.engine.max_batch + self._max_queue
 
     @property
     def waiting(self) -> int:
-        """Jobs that aren't in the engine yet."""
+        """How many jobs aren't in the engine yet."""
         return len(self._queue)
 
     @property
     def unfinished(self) -> int:
-        """Jobs on their way."""
+        """How many jobs are under way."""
         return len(self._live)
 
     @property
@@ -137,7 +137,7 @@ class EngineWorker:
         return len(left)
 
     async def close(self) -> None:
-        """End the thread; everything on its way fails."""
+        """End the thread; jobs that are under way fail."""
         await self.drain(_DRAIN_AT_ONCE_S)
         with self._lock:
             self._closing = True
@@ -230,7 +230,7 @@ class EngineWorker:
 
     def _post(self, events: list[_Event]) -> None:
         if events and self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for them any more
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for the results
                 self._loop.call_soon_threadsafe(self._deliver, events)
 
     # And this on the event loop again.
