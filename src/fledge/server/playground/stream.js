@@ -1,7 +1,7 @@
 "use strict";
 // Talking to the server. Everything else gets parsed chunks.
 
-const server = { model: null, key: sessionStorage.getItem("fledge-key") || "", plainMs: null, measured: false, speculative: true };
+const server = { model: null, key: sessionStorage.getItem("fledge-key") || "", plainMs: null, measured: false };
 
 const byId = (id) => document.getElementById(id);
 
@@ -49,7 +49,6 @@ async function connect() {
     if (!response.ok) throw await failure(response);
     const info = await response.json();
     server.model = info.served_model_name;
-    server.speculative = info.speculative;
     const plain = info.engine.shapes.find((row) => row.shape.depth === 0);
     if (plain && plain.requests === plain.rounds && !server.measured) server.plainMs = (1e3 * plain.seconds) / plain.rounds;
     byId("key-bar").hidden = true;
