@@ -178,7 +178,7 @@ def serve(
     )
     serve(
         target,
-        from_vertex(options),
+        from_vertex(options, os.environ),
         limits,
         head=head,
         dtype=dtype,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -89,14 +88,13 @@ def read_keys(file: Path | None, environment: Mapping[str, str]) -> tuple[str, .
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
-def from_vertex(options: ServerOptions, environment: Mapping[str, str] | None = None) -> ServerOptions:
+def from_vertex(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
     """The options as Vertex AI's custom-container contract wants them; unchanged where its variables are missing.
 
     AIP_HTTP_PORT is the port to listen on, on all interfaces; AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE are paths.
     """
-    given = os.environ if environment is None else environment
     port, health, predict = (
-        given.get(f"AIP_{name}") for name in ("HTTP_PORT", "HEALTH_ROUTE", "PREDICT_ROUTE")
+        environment.get(f"AIP_{name}") for name in ("HTTP_PORT", "HEALTH_ROUTE", "PREDICT_ROUTE")
     )
     if port:
         if not port.isdecimal():
