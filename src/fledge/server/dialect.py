@@ -38,7 +38,7 @@ class Dialect:
     """One target's."""
 
     def __init__(self, target: Target, tool_call_parser: str, reasoning_parser: str | None) -> None:
-        """Names of parsers, as `ServerOptions` has them."""
+        """The parsers are named as in `ServerOptions`."""
         self._target = target
         self._parser = tool_call_parser
         self._reasons = reasoning_parser is not None
@@ -48,8 +48,8 @@ class Dialect:
         self._special = {str(token) for token in added.values() if token.special}
 
     def reader(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Reader | None:
-        """For one answer to `body`; None: all of it is content."""
-        # An answer of a form has no room for reasoning.
+        """The reader of one answer to `body`; None: all of it is content."""
+        # Structured output has no room for reasoning.
         free = not body.must_call and body.form is None
         thoughts = self._thoughts(prompt_ids) if self._reasons and free else None
         names = {tool.function.name for tool in body.offered}
@@ -58,7 +58,7 @@ class Dialect:
         return Reader(thoughts, calls) if thoughts or calls else None
 
     def form(self, body: ChatRequest) -> dict[str, Any] | None:
-        """What the engine calls structured_outputs."""
+        """The engine's structured_outputs: calls, the wanted format, or either; None: a free answer."""
         if not body.offered or not (body.must_call or body.form):
             return body.form
         several = body.tool_choice in (None, "auto", "required") and body.parallel_tool_calls is not False
@@ -72,16 +72,18 @@ class Dialect:
         return {"grammar": lark}
 
     def skips_special(self, body: ChatRequest | CompletionRequest) -> bool:
-        """Whether special tokens are left out of the text; not where reasoning or calls are marked with some."""
+        """Whether special tokens are left out of the text; not if some of them mark reasoning or calls."""
         marks: set[str] = set()
         if isinstance(body, ChatRequest):
-            marks |= {THINK, THOUGHT} if self._reasons else set()
-            marks |= {self.call_form.open, self.call_form.close} if body.offered else set()
+            if self._reasons:
+                marks |= {THINK, THOUGHT}
+            if body.offered:
+                marks |= {self.call_form.open, self.call_form.close, self.call_form.args}
         return body.skip_special_tokens is not False and not marks & self._special
 
     @cached_property
     def call_form(self) -> CallForm:
-        """The form of calls; an ApiError if nobody said and the chat template doesn't show it."""
+        """The form of calls; an ApiError if it is neither given nor seen in the chat template."""
         name = self._shown() if self._parser == "auto" else self._parser
         if name is None:
             raise errors.invalid(
@@ -92,7 +94,7 @@ class Dialect:
         return CALL_FORMS[name]
 
     def _shown(self) -> str | None:
-        """The form in which the template writes a call of an earlier turn, or tells the target to write one."""
+        """The form in which the chat template writes earlier calls, or which it tells the target to use."""
         try:
             asked = self._target.chat.render([_QUESTION], tools=[_TOOL], add_generation_prompt=True)
         except TargetError:
@@ -106,11 +108,14 @@ class Dialect:
 
     @cached_property
     def _one_call_a_turn(self) -> bool:
-        """Whether the template refuses more, as Llama 3.1's: what the client sends back must be taken."""
+        """Whether the template refuses several calls in one message, as Llama 3.1's does.
+
+        Then none are asked for, since the client couldn't send them back.
+        """
         return self._after_calls(2) is None
 
     def _after_calls(self, number: int) -> str | None:
-        """A conversation in which the assistant called so many functions at once; None: the template refuses it."""
+        """A conversation that ends with so many calls in one message; None: the template refuses it."""
         turn = {"role": "assistant", "content": "", "tool_calls": [_CALL] * number}
         try:
             return self._target.chat.render([_QUESTION, turn], tools=[_TOOL])
