@@ -7,6 +7,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from fledge.engine import TokenLogprob, TreeTrace
@@ -180,15 +181,12 @@ def usage(jobs: Sequence[Job]) -> Json:
     }
     found["prompt_tokens_details"] = {"cached_tokens": sum(first.values())}
     rounds = sum(each.rounds for each in stats)
-    depth = max(len(each.accepted_by_depth) for each in stats)
-    accepted = [
-        sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)
-    ]
+    by_depth = zip_longest(*(each.accepted_by_depth for each in stats), fillvalue=0)
     found["speculation"] = {
         "tau": round(sum(each.tau * each.rounds for each in stats) / rounds, 4) if rounds else 1.0,
         "rounds": rounds,
         "drafted_rounds": sum(each.drafted_rounds for each in stats),
-        "accepted_by_depth": accepted,
+        "accepted_by_depth": [sum(counts) for counts in by_depth],
         "ttft_ms": round(min(each.ttft_ms for each in stats), 3),
         "tpot_ms": round(sum(each.tpot_ms for each in stats) / len(stats), 3),
     }
