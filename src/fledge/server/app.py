@@ -186,18 +186,14 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
         if "instances" not in body:
             return await server.generator.respond(_completion(body), request)
         given = read(PredictRequest, body)
-        requests = [_instance({**(given.parameters or {}), **instance}) for instance in given.instances]
+        requests = [_completion({**(given.parameters or {}), **instance}) for instance in given.instances]
+        if any(each.stream for each in requests):
+            raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
         return {"predictions": await server.generator.predictions(requests, request)}
 
 
-def _instance(fields: Json) -> ChatRequest | CompletionRequest:
-    body = _completion({key: value for key, value in fields.items() if key != "@requestFormat"})
-    if body.stream:
-        raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
-    return body
-
-
 def _completion(fields: Json) -> ChatRequest | CompletionRequest:
+    fields = {key: value for key, value in fields.items() if key != "@requestFormat"}  # Vertex AI's own
     return read(ChatRequest, fields) if "messages" in fields else read(CompletionRequest, fields)
 
 
@@ -262,16 +258,16 @@ def _add_operations(app: FastAPI, server: Server) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    async def api_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
         return error.response()
 
-    async def wrong_body(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def wrong_body(_: Request, error: RequestValidationError) -> Response:
         return errors.from_validation(error.errors()).response()
 
-    async def http_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
         if error.status_code == 400:  # no UTF-8, or numbers and nesting beyond what JSON parsers take
             return errors.no_json().response()
         messages = {
@@ -280,10 +276,6 @@ def _add_errors(app: FastAPI) -> None:
         }
         message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, headers=error.headers).response()
-
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(RequestValidationError, wrong_body)
-    app.add_exception_handler(HTTPException, http_error)
 
 
 def _schema(app: FastAPI) -> Json:

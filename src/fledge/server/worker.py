@@ -245,5 +245,5 @@ class EngineWorker:
             else:
                 job.receive(what)
                 self.metrics.progress(job, what)
-            if isinstance(what, ApiError) or what.completion is not None:
+            if job.done:
                 self._ended(job)
