@@ -210,6 +210,14 @@ def test_what_no_json_parser_reads_is_called_so(live: Running, body: bytes) -> N
     assert response.json()["error"]["code"] == "invalid_json"
 
 
+def test_nesting_that_is_just_about_parsed_is_refused(live: Running) -> None:
+    """The body's parser begins higher on the interpreter's stack than what goes through the values later."""
+    for depth in range(840, 1000, 4):
+        nested = '{"a": ' * depth + "1" + "}" * depth
+        body = json.dumps(GOOD)[:-1] + f', "chat_template_kwargs": {{"x": {nested}}}}}'
+        refused(live, "/v1/chat/completions", body.encode(), 400)
+
+
 def test_a_prompt_beyond_the_vocabulary_is_called_the_prompt(live: Running) -> None:
     response = live.post("/v1/completions", {"prompt": [99999], "echo": True, "max_tokens": 1})
     assert response.json()["error"]["param"] == "prompt"

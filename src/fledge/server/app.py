@@ -266,6 +266,10 @@ def _add_errors(app: FastAPI) -> None:
     async def wrong_body(_: Request, error: RequestValidationError) -> Response:
         return errors.from_validation(error.errors()).response()
 
+    @app.exception_handler(RecursionError)  # parsed, but too deep for what goes through it later
+    async def too_deep(_: Request, error: RecursionError) -> Response:
+        return errors.invalid("the body is nested too deeply; send a flatter one").response()
+
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
         if error.status_code == 400:  # no UTF-8, or numbers and nesting beyond what JSON parsers take
