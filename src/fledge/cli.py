@@ -219,7 +219,10 @@ def report(
     ] = None,
     output: Annotated[str, typer.Option(help="where --compare writes its page")] = "compare.html",
 ) -> None:
-    """Write report.html and summary.json from what the run folder holds, or compare two runs."""
+    """Write report.html and summary.json from what the run folder holds, or compare two runs.
+
+    Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
+    """
     from fledge.closing import compare_run_folders, export_report
 
     if compare is not None:

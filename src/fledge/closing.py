@@ -21,6 +21,7 @@ from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.errors import DataError, StorageError
+from fledge.recipe import RECIPE_NAME
 from fledge.released import released_folder
 from fledge.run_folder import Record, Run
 from fledge.storage import join
@@ -44,11 +45,20 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
 
 
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
-    """All the report shows of a run; `seconds` is what each stage took."""
+    """All the report shows of a run; `seconds` is what each stage took.
+
+    It shows the recipe the run was made with, not the one it is reported with. Only a price given now counts, which
+    no stage depends on.
+    """
     head = training_facts(run.url("head"), run.url("train", "metrics.jsonl"))
     bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
+    if bench is not None and (price := run.recipe.bench.price_per_hour) is not None:
+        priced = bench.options.model_copy(update={"price_per_hour": price})
+        bench = bench.model_copy(update={"options": priced})
     load = LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None
-    data, recipe = _own_data(run), run.recipe.to_yaml()
+    own = run.url(RECIPE_NAME)
+    recipe = storage.read_bytes(own).decode() if storage.exists(own) else run.recipe.to_yaml()
+    data = _own_data(run)
     if bench is not None:  # then the target itself needn't be here
         name, revision = bench.subject.target, bench.subject.revision
     elif load is not None and head is None and data is None:  # servers alone, of a target no recipe names
