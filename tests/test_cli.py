@@ -358,6 +358,14 @@ def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
     assert "repeats = 0 is refused" in fledge.error(*command.split(), *arguments)
 
 
+def test_peers_and_modes_are_checked_before_the_target_is_sought(fledge: Fledge, tmp_path: Path) -> None:
+    arguments = ("bench", "peers", "--target", "/no/such/target", "--run-dir", tmp_path)
+    assert "no peer is called 'vlm'" in fledge.error(*arguments, "--peer", "vlm")
+    assert "no peer is called 'vlm'" in fledge.error(*arguments, "--program", "vlm=/usr/bin/python3")
+    assert "no mode is called 'eagle'" in fledge.error(*arguments, "--mode", "eagle")
+    assert "no target '/no/such/target'" in fledge.error(*arguments, "--peer", "vllm")
+
+
 def test_generate_refuses_what_it_would_ignore_or_learn_too_late(fledge: Fledge) -> None:
     arguments = ("generate", "Hi", "--target", "/no/such/target")
     assert "--head released names one; leave one" in fledge.error(*arguments, "--plain", "--head", "released")

@@ -210,11 +210,10 @@ def bench_peers(
     from fledge.target import Target
 
     refuse_unwritable(join(run_dir, "peers.md"))
-    loaded = Target.load(target)
     with refused_by_name():
         options = PeerOptions(
-            target=loaded.name,
-            head=None if head == "none" else head_url(loaded, head),
+            target=target,
+            head=None if head == "none" else head,
             peers=tuple(peer or ()),
             modes=tuple(mode or ()),
             programs=dict(_pair(one, "--program") for one in program or ()),
@@ -226,6 +225,8 @@ def bench_peers(
             concurrency=_numbers(concurrency, int, "--concurrency"),
             repeats=repeats,
         )
+    loaded = Target.load(target)
+    options = replace(options, target=loaded.name, head=options.head and head_url(loaded, options.head))
     with StageProgress("peers") as progress:
         found = run_peers(loaded, options, progress.update)
     write_peers(run_dir, found)

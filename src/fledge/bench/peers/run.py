@@ -54,6 +54,17 @@ class PeerOptions:
     concurrency: Levels = (1, 8)
     repeats: Count = 3
 
+    def __post_init__(self) -> None:
+        """Raise a DataError for peers or modes that don't exist."""
+        names, modes = [peer.name for peer in PEERS], {mode for peer in PEERS for mode in peer.modes}
+        asked = {*self.peers, *self.programs, *self.models, *self.drafts}
+        for what, unknown, known in (
+            ("peer", asked - set(names), names),
+            ("mode", set(self.modes) - modes, sorted(modes)),
+        ):
+            if unknown:
+                raise DataError(f"no {what} is called {min(unknown)!r}; use one of {', '.join(known)}")
+
 
 @dataclass(frozen=True)
 class PeerRow:
@@ -197,14 +208,6 @@ def run_peers(target: Target, options: PeerOptions, progress: Progress = silent)
 
 def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
     """What is installed, and a line for everything that isn't."""
-    names, modes = [peer.name for peer in PEERS], {mode for peer in PEERS for mode in peer.modes}
-    asked = {*options.peers, *options.programs, *options.models, *options.drafts}
-    for what, unknown, known in (
-        ("peer", asked - set(names), names),
-        ("mode", set(options.modes) - modes, sorted(modes)),
-    ):
-        if unknown:
-            raise DataError(f"no {what} is called {min(unknown)!r}; use one of {', '.join(known)}")
     chosen, missing = [], []
     for peer in PEERS:
         if options.peers and peer.name not in options.peers:
