@@ -140,11 +140,12 @@ def test_a_pickled_head_of_the_hub_is_read_by_its_id(
 
 
 def test_push_uploads_the_whole_folder_in_one_commit_and_a_hub_id_loads(
-    monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub: dict[str, Path] = {}
 
     def upload(api: HfApi, *, repo_id: str, folder_path: str, **rest: Any) -> SimpleNamespace:
+        assert f"uploading to {constants.ENDPOINT}/{repo_id};" in capsys.readouterr().out  # said beforehand
         hub[repo_id] = tmp_path / "hub"
         hub[repo_id].mkdir()
         for file in Path(folder_path).iterdir():

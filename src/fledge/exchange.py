@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 
 from fledge.console import StageProgress, say
 from fledge.doctor import diagnose
@@ -77,6 +78,7 @@ def export_head(
     _compare(head, read_head(destination), wanted, destination)
     say(f"head: {destination} ({chosen} form, every tensor read back and compared)")
     if push is not None:
+        say(f"uploading to {constants.ENDPOINT}/{push}; if it isn't there yet, it is made private")
         with tempfile.TemporaryDirectory() as folder:
             _write(head, folder, chosen, wanted, push)
             say(f"pushed: {push_folder(folder, push)}")
