@@ -22,6 +22,7 @@ from fledge.errors import StorageError, TargetError
 from fledge.target import DEFAULT_TARGET, Target, resolve_target
 from fledge.target import hub as hub_module
 from fledge.target import resolve as resolve_module
+from fledge.target.made_once import made_once
 from fledge.target.resolve import config_place, given_name
 from tests.target.tiny_gguf import write_gguf
 from tests.tiny import TinyShape, save_tiny_target
@@ -152,6 +153,23 @@ def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
             resolve_target(str(gguf_file), tmp_path)
     assert [p for p in (tmp_path / "targets").iterdir() if p.is_dir()] == []
     assert resolve_target(str(gguf_file), tmp_path).folder.exists()
+
+
+def test_a_folder_has_its_name_only_once_its_files_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[object] = []
+    rename = os.rename
+    monkeypatch.setattr(os, "fsync", lambda handle: steps.append(os.fstat(handle).st_ino))
+    monkeypatch.setattr(os, "rename", lambda old, new: (steps.append("renamed"), rename(old, new)))
+
+    def make(folder: Path) -> None:
+        (folder / "part").mkdir()
+        (folder / "part" / "weights").write_bytes(b"1")
+
+    final = made_once(tmp_path / "made", make)
+    places = (final / "part", final / "part" / "weights", final)
+    assert steps == [*(path.stat().st_ino for path in places), "renamed"]
 
 
 def test_the_window_in_a_gguf_file_is_kept(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ def _make(final: Path, make: Callable[[Path], None]) -> None:
     try:
         make(scratch)
         os.chmod(scratch, 0o755)
+        # A rename may reach the disk before what it renames: after a power loss the files would be there, but empty.
+        for path in (*scratch.rglob("*"), scratch):
+            _write_through(path)
         os.rename(scratch, final)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_through(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
