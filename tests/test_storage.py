@@ -119,6 +119,34 @@ def test_a_host_that_has_no_address_is_not_asked_again(monkeypatch: pytest.Monke
     assert len(asked) == 1
 
 
+def test_deleting_is_tried_again_and_a_place_that_does_not_answer_is_not_taken_for_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    filesystem = fsspec.filesystem("memory")
+    monkeypatch.setattr("fledge.retry.FIRST_PAUSE", 0.0)
+    storage.write_atomic("memory://doomed/x", b"data")
+    failures = [ConnectionResetError("reset"), ConnectionResetError("reset")]
+    delete = filesystem.rm
+
+    def flaky(path: str, recursive: bool = False) -> None:
+        if failures:
+            raise failures.pop()
+        delete(path, recursive=recursive)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(filesystem, "rm", flaky)
+        storage.remove("memory://doomed")
+    assert not storage.exists("memory://doomed/x")
+    storage.remove("memory://doomed")  # which isn't there
+
+    def forbidden(path: str, **rest: object) -> None:
+        raise PermissionError("no rights")
+
+    monkeypatch.setattr(filesystem, "info", forbidden)
+    with pytest.raises(StorageError, match="can't delete memory://doomed: no rights"):
+        storage.remove("memory://doomed")
+
+
 def test_a_really_full_file_system(tmp_path: Path) -> None:
     mount = tmp_path / "tiny"
     mount.mkdir()

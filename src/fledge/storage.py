@@ -139,10 +139,12 @@ def refuse_unwritable(url: str) -> None:
 
 def remove(url: str) -> None:
     """Delete a file or folder; nothing happens if it isn't there."""
-    filesystem, path = _resolve(url)
-    with _explained(url, "delete"):
-        if filesystem.exists(path):
+
+    def delete(filesystem: Any, path: str) -> None:
+        if _found(filesystem, path):
             filesystem.rm(path, recursive=True)
+
+    _on(url, "delete", delete)
 
 
 def sha256(data: bytes | memoryview) -> str:
