@@ -82,12 +82,13 @@ def serve(patient: Patient) -> Iterator[Callable[..., str]]:
         key: str = "",
         owner: str = "someone",
         depth: int = DEPTH,
+        metrics: bool = True,
     ) -> str:
         backend = Backend(patient, head, sglang=sglang, template=template, owner=owner, depth=depth)
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._reply(backend.get(self.path))
+                self._reply(backend.get(self.path) if metrics or self.path != "/metrics" else None)
 
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
@@ -150,6 +151,17 @@ def test_a_server_that_plans_its_drafts_is_not_held_against_chains(
             patient.target, str(patient.head), engine=url, prompts=PROMPTS[:3], max_tokens=TOKENS, depth=DEPTH
         )
         assert [f.fault for f in found.findings] == faults, found.measured
+
+
+def test_a_server_without_metrics_reports_no_drafts(patient: Patient, serve: Callable[..., str]) -> None:
+    url = serve(metrics=False)
+    found = diagnose(
+        patient.target, str(patient.head), engine=url, prompts=PROMPTS[:2], max_tokens=TOKENS, depth=DEPTH
+    )
+    assert [(f.fault, f.what) for f in found.findings] == [
+        ("served-tau", "the server reports no drafts at all")
+    ]
+    assert {row.name: row.value for row in found.measured}["answers equal to our plain decode"] == "2 of 2"
 
 
 def test_a_server_that_is_not_there_is_told_before_anything_takes_time(patient: Patient) -> None:

@@ -223,7 +223,9 @@ def _served(
     if not told:
         findings.append(
             Finding(
-                "served-tau", "the server reports no drafts at all", "switch speculation on (EAGLE3 / eagle3)"
+                "served-tau",
+                "the server reports no drafts at all",
+                "switch speculation on (EAGLE3 / eagle3); of vLLM they are counted on its /metrics page",
             )
         )
     elif mean(told) < least:

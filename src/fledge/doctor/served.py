@@ -91,7 +91,10 @@ class ServedEngine:
 
     def _counters(self) -> tuple[int, int]:
         """Drafts and accepted tokens so far, from the metrics page; zeros if it has none."""
-        text = self._open("/metrics").decode()
+        try:
+            text = self._open("/metrics").decode()
+        except EngineError:
+            return 0, 0
 
         def total(name: str) -> int:
             values = re.findall(rf"^[a-z]+:{name}_total(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.MULTILINE)
