@@ -64,29 +64,24 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(values, override)
     origin = partial(_origin, source, overrides)
-    _refuse_unknown(values, origin)
     _refuse_infinite(values, origin)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
         # A misspelt key comes before one that is missing for it.
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":  # where _refuse_unknown doesn't look, as in a list
-            known = list(_model_at(first["loc"][:-1]).model_fields)
-            close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"
-            raise RecipeError(f"{origin(key)} has an unknown key {key}; {hint}") from error
-        wanted = f"set {key} to a valid value"
-        if first["type"] == "tuple_type":
-            wanted = f"write a list: {key}=[...]"
+        place, wrong = first["loc"], f"{first['input']!r} is refused: {first['msg']}"
+        key = ".".join(map(str, place))
+        if first["type"] == "extra_forbidden":
+            message = f"{origin(key)} has an unknown key {key}; {_suggestion(place)}"
+        elif first["type"] == "tuple_type":
+            message = f"{origin(key)}: {key} = {wrong}; write a list: {key}=[...]"
         elif first["type"] == "model_type":
-            wanted = (
-                f"write a mapping with keys such as {', '.join([*_model_at(first['loc']).model_fields][:3])}"
-            )
-        raise RecipeError(
-            f"{origin(key)}: {key} = {first['input']!r} is refused: {first['msg']}; {wanted}"
-        ) from error
+            some = ", ".join([*_model_at(place).model_fields][:3])
+            message = f"{origin(key)}: {key} = {wrong}; write a mapping with keys such as {some}"
+        else:
+            message = f"{origin(key)}: {key} = {wrong}; set {key} to a valid value"
+        raise RecipeError(message) from error
 
 
 def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
@@ -150,23 +145,6 @@ def _origin(source: str, overrides: Sequence[str], key: str) -> str:
     return f"recipe {source}"
 
 
-def _refuse_unknown(
-    values: dict[str, Any],
-    origin: Callable[[str], str],
-    model: type[BaseModel] = Recipe,
-    prefix: str = "",
-) -> None:
-    for name, value in values.items():
-        if name not in model.model_fields:
-            closest = _closest(f"{prefix}{name}")
-            known = ", ".join(model.model_fields)
-            hint = f"did you mean {closest}?" if closest else f"use one of {known}"
-            raise RecipeError(f"{origin(prefix + name)} has an unknown key {prefix}{name}; {hint}")
-        inner = _inner_model(model.model_fields[name].annotation)
-        if inner is not None and isinstance(value, dict):
-            _refuse_unknown(value, origin, inner, f"{prefix}{name}.")
-
-
 def _refuse_infinite(value: Any, origin: Callable[[str], str], key: str = "") -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise RecipeError(f"{origin(key)}: {key} = {value} is refused: no option takes that; give a number")
@@ -176,17 +154,17 @@ def _refuse_infinite(value: Any, origin: Callable[[str], str], key: str = "") ->
         _refuse_infinite(part, origin, f"{key}.{name}" if key else str(name))
 
 
-def _closest(key: str) -> str | None:
-    """The valid key that looks most like an unknown one: the same part first, then the last name anywhere."""
-    keys = list(option_keys()) + list(Recipe.model_fields)
-    for candidate in difflib.get_close_matches(key, keys, n=1, cutoff=0.7):
-        return candidate
-    by_last: dict[str, str] = {}
-    for valid in keys:
-        by_last.setdefault(valid.rsplit(".", 1)[-1], valid)
-    for last in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last, n=1, cutoff=0.7):
-        return by_last[last]
-    return None
+def _suggestion(place: Sequence[int | str]) -> str:
+    """What may be meant by an unknown key: one of the same part, else one of that name anywhere in a recipe."""
+    *part, name = map(str, place)
+    here = list(_model_at(place[:-1]).model_fields)
+    keys = {key: ".".join((*part, key)) for key in here}
+    for key in (*Recipe.model_fields, *option_keys()):
+        keys.setdefault(key.rpartition(".")[2], key)
+    for known in (here, keys):
+        for closest in difflib.get_close_matches(name, known, n=1, cutoff=0.7):
+            return f"did you mean {keys[closest]}?"
+    return f"use one of {', '.join(here)}"
 
 
 def _model_at(place: Sequence[int | str]) -> type[BaseModel]:
