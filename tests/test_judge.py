@@ -114,6 +114,15 @@ def test_an_ablation_prints_each_change_and_writes_a_table(
     table = (tmp_path / "ablation" / "ablation.md").read_text()
     assert "| recipe | as it is |" in table
     assert "| random | init=random |" in table
-    assert "the rows are recipe, random" in fledge.error(
-        "ablate", small_recipe, "--row", "unheard-of", "--response-tokens", "400", "--run-dir", tmp_path
-    )
+
+
+def test_an_ablation_is_checked_before_its_first_row_is_trained(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    rows = ("--row", "recipe", "--row", "unheard-of", "--response-tokens", "400")
+    assert "there is no run in" in fledge.error("ablate", small_recipe, *rows, "--run-dir", tmp_path / "typo")
+    assert not (tmp_path / "typo").exists()
+    shutil.copytree(finished_run / "features", tmp_path / "features")
+    line = fledge.error("ablate", small_recipe, *rows, "--run-dir", tmp_path)
+    assert "no row 'unheard-of'; the rows are recipe, random" in line
+    assert not (tmp_path / "ablation").exists()

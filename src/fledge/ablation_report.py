@@ -8,7 +8,7 @@ from fledge.console import StageProgress, print_table, say
 from fledge.errors import DataError
 from fledge.run_folder import Run
 from fledge.storage import join, write_atomic
-from fledge.train.ablation import finished_rows, rows_for, run_row, table
+from fledge.train.ablation import check_rows, finished_rows, rows_for, run_row, table
 
 TABLE_NAME = "ablation.md"
 _COLUMNS = ("row", "changed", "tau", "to the recipe, 95 %", "seconds")
@@ -20,6 +20,8 @@ def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
         raise DataError(
             "ablate needs all features stored: set features.feed=offline and run `fledge features`"
         )
+    run.check_exists()
+    check_rows(run.train_options, names)  # a misspelt one not only after those before it were trained
     folder = run.url("ablation")
     with run.locked():
         for size in sizes:

@@ -4,7 +4,8 @@
 
 A stage's folder holds `fingerprint.json` (written first: what the stage is made from), the stage's files, and
 `done.json` (written last). Fingerprints include the checksums of the stage's inputs, so nothing stale is mixed in.
-A folder that holds shards but no fingerprint was put there: it is taken as it is, and the run begins after it.
+A folder that holds shards but no fingerprint was put there by the user: it is taken as it is, and the run begins with
+the stage after it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fledge.train import refuse_without_wandb
 
 def run_pipeline(run: Run) -> None:
     """Do every stage that isn't finished, then show what came out."""
-    if follows():
+    if _is_follower():
         raise StorageError(
             "`fledge run` works in one process; under torchrun use `fledge train` after the stages before it"
         )
@@ -56,15 +57,14 @@ def run_pipeline(run: Run) -> None:
 def run_stage(run: Run, name: str) -> None:
     """Do one stage; the stages it builds on must be finished, except for the benchmark of given heads."""
     stage = _named(name)
-    if follows():  # the leading process keeps the folder's records
+    if _is_follower():
         if name != "train":
             raise StorageError(f"{name} works in one process; only `fledge train` runs under torchrun")
         if finished(run, stage, stage.fingerprint(run)) is None:
             stage.work(run, silent)
         return
-    builds_on = stage.always or (stage.needs and not run.given_heads)
-    if builds_on and not exists(run.folder):  # or a typing error would become a folder
-        raise StorageError(f"there is no run in {run.folder}; check --run-dir, or make one with `fledge run`")
+    if stage.always or (stage.needs and not run.given_heads):
+        run.check_exists()
     with run.locked():
         if _is_given(run, stage):  # nothing is added to what isn't ours
             _print_given(run, stage)
@@ -88,8 +88,8 @@ def run_stage(run: Run, name: str) -> None:
             print_closing(run, finished_records(run))
 
 
-def follows() -> bool:
-    """Whether torchrun started this process as one that another one leads."""
+def _is_follower() -> bool:
+    """Whether this is a process of torchrun other than the first, which alone keeps the folder's records."""
     return int(os.environ.get("RANK", "0")) > 0 and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -107,7 +107,7 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
 
 
 def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
-    """Raise what a pending stage is bound to raise before those ahead of it take their hours."""
+    """Raise the errors that are certain to come in a pending stage now, not after hours of the stages before it."""
     recipe = run.recipe
     _refuse_undecodable(run, pending)
     run.refuse_wrong_heads()

@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Record:
-    """A finished stage, as `done.json` keeps it. Killed attempts are in training's `seconds` only."""
+    """A finished stage, as `done.json` keeps it. `seconds` is of the last attempt; of training, of all attempts."""
 
     stage: str
     digest: str  # of the fingerprint the output was made with
@@ -81,7 +81,6 @@ class Run:
         self.folder = folder
         self.command = command  # as typed, for the report
         self.given_heads = tuple(given_heads)  # to measure instead of the run's own
-
         self.ray = ray  # where prompts, respond and features run, if not in this process
 
     def url(self, *parts: str) -> str:
@@ -155,6 +154,13 @@ class Run:
             return False
         measured = made_from.parts.get("head", made_from.parts.get(f"heads.{TRAINED}"))
         return measured is not None and measured != head_digest(self.url("head"))
+
+    def check_exists(self) -> None:
+        """Raise a StorageError if there is no such run: what only adds to one would make a folder of a typing error."""
+        if not storage.exists(self.folder):
+            raise StorageError(
+                f"there is no run in {self.folder}; check --run-dir, or make one with `fledge run`"
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

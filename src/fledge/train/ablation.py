@@ -83,6 +83,15 @@ def rows_for(options: TrainOptions) -> list[str]:
     return [name for name, changes in VARIANTS.items() if not fixed & changes.keys()]
 
 
+def check_rows(options: TrainOptions, names: Sequence[str]) -> None:
+    """Raise a DataError for a name that is no row here."""
+    rows = rows_for(options)
+    for name in names:
+        if name not in rows:
+            going_on = " of a training that goes on from train.init_head" if name in VARIANTS else ""
+            raise DataError(f"no row {name!r}{going_on}; the rows are {', '.join(rows)}")
+
+
 def run_row(
     target: Target,
     features_url: str,
@@ -97,10 +106,7 @@ def run_row(
 
     Raises a DataError for a name that is no row here, a FingerprintError if the folder holds a row of another recipe.
     """
-    rows = rows_for(options)
-    if name not in rows:
-        going_on = " of a training that goes on from train.init_head" if name in VARIANTS else ""
-        raise DataError(f"no row {name!r}{going_on}; the rows are {', '.join(rows)}")
+    check_rows(options, [name])
     changed = TrainOptions.model_validate(
         options.model_dump(exclude_unset=True) | dict(VARIANTS[name]) | {"response_tokens": size}
     )
