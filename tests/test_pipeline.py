@@ -281,6 +281,19 @@ def test_the_estimate_covers_what_is_pending(finished_run: Path, recipe: Recipe)
     assert all(row.seconds > 0 for row in rows)
 
 
+def test_the_estimate_knows_how_many_heads_are_measured(
+    finished_run: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(
+        "fledge.estimate.estimate_seconds", lambda options, heads, ms: told.append(heads) or 1.0
+    )
+    folders = [str(finished_run / name) for name in ("head", "train", "bench")]
+    for given in ([], folders[:1], folders):
+        estimate(Run(recipe, str(finished_run), given_heads=given), ["bench"])
+    assert told == [1, 1, 3]
+
+
 def test_the_estimate_knows_what_is_stored_and_drawn(finished_run: Path, recipe: Recipe) -> None:
     def expected(**changes: dict[str, object]) -> dict[str, Expected]:
         parts = {part: getattr(recipe, part).model_copy(update=update) for part, update in changes.items()}

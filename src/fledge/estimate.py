@@ -110,7 +110,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
             60 * (recipe.train.minutes or math.inf),
         ),
         "evaluate": lambda: judged / _TRAIN_OVER_MEASURE / speeds.train,
-        "bench": lambda: estimate_seconds(recipe.bench, 2, speeds.plain_ms),
+        "bench": lambda: estimate_seconds(recipe.bench, len(run.head_urls), speeds.plain_ms),
     }
     return [
         Expected(name, *sizes.get(name, (0.0, 0.0)), time_of())
