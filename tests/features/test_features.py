@@ -129,6 +129,17 @@ def test_an_interrupted_extraction_goes_on_and_gives_the_same_files(
         assert path.read_bytes() == (tmp_path / "resumed" / path.name).read_bytes(), path.name
 
 
+def test_progress_ends_at_the_whole_also_where_held_out_features_alone_are_stored(
+    target: Target, tmp_path: Path
+):
+    url = write_conversations(tmp_path / "conversations", make_conversations(20))
+    online = OPTIONS.model_copy(update={"feed": "online"})
+    seen: list[tuple[float, float]] = []
+    made = extract_features(target, url, online, str(tmp_path / "made"), lambda d, t, n: seen.append((d, t)))
+    assert seen[-1] == (made.tokens, made.tokens)
+    assert 0 < made.tokens < Manifest.load(url).tokens
+
+
 def test_the_store_lives_on_any_filesystem(target: Target, tmp_path: Path):
     url = write_conversations(tmp_path / "conversations", make_conversations(9))
     extract_features(target, url, OPTIONS, "memory://features")

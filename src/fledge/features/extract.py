@@ -55,7 +55,7 @@ def extract_features(
     """
     features_fingerprint(target, conversations_url, options).claim(output_url)
     extractor = extractor or FeatureExtractor(target, options.batch_tokens)
-    total = Manifest.load(conversations_url).tokens
+    total = wanted_tokens(conversations_url, options)
     manifest = Manifest.load(output_url)
     rest = islice(wanted_conversations(conversations_url, options), manifest.records, None)
     done, start = manifest.tokens, time.perf_counter()
@@ -74,6 +74,13 @@ def extract_features(
 def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversation]:
     """Those whose features are stored, in order: all, or only the held-out ones where training makes its own."""
     return (c for c in read_conversations(url) if options.feed == "offline" or c.split == "heldout")
+
+
+def wanted_tokens(url: str, options: FeatureOptions) -> int:
+    """How many tokens those have."""
+    if options.feed == "offline":  # all of them
+        return Manifest.load(url).tokens
+    return sum(map(tokens_of, wanted_conversations(url, options)))
 
 
 def shard_tokens(hidden_size: int, options: FeatureOptions) -> int:
@@ -209,7 +216,7 @@ def _following_is_generated(mask: Tensor, lengths: list[int]) -> Tensor:
 
 
 def tokens_of(conversation: Conversation) -> int:
-    """Its length."""
+    """How many tokens a conversation has."""
     return len(conversation.token_ids)
 
 

@@ -22,6 +22,7 @@ from fledge.features.extract import (
     shard_tokens,
     tokens_of,
     wanted_conversations,
+    wanted_tokens,
 )
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
@@ -49,7 +50,7 @@ def extract_features_on_ray(
 ) -> Manifest:
     """`extract_features` with a target per actor. Same files as the local stage, whatever the number of actors."""
     features_fingerprint(target, conversations_url, options).claim(output_url)
-    total = Manifest.load(conversations_url).tokens
+    total = wanted_tokens(conversations_url, options)
     manifest = Manifest.load(output_url)
     parts = list(_parts(conversations_url, options, target.config.hidden_size))[len(manifest.shards) :]
     if parts:
