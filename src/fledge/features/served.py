@@ -3,9 +3,8 @@
     POST /v1/completions  {"prompt": ids, "max_tokens": 1}   ->   kv_transfer_params.hidden_states_path
     that file             token_ids [n], hidden_states [n, 4, Ht]: low, middle, high, last before the final norm
 
-The server runs vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector; `server_arguments` prints
-what that needs. SGLang returns the last hidden state alone, from which no
-head can be trained.
+The server runs vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector; `server_arguments` returns
+what that needs. SGLang returns the last hidden state alone, from which no head can be trained.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from fledge.errors import DataError
 from fledge.features.extract import likeliest_next, sample_of
 from fledge.features.shard import FeatureSample
 from fledge.target import Target
+from fledge.target.decoder import rms_norm
 
 
 def server_arguments(target: Target, folder: str) -> list[str]:
     """Arguments of `vllm serve` for this target; `folder` is where hidden states pass through."""
     config = target.config
-    layers = [layer + 1 for layer in config.feature_layers] + [
-        config.num_layers
-    ]  # vLLM counts those that have run
+    # vLLM counts the layers that have run.
+    layers = [*(layer + 1 for layer in config.feature_layers), config.num_layers]
     method = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
@@ -99,9 +98,7 @@ class ServedExtractor:
 
     def _sample(self, c: Conversation, states: Tensor) -> FeatureSample:
         config, weights = self._target.config, self._target.ends
-        last = states[:, 3].float()
-        normed = last * (last.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
-        normed *= weights.norm.float().cpu()
+        normed = rms_norm(states[:, 3].float(), weights.norm.float().cpu(), config.rms_norm_eps)
         lm_head = weights.lm_head
 
         def logits(rows: Tensor) -> Tensor:
