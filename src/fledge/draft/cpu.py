@@ -19,8 +19,8 @@ from fledge.errors import EngineError
 from fledge.native import ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
-from fledge.target.cpu import POSITIONS_BEYOND, batch_arguments, shape_reason
-from fledge.target.rope import rope_tables
+from fledge.target.cpu import batch_arguments, shape_reason
+from fledge.target.rope import POSITIONS_BEYOND, rope_tables
 
 MAX_K = 64  # proposals per row the kernels can sort
 

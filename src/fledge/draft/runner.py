@@ -17,14 +17,12 @@ from fledge.draft.head import Head, HeadWeights
 from fledge.draft.race import Draws, foreseen
 from fledge.errors import EngineError, HeadError
 from fledge.target.batch import ForwardBatch
-from fledge.target.rope import apply_rope, rope_tables
+from fledge.target.rope import POSITIONS_BEYOND, apply_rope, rope_tables
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
 
 DraftWeights = Literal["int8", "bfloat16"]  # what the head's matrices are kept in
-
-_POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the last round
 
 
 class DraftOutput(NamedTuple):
@@ -86,7 +84,7 @@ class TorchHeadRunner:
             config.head_dim,
             config.rope_theta,
             config.rope_scaling,
-            config.max_position_embeddings + _POSITIONS_BEYOND,
+            config.max_position_embeddings + POSITIONS_BEYOND,
         )
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
 

@@ -15,10 +15,8 @@ from fledge.native import ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
-from fledge.target.rope import rope_table, window_rope_table
+from fledge.target.rope import POSITIONS_BEYOND, rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
-
-POSITIONS_BEYOND = 64  # rotary rows past the context, for the window of the last round
 
 
 def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> str:
