@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from fledge.errors import TargetError
+from fledge.native.build import native_setting
 from fledge.target.batch import Decoder
 from fledge.target.chat import ChatTemplate
 from fledge.target.config import DecoderConfig
@@ -120,28 +121,23 @@ class Target:
                 f"fledge's decoder can't run {self.name}: {self.config.undecodable}. Take another checkpoint, or see "
                 "docs/features.md, Targets of any other kind"
             )
-        reason, unasked = "backend='torch' was asked for", False
-        if self._backend != "torch":
-            from fledge.native.build import native_setting
-            from fledge.target.cpu import NativeDecoder, native_available  # may compile its kernels
+        if self._backend == "torch":
+            return self._torch_decoder("backend='torch' was asked for")
+        from fledge.target.cpu import NativeDecoder, native_available  # may compile its kernels
 
-            reason = native_available(self.config, self.dtype, self.device)
-            if not reason:
-                logger.info("%s: decoding with the native CPU kernels", self.name)
-                return NativeDecoder(self.config, self.weights)
-            if self._backend == "native":
-                raise TargetError(
-                    f"the native CPU kernels can't run this target: {reason}. Use backend='torch'"
-                )
-            unasked = self.device.type == "cpu" and native_setting() != "0"
-        if unasked:
-            logger.warning(
-                "%s: decoding with torch, many times slower than the CPU kernels, because %s",
-                self.name,
-                reason,
-            )
-        else:
-            logger.info("%s: decoding with torch on %s, because %s", self.name, self.device, reason)
+        reason = native_available(self.config, self.dtype, self.device)
+        if not reason:
+            logger.info("%s: decoding with the native CPU kernels", self.name)
+            return NativeDecoder(self.config, self.weights)
+        if self._backend == "native":
+            raise TargetError(f"the native CPU kernels can't run this target: {reason}. Use backend='torch'")
+        if self.device.type == "cpu" and native_setting() != "0":  # nobody asked for this
+            slow = "%s: decoding with torch, many times slower than the CPU kernels, because %s"
+            logger.warning(slow, self.name, reason)
+        return self._torch_decoder(reason)
+
+    def _torch_decoder(self, reason: str) -> TorchDecoder:
+        logger.info("%s: decoding with torch on %s, because %s", self.name, self.device, reason)
         return TorchDecoder(self.config, self.weights)
 
     @property
