@@ -1,6 +1,6 @@
 """The commands that measure, predict and tune: `fledge bench server`, `bench peers`, `plan` and `tune`.
 
-`fledge bench` without one of its commands measures the engine in this process, as it always has.
+`fledge bench` without one of its commands is `fledge bench engine`, which is in cli.py with the other stages.
 """
 
 from __future__ import annotations

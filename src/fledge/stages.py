@@ -53,7 +53,7 @@ class Stage:
     needs: tuple[str, ...] = ()
     products: tuple[str, ...] = ()  # files of the run without which the stage isn't finished
     always: bool = False  # made again in every run, as it costs next to nothing
-    claims: bool = False  # the work claims its folder itself, once it has found that it can begin
+    claims: bool = False  # the work itself writes fingerprint.json, once it knows that it can begin
 
 
 def _prompts(run: Run, progress: Progress) -> Outcome:
@@ -118,15 +118,14 @@ def _train_fingerprint(run: Run) -> Fingerprint:
     conversations = run.url("conversations") if online else None
     made = train_fingerprint(run.target, run.url("features"), run.train_options, conversations)
     before = Fingerprint.load(run.url("train"))
-    if before is not None and not exists(
-        run.url("features")
-    ):  # deleted to free the disk once the head was there
+    if before is not None and not exists(run.url("features")):
+        # Deleted to free the disk once the head was there.
         return make_fingerprint({**made.parts, "features": before.parts.get("features")})
     return made
 
 
 def _online(run: Run) -> OnlineFeatures | None:
-    """The target at work as training's source of features, if the recipe says so."""
+    """What makes features while training asks for them; None: training reads them from the store."""
     options = run.recipe.features
     if options.feed == "offline":
         return None
@@ -170,9 +169,8 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
             "stage": "bench",
             "format": _FORMAT,
             "target": run.target_parts() | {"backend": run.recipe.target.backend},
-            "bench": options.model_dump(
-                mode="json", exclude={"price_per_hour"}
-            ),  # no figure measured depends on it
+            # No figure that is measured depends on the price.
+            "bench": options.model_dump(mode="json", exclude={"price_per_hour"}),
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
         }

@@ -74,7 +74,7 @@ def file_size(url: str) -> int:
 
 
 def version_of(url: str) -> str:
-    """Something that is another when the file has changed."""
+    """A text that changes when the file does."""
     return str(_on(url, "look at", lambda filesystem, path: filesystem.ukey(path)))
 
 
@@ -312,7 +312,10 @@ def _shown(fingerprint: Fingerprint, field: str) -> str:
 
 
 def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None = None) -> T:
-    """action(file system, path); a remote one's passing failures are tried again, what remains names the place."""
+    """action(file system, path), tried again after a passing failure of a remote file system.
+
+    What fails for good is a StorageError: "can't {verb} {url}". `wanted`: the bytes to write.
+    """
     filesystem, path = _resolve(url)
     with _explained(url, verb, wanted):
         if isinstance(filesystem, LocalFileSystem):

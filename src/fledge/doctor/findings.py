@@ -50,7 +50,7 @@ class Measured:
 
 @dataclass
 class Steps:
-    """How far an examination is."""
+    """The steps of an examination, told to a progress bar."""
 
     tell: Progress
     total: int

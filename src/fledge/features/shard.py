@@ -35,7 +35,7 @@ from fledge.storage import ShardEntry, exists, file_size, local_path, read_range
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")
 _STATES = ("features", "hidden")
-_SMALL = (*_IDS, *_EXPONENTS)  # of a few bytes a token: of a remote store read for a whole shard at once
+_SMALL = (*_IDS, *_EXPONENTS)  # tensors of a few bytes a token
 _FACTS = ("id", "category", "split", "temperature", "tokens", "supervised")
 _ENTRY = "conversations"  # of the header's metadata: checksum, a space, JSON
 _FIRST_READ = 1 << 16  # bytes: most headers fit
@@ -220,13 +220,13 @@ class Shard:
 
     @cached_property
     def _small(self) -> dict[str, bytearray]:
-        """The whole shard's tensors of a few bytes a token."""
+        """The whole shard's small tensors, read at once and kept until `forget`."""
         places = [self._tensors[name] for name in self._small_names]
         ranges = [(self._start + p.begin, self._start + p.end) for p in places]
         return dict(zip(self._small_names, read_ranges(self.url, ranges), strict=True))
 
     def _small_parts(self, index: int) -> dict[str, bytearray]:
-        """A conversation's part of them: alone where a read costs nothing, of all of them kept in memory elsewhere."""
+        """A conversation's small tensors: read alone from a local file, of a remote one cut from `_small`."""
         if self._local:
             return self._parts(self._small_names, index)
         start, stop = self._starts[index], self._starts[index + 1]

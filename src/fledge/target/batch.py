@@ -1,4 +1,4 @@
-"""What crosses from the engine into a decoder, and back.
+"""A decoder's interface: the rows of a forward, what it returns, and the paged KV pool between forwards.
 
 Rows of several requests are laid end to end. Each request owns KV *indices* 0, 1, 2, ...; its page table maps
 an index to a slot of the pool: ``slot = page_table[index // page_size] * page_size + index % page_size``.

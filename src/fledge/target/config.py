@@ -22,7 +22,7 @@ _READ_BY_TRANSFORMERS = (
 )
 _LLAMA4 = {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
-# What transformers takes where config.json leaves it out; of all others the same for all.
+# transformers' defaults of fields that config.json may leave out, where architectures differ in them.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "GraniteForCausalLM": {"max_position_embeddings": 2048},
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
@@ -106,9 +106,8 @@ class DecoderConfig:
     rope_free_layers: tuple[int, ...] = ()  # Llama 4 and SmolLM3: layers without rotary embedding
     window: int = 0  # how many tokens a row of a windowed layer sees, its own with them
     windowed_layers: tuple[int, ...] = ()
-    window_rope_theta: float | None = (
-        None  # Gemma 3: windowed layers' RoPE base, without scaling; None: as all have
-    )
+    # Gemma 3: windowed layers' RoPE base, without scaling; None: that of all layers
+    window_rope_theta: float | None = None
     query_scale: float | None = None  # Gemma 3 and Granite: of scores; None: head_dim ** -0.5
     embedding_scale: float = 1.0  # Gemma 3 and Granite
     residual_scale: float = 1.0  # Granite: of what attention and MLP add to the residual
@@ -117,9 +116,8 @@ class DecoderConfig:
     out_norms: bool = False  # Gemma 3: what attention and MLP add to the residual is normed first
     o_bias: bool = False  # GPT-OSS: attention's last projection has one
     sinks: bool = False  # GPT-OSS: a logit of each query head takes its part of the softmax
-    undecodable: str = (
-        ""  # why fledge's decoder can't run it, if it can't; a head can be trained all the same
-    )
+    # Why fledge's decoder can't run it, if it can't; a head can be trained all the same.
+    undecodable: str = ""
     chosen_layers: tuple[int, int, int] | None = None  # None: the default feature layers
 
     @property
@@ -313,10 +311,10 @@ def _epsilon(raw: Mapping[str, Any]) -> float:
 
 
 def _longest_context(raw: Mapping[str, Any], architecture: str) -> int | None:
-    """How far the decoder is the target; None: as far as the target goes.
+    """The longest context for which the decoder computes what the target does; None: the target's own.
 
-    Within its chunk Llama 4's attention is full attention, and the temperature of its layers without RoPE is 1 up to
-    `floor_scale`.
+    The decoder has neither Llama 4's chunked attention, which is full attention up to the first chunk's end, nor the
+    temperature of its layers without RoPE, which is 1 up to `floor_scale`.
     """
     if not architecture.startswith("Llama4"):
         return None

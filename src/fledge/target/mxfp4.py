@@ -1,7 +1,7 @@
 """Weights in MXFP4 (OCP Microscaling Formats 1.0), as OpenAI publishes GPT-OSS' experts.
 
-Of 32 inputs each, 16 bytes hold a value of four bits for two neighbours, the lower half first, and one more byte the
-exponent that all 32 share.
+A row is cut into blocks of 32 values. A block is 16 bytes with two 4-bit values each, the first in the lower half, and
+one more byte with the exponent that its 32 values share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a recipe says of the target, and the target it says it of."""
+"""The recipe's options of the target."""
 
 from __future__ import annotations
 

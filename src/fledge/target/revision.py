@@ -97,7 +97,8 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
 
 
 def _shape(config: DecoderConfig) -> dict[str, Any]:
-    """All fields; those added later only where they say something, so that older revisions stay what they were."""
+    """All fields. Those that have a default were added later, and count only where they differ from it: so the
+    revisions of older targets stay what they were."""
     shape = asdict(config)
     for name in ("undecodable", "own_positions", "chosen_layers"):
         shape.pop(name)  # what fledge can't do, doesn't use, or was told
@@ -105,11 +106,12 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
         shape["max_position_embeddings"] = min(config.window, config.max_position_embeddings)
         shape = {name: shape[name] for name in shape if not name.startswith("window")}
     if config.experts:
-        shape["experts"] = _said(shape["experts"], config.experts)
-    return _said(shape, config)
+        shape["experts"] = _without_defaults(shape["experts"], config.experts)
+    return _without_defaults(shape, config)
 
 
-def _said(values: dict[str, Any], described: DecoderConfig | ExpertsConfig) -> dict[str, Any]:
+def _without_defaults(values: dict[str, Any], described: DecoderConfig | ExpertsConfig) -> dict[str, Any]:
+    """`values` without the fields that have their default in `described`."""
     later = {field.name: field.default for field in fields(described) if field.default is not MISSING}
     return {name: values[name] for name in values if name not in later or values[name] != later[name]}
 
