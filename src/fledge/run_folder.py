@@ -164,7 +164,10 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process out of a local run folder; the lock goes with the process, however that ends."""
+        """Keep a second process out of a local run folder; the lock goes with the process, however that ends.
+
+        Object stores have no locks, and a lease that is renewed could not tell a slow owner from a dead one.
+        """
         path = storage.local_path(self.folder)
         if path is None:
             yield
