@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
+import httpx2
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 
 from fledge import storage
@@ -26,6 +28,8 @@ from fledge.target.made_once import made_once
 from fledge.target.resolve import config_place, given_name
 from tests.target.tiny_gguf import write_gguf
 from tests.tiny import TinyShape, save_tiny_target
+
+REQUEST = httpx2.Request("GET", "https://hub/org/model")
 
 
 @pytest.fixture
@@ -249,6 +253,20 @@ def test_of_a_hub_model_the_config_can_be_had_alone(
     assert config_place("org/model") == str(tiny_target_folder / "config.json")
     for given in (str(tmp_path), "./missing", "memory://bucket/model"):
         assert config_place(given) == given
+
+
+def test_a_download_that_breaks_off_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(repo_id: str, **rest: object) -> str:
+        raise HfHubHTTPError("503 Server Error\nmore", response=httpx2.Response(503, request=REQUEST))
+
+    monkeypatch.setattr(hub_module, "unreachable_reason", lambda repo_id: "")
+    monkeypatch.setattr(hub_module, "snapshot_download", download)
+    with pytest.raises(
+        TargetError, match=r"the download of org/model broke off \(503 Server Error\): .* run the"
+    ):
+        resolve_target("org/model", tmp_path)
 
 
 def test_a_config_nobody_has_is_one_clear_error(offline: None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
@@ -43,14 +44,10 @@ def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
     """
     wanted = [*WANTED, *also]
     reason = unreachable_reason(repo_id)
-    try:
+    with _explained(repo_id, reason):
         if not reason:
             return Path(snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=UNWANTED))
         folder = Path(snapshot_download(repo_id, allow_patterns=wanted, local_files_only=True))
-    except GatedRepoError as error:
-        raise _licence(repo_id) from error
-    except LocalEntryNotFoundError as error:
-        raise HubUnreachableError(repo_id, reason or str(error)) from error
     if not weight_files(folder) and not any((folder / name).exists() for name in also):
         raise HubUnreachableError(repo_id, reason)
     logger.info("%s: %s; using the copy downloaded earlier", repo_id, reason)
@@ -60,20 +57,28 @@ def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
 def hub_config(repo_id: str) -> Path:
     """A hub model's config.json, without its weights; errors as those of `hub_folder`."""
     reason = unreachable_reason(repo_id)
-    try:
+    with _explained(repo_id, reason):
         return Path(hf_hub_download(repo_id, "config.json", local_files_only=bool(reason)))
+
+
+@contextmanager
+def _explained(repo_id: str, reason: str) -> Iterator[None]:
+    """Turn the errors of a download into TargetErrors; `reason`: why the local cache alone is looked at, or empty."""
+    try:
+        yield
     except GatedRepoError as error:
-        raise _licence(repo_id) from error
+        raise TargetError(
+            f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
+        ) from error
     except LocalEntryNotFoundError as error:
-        raise HubUnreachableError(repo_id, reason or str(error)) from error
+        raise HubUnreachableError(repo_id, reason or first_line(error)) from error
     except EntryNotFoundError as error:
         raise TargetError(f"{repo_id} has no config.json: name a decoder's repository") from error
-
-
-def _licence(repo_id: str) -> TargetError:
-    return TargetError(
-        f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
-    )
+    except Exception as error:  # whichever HTTP client the hub's library uses has its own types
+        raise TargetError(
+            f"the download of {repo_id} broke off ({first_line(error)}): once that is mended run the same command "
+            "again, which goes on with what is missing"
+        ) from error
 
 
 def unreachable_reason(repo_id: str) -> str:
