@@ -69,63 +69,84 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
 
 def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     """What each pending stage takes. Sizes come from what is on disk already, else from typical lengths."""
-    recipe, speeds = run.recipe, Calibration(run)
-    count, heldout = recipe.prompts.count, recipe.respond.heldout
-    attempts = count / _KEPT
-    written, asked = attempts * _ATTEMPT_TOKENS, count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
-    answers = count * _answered(recipe.respond)
-    tokens = conversation_tokens(run, known="respond" not in pending)
-    drawn = _drawn_share(run, tokens * (1 - heldout))
-    learnt_from = tokens * (1 - heldout) * drawn
-    trained = learnt_from * recipe.train.epochs
-    # What the target does while training reads its features from it; what it doesn't is stored beforehand.
-    feed = recipe.features.feed
-    extracted = tokens if feed == "offline" else tokens * heldout
-    online = {"offline": 0.0, "online": trained, "hybrid": min(trained, learnt_from)}[feed]
-    token_bytes = bytes_per_token(run.target.config.hidden_size, recipe.features.codec)
-    kept = online * token_bytes if feed == "hybrid" else 0.0
-    pauses = trained / recipe.train.batch_tokens / recipe.train.evaluate_every  # to measure tau
-    measured = pauses * min(tokens * heldout, recipe.train.evaluate_tokens)
-    judged = min(tokens * heldout, recipe.evaluate.max_tokens)
-    sizes = {
-        "prompts": (written, count * _PROMPT_TOKENS * _PARQUET_BYTES),
-        "respond": (answers, tokens * _PARQUET_BYTES),
-        "features": (extracted, extracted * token_bytes),
-        "train": (trained, speeds.head_size * _CHECKPOINT_BYTES + kept),
-        "evaluate": (judged, 0.0),
+    expect = _Expectations(run, conversation_tokens(run, known="respond" not in pending))
+    stages = {
+        "prompts": expect.prompts,
+        "respond": expect.respond,
+        "features": expect.features,
+        "train": expect.train,
+        "evaluate": expect.evaluate,
+        "bench": expect.bench,
     }
-    seconds: dict[str, Callable[[], float | None]] = {
-        "prompts": lambda: (
-            (written / speeds.sampled + attempts * _TEMPLATE_TOKENS / speeds.prefill)
-            if recipe.prompts.writes
-            else 0.0
-        ),
-        "respond": lambda: (
-            (answers / speeds.greedy + asked / speeds.prefill) if recipe.respond.server is None else None
-        ),
-        "features": lambda: None if recipe.features.device_map else extracted / speeds.prefill,
-        "train": lambda: min(
-            (trained + measured / _TRAIN_OVER_MEASURE) / speeds.train
-            + (online / speeds.prefill if online else 0.0),
-            60 * (recipe.train.minutes or math.inf),
-        ),
-        "evaluate": lambda: judged / _TRAIN_OVER_MEASURE / speeds.train,
-        "bench": lambda: estimate_seconds(recipe.bench, len(run.head_urls), speeds.plain_ms),
-    }
-    return [
-        Expected(name, *sizes.get(name, (0.0, 0.0)), time_of())
-        for name, time_of in seconds.items()
-        if name in pending
-    ]
+    return [stage() for name, stage in stages.items() if name in pending]
 
 
-def _drawn_share(run: Run, tokens: float) -> float:
-    """Of these tokens of conversations, the share that training draws, if it is told to use no more response tokens."""
-    most, respond = run.recipe.train.response_tokens, run.recipe.respond
-    if most is None:
-        return 1.0
-    answered = _answered(respond)
-    return min(1.0, most / max(tokens * answered / (answered + _PROMPT_TOKENS + _TEMPLATE_TOKENS), 1.0))
+class _Expectations:
+    """What each stage of a run takes; only what is asked for is timed."""
+
+    def __init__(self, run: Run, tokens: float) -> None:
+        """`tokens`: of all conversations."""
+        self._run, self._recipe, self._speeds = run, run.recipe, Calibration(run)
+        self._tokens, self._heldout = tokens, tokens * run.recipe.respond.heldout
+        self._token_bytes = bytes_per_token(run.target.config.hidden_size, run.recipe.features.codec)
+
+    def prompts(self) -> Expected:
+        prompts = self._recipe.prompts
+        size = prompts.count * _PROMPT_TOKENS * _PARQUET_BYTES
+        if not prompts.writes:
+            return Expected("prompts", 0.0, size, 0.0)
+        attempts = prompts.count / _KEPT
+        written = attempts * _ATTEMPT_TOKENS
+        seconds = written / self._speeds.sampled + attempts * _TEMPLATE_TOKENS / self._speeds.prefill
+        return Expected("prompts", written, size, seconds)
+
+    def respond(self) -> Expected:
+        count, respond = self._recipe.prompts.count, self._recipe.respond
+        answers, seconds = count * _answered(respond), None
+        if respond.server is None:
+            asked = count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
+            seconds = answers / self._speeds.greedy + asked / self._speeds.prefill
+        return Expected("respond", answers, self._tokens * _PARQUET_BYTES, seconds)
+
+    def features(self) -> Expected:
+        options = self._recipe.features
+        stored = self._tokens if options.feed == "offline" else self._heldout
+        seconds = None if options.device_map else stored / self._speeds.prefill
+        return Expected("features", stored, stored * self._token_bytes, seconds)
+
+    def train(self) -> Expected:
+        options, feed = self._recipe.train, self._recipe.features.feed
+        drawn = (self._tokens - self._heldout) * self._drawn_share()
+        trained = drawn * options.epochs
+        pauses = trained / options.batch_tokens / options.evaluate_every  # to measure tau
+        measured = pauses * min(self._heldout, options.evaluate_tokens)
+        seconds = (trained + measured / _TRAIN_OVER_MEASURE) / self._speeds.train
+        # Tokens that the target runs meanwhile, to make their features.
+        made = {"offline": 0.0, "online": trained, "hybrid": min(trained, drawn)}[feed]
+        if made:
+            seconds += made / self._speeds.prefill
+        if options.minutes:
+            seconds = min(seconds, 60 * options.minutes)
+        kept = made * self._token_bytes if feed == "hybrid" else 0.0
+        return Expected("train", trained, self._speeds.head_size * _CHECKPOINT_BYTES + kept, seconds)
+
+    def evaluate(self) -> Expected:
+        judged = min(self._heldout, self._recipe.evaluate.max_tokens)
+        return Expected("evaluate", judged, 0.0, judged / _TRAIN_OVER_MEASURE / self._speeds.train)
+
+    def bench(self) -> Expected:
+        heads = len(self._run.head_urls)
+        seconds = estimate_seconds(self._recipe.bench, heads, self._speeds.plain_ms)
+        return Expected("bench", 0.0, 0.0, seconds)
+
+    def _drawn_share(self) -> float:
+        """The share of the conversations that training draws, where train.response_tokens limits it."""
+        most, respond = self._recipe.train.response_tokens, self._recipe.respond
+        if most is None:
+            return 1.0
+        answered = _answered(respond)
+        answer_share = answered / (answered + _PROMPT_TOKENS + _TEMPLATE_TOKENS)
+        return min(1.0, most / max((self._tokens - self._heldout) * answer_share, 1.0))
 
 
 def _answered(respond: RespondOptions) -> float:
