@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fledge.console import say
-from fledge.draft import Head
 from fledge.engine import CompletionStats, Engine, SamplingParams
-from fledge.released import head_url
+from fledge.released import load_head
 from fledge.target import Target
 
 
@@ -27,7 +26,7 @@ def answer(
     """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
-    drafts = None if head is None else _load_head(loaded, head)
+    drafts = None if head is None else load_head(loaded, head)
     prompt = loaded.chat.prompt_ids([{"role": "user", "content": question}])
     context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)
     engine = Engine(loaded, drafts, max_batch=1, max_context=context)
@@ -36,12 +35,6 @@ def answer(
         if piece.completion is not None:
             print()
             say(_stats_line(piece.completion.stats, speculative=drafts is not None), dim=True)
-
-
-def _load_head(target: Target, head: str) -> Head:
-    loaded = Head.load(head_url(target, head))
-    loaded.check_target(loaded.target_it_reads(target))
-    return loaded
 
 
 def _stats_line(stats: CompletionStats, *, speculative: bool) -> str:

@@ -315,8 +315,7 @@ def bench_ratios(
     from fledge.bench.ratios import COLUMNS, Sizes, measure_ratios
     from fledge.bench.statistics import range_note
     from fledge.console import print_table, say
-    from fledge.draft import Head
-    from fledge.released import head_url
+    from fledge.released import load_head
     from fledge.storage import refuse_unwritable
     from fledge.target import Target
 
@@ -331,7 +330,7 @@ def bench_ratios(
     loaded = Target.load(target, device=device)
     found = measure_ratios(
         loaded,
-        Head.load(head_url(loaded, head)),
+        load_head(loaded, head),
         sizes,
         [part.strip() for part in only.split(",")] if only else [],
         lambda line: say("  ".join(line.cells)),
@@ -357,8 +356,7 @@ def tune(
     from fledge.bench.options import refused_by_name
     from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
     from fledge.console import StageProgress, print_table, say
-    from fledge.draft import Head
-    from fledge.released import head_url
+    from fledge.released import load_head
     from fledge.storage import refuse_unwritable
     from fledge.target import Target
 
@@ -373,7 +371,7 @@ def tune(
         )
     loaded = Target.load(target, device=device)
     with StageProgress("tune") as progress:
-        found = tune_shapes(loaded, Head.load(head_url(loaded, head)), options, progress.update)
+        found = tune_shapes(loaded, load_head(loaded, head), options, progress.update)
     print_table("Tree shapes", *found.table)
     say(*found.verdicts)
     found.save(output)

@@ -197,18 +197,22 @@ def write_run_card(folder: str) -> str:
     prompts = join(folder, "prompts")
     if not storage.exists(join(prompts, storage.MANIFEST_NAME)):
         raise DataError(f"{folder} has no prompts yet; run `fledge prompts` first or name another --run-dir")
-    head_url = join(folder, "head")
-    head = Head.load(head_url) if storage.exists(join(head_url, CONFIG_NAME)) else None
+    head = _own_head(folder)
     vocabulary = head.vocabulary.token_ids.tolist() if head else None
     conversations = join(folder, "conversations")
     found = privacy_counts(prompts, conversations)
     return write_card(folder, make_card(prompts, conversations, vocabulary, found))
 
 
+def _own_head(folder: str) -> Head | None:
+    """The head a run folder holds, if training has written one."""
+    url = join(folder, "head")
+    return Head.load(url) if storage.exists(join(url, CONFIG_NAME)) else None
+
+
 def _own_data(run: Run) -> DataFacts | None:
     """Facts about the run's data, kept beside the report."""
-    head = Head.load(run.url("head")) if storage.exists(run.url("head", CONFIG_NAME)) else None
-    data = data_facts(run.url("conversations"), run.url("prompts"), head)
+    data = data_facts(run.url("conversations"), run.url("prompts"), _own_head(run.folder))
     if data is not None:
         storage.write_json(run.url(DATA_NAME), asdict(data))
     return data

@@ -10,7 +10,7 @@ from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
 from fledge.engine.cost import measure_cost
 from fledge.engine.options import EngineOptions
-from fledge.released import head_url
+from fledge.released import load_head
 from fledge.run_folder import Run
 from fledge.train import Acceptance, evaluate
 from fledge.train.compare import compare_heads
@@ -20,7 +20,7 @@ _COST_CONTEXT = 512  # tokens of the pool the costs are measured on
 
 def print_evaluation(run: Run, given: str) -> None:
     """Acceptance of a head on the run's held-out conversations, and the speed-up it promises here."""
-    head = Head.load(head_url(run.target, given))
+    head = load_head(run.target, given)
     with StageProgress("evaluate") as progress:
         found = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, None, progress.update)
     rows = [("all", found.overall)]
@@ -65,7 +65,7 @@ def print_evaluation(run: Run, given: str) -> None:
 
 def print_comparison(run: Run, given: tuple[str, str]) -> None:
     """The second head against the first on the run's held-out conversations."""
-    heads = [Head.load(head_url(run.target, name)) for name in given]
+    heads = [load_head(run.target, name) for name in given]
     with StageProgress("compare") as progress:
         found = compare_heads(run.target, heads, run.url("features"), run.recipe.evaluate, progress.update)
     print_table(

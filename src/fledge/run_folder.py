@@ -21,7 +21,7 @@ from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, local_url, weight_urls
 from fledge.errors import RecipeError, StorageError
 from fledge.recipe import Recipe
-from fledge.released import head_url, released_folder
+from fledge.released import head_url, load_head, released_folder
 from fledge.storage import Fingerprint, join
 from fledge.target import Target
 from fledge.train import TrainOptions
@@ -142,10 +142,7 @@ class Run:
 
     def heads(self) -> dict[str, Head]:
         """The heads to measure, loaded and checked against the target."""
-        heads = {name: Head.load(url) for name, url in self.head_urls.items()}
-        for head in heads.values():
-            head.check_target(head.target_it_reads(self.target))
-        return heads
+        return {name: load_head(self.target, url) for name, url in self.head_urls.items()}
 
     def of_earlier_head(self, folder: str) -> bool:
         """Whether a stage's folder holds figures of a head that the run's own has replaced since."""

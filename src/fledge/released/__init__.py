@@ -23,7 +23,14 @@ def released_folder(revision: str) -> str | None:
 
 def released_head(target: Target) -> Head:
     """The shipped head for this very target; a HeadError if there is none."""
-    return Head.load(head_url(target, "released"))
+    return load_head(target, "released")
+
+
+def load_head(target: Target, given: str) -> Head:
+    """The head a user names for a target: a folder, URL or hub id, or `released`; a HeadError if it is another's."""
+    head = Head.load(head_url(target, given))
+    head.check_target(head.target_it_reads(target))
+    return head
 
 
 def head_url(target: Target, given: str) -> str:

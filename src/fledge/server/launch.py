@@ -19,10 +19,9 @@ import psutil
 import uvicorn
 
 from fledge.child import http_url
-from fledge.draft import Head
 from fledge.engine import Engine, EngineOptions
 from fledge.errors import ServerError
-from fledge.released import head_url
+from fledge.released import load_head
 from fledge.server.app import Server, create_app
 from fledge.server.options import ServerOptions
 from fledge.target import Target
@@ -101,10 +100,7 @@ def load_engine(
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     if loaded.device.type == "cpu":
         check_memory(loaded.config, loaded.dtype.itemsize, psutil.virtual_memory().available)
-    drafts = None
-    if head is not None:
-        drafts = Head.load(head_url(loaded, head))
-        drafts.check_target(drafts.target_it_reads(loaded))
+    drafts = None if head is None else load_head(loaded, head)
     return Engine(loaded, drafts, **vars(limits))
 
 
