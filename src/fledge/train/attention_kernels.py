@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fledge.train.blocks import Block, Inputs
-from fledge.train.kernels import address, kernels_for, number, size, threads
+from fledge.train.kernels import as_c, call, kernels_for
 
 _MAX_STEPS, _MAX_HEAD_DIM = 16, 256  # of the C structure and its local arrays
 
@@ -81,7 +81,7 @@ def attend_back(
     call.run("fledge_attend_back", *tensors, *d_own)
     mixed = call.take("mixed", scaled.low.shape, torch.bfloat16)
     torch.bmm(d_scores, keys.low, out=mixed)
-    call.run("fledge_attend_back_finish", mixed, from_own, number(scale), d_query)
+    call.run("fledge_attend_back_finish", mixed, from_own, scale, d_query)
     rows = block.keys.flatten()[block.real_keys]
     for target, weight, factor in ((d_others[0], d_scores, scaled.low), (d_others[1], weights, slope.low)):
         grad = torch.bmm(weight.transpose(1, 2), factor)  # [b * kv, L, D]
@@ -123,13 +123,12 @@ class _Call:
             _stride(own_values),
             (c_void_p * _MAX_STEPS)(*(t.data_ptr() for t in own_keys)),
             (c_void_p * _MAX_STEPS)(*(t.data_ptr() for t in own_values)),
-            threads(),
+            torch.get_num_threads(),
         )
 
     def run(self, name: str, *arguments: object) -> None:
-        """Call a kernel; tensors are passed by address."""
-        converted = [address(a) if isinstance(a, Tensor) else a for a in arguments]
-        getattr(self._kernels, name)(ctypes.byref(self.struct), *converted)
+        """Call a kernel that takes the block first."""
+        getattr(self._kernels, name)(ctypes.byref(self.struct), *map(as_c, arguments))
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Scratch memory."""
@@ -140,18 +139,8 @@ class _Call:
         (b, q), kv, width = rows.shape, self._sizes.kv_heads, self._sizes.head_dim
         shape = (b * kv, q * group, width)
         high, low = self.take(name, shape, torch.float32), self.take(name, shape, torch.bfloat16)
-        rows = rows.contiguous()
-        sizes = (size(n) for n in (b, q, kv, group, width))
-        self._kernels.fledge_gather_heads(
-            address(x),
-            size(x.stride(0)),
-            address(rows),
-            address(high),
-            address(low),
-            number(scale),
-            *sizes,
-            threads(),
-        )
+        sizes = (b, q, kv, group, width)
+        call(self._kernels.fledge_gather_heads, x, x.stride(0), rows.contiguous(), high, low, scale, *sizes)
         return _Gathered(high, low)
 
     def products(self, name: str, left: Tensor, right: Tensor) -> Tensor:

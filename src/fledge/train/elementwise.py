@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.train.kernels import address, kernels_for, number, size, threads
+from fledge.train.kernels import call, kernels_for
 
 
 class Normed(NamedTuple):
@@ -27,8 +27,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Normed:
     if kernels := kernels_for(x, gain):
         x = x.contiguous()
         y, scale = torch.empty_like(x), torch.empty(rows, 1)
-        pointers = (address(t) for t in (x, gain, y, scale))
-        kernels.fledge_rms_norm(*pointers, size(rows), size(width), number(eps), threads())
+        call(kernels.fledge_rms_norm, x, gain, y, scale, rows, width, eps)
         return Normed(y, scale)
     value = x.float()
     scale = value.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -43,8 +42,7 @@ def rms_norm_back(
     if kernels := kernels_for(x, gain, dy):
         x, dy = x.contiguous(), dy.contiguous()
         dx = torch.empty_like(x) if wants_dx else None
-        pointers = (address(t) for t in (x, gain, scale, dy, dx, d_gain))
-        kernels.fledge_rms_norm_back(*pointers, size(rows), size(width), threads())
+        call(kernels.fledge_rms_norm_back, x, gain, scale, dy, dx, d_gain, rows, width)
         return dx
     unit, slope = x.float() * scale, dy.float()
     d_gain += (unit * slope).sum(0)
@@ -60,7 +58,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     if kernels := kernels_for(gate_up):
         y = gate_up.new_empty(rows, width)
-        kernels.fledge_swiglu(address(gate_up), address(y), size(rows), size(width), threads())
+        call(kernels.fledge_swiglu, gate_up, y, rows, width)
         return y
     gate, up = gate_up.split(width, dim=1)
     return F.silu(gate) * up
@@ -71,8 +69,7 @@ def swiglu_back(gate_up: Tensor, dy: Tensor) -> Tensor:
     rows, width = dy.shape
     if kernels := kernels_for(gate_up, dy):
         slope, dy = torch.empty_like(gate_up), dy.contiguous()
-        pointers = (address(t) for t in (gate_up, dy, slope))
-        kernels.fledge_swiglu_back(*pointers, size(rows), size(width), threads())
+        call(kernels.fledge_swiglu_back, gate_up, dy, slope, rows, width)
         return slope
     gate, up = gate_up.split(width, dim=1)
     return torch.cat((torch.ops.aten.silu_backward(dy * up, gate), F.silu(gate) * dy), dim=1)
@@ -84,11 +81,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
     heads = x.shape[1] // (2 * half)
     if (kernels := kernels_for(x)) and x.stride(1) == 1:
         y, cos, sin = x.new_empty(x.shape), cos.contiguous(), sin.contiguous()
-        tables = (address(cos), address(sin), number(direction))
-        sizes = (size(rows), size(heads), size(half))
-        kernels.fledge_rope(
-            address(x), size(x.stride(0)), address(y), size(y.stride(0)), *tables, *sizes, threads()
-        )
+        strided = (x, x.stride(0), y, y.stride(0))
+        call(kernels.fledge_rope, *strided, cos, sin, direction, rows, heads, half)
         return y
     first, second = x.float().view(rows, heads, 2, half).unbind(2)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1) * direction
@@ -99,7 +93,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
 def transpose(x: Tensor, out: Tensor) -> Tensor:
     """x [R, C] into `out` [C, R]."""
     if (kernels := kernels_for(x, out)) and x.is_contiguous():
-        kernels.fledge_transpose(address(x), address(out), size(x.shape[0]), size(x.shape[1]), threads())
+        call(kernels.fledge_transpose, x, out, *x.shape)
         return out
     return out.copy_(x.t())
 
@@ -107,6 +101,6 @@ def transpose(x: Tensor, out: Tensor) -> Tensor:
 def accumulate(total: Tensor, x: Tensor, scale: float) -> None:
     """total += scale * x, for float32 `total` of x's shape."""
     if kernels := kernels_for(x):
-        kernels.fledge_accumulate(address(total), address(x), number(scale), size(x.numel()), threads())
+        call(kernels.fledge_accumulate, total, x, scale, x.numel())
     else:
         total.add_(x, alpha=scale)

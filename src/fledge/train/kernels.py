@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
@@ -42,24 +43,21 @@ def kernels_for(*tensors: Tensor | None) -> ctypes.CDLL | None:
     return _library()
 
 
-def address(tensor: Tensor | None) -> c_void_p:
-    """A tensor's memory; it must be contiguous where the kernel doesn't take strides."""
-    return c_void_p(None if tensor is None else tensor.data_ptr())
+def call(kernel: Callable[..., object], *arguments: Tensor | float | None) -> None:
+    """Call a kernel with these arguments and, as its last one, torch's number of threads.
+
+    Tensors must be contiguous unless the kernel takes their strides.
+    """
+    kernel(*map(as_c, arguments), c_int(torch.get_num_threads()))
 
 
-def size(value: int) -> c_int64:
-    """A count or stride."""
-    return c_int64(value)
-
-
-def number(value: float) -> c_float:
-    """A float argument."""
-    return c_float(value)
-
-
-def threads() -> c_int:
-    """As many as torch uses."""
-    return c_int(torch.get_num_threads())
+def as_c(value: object) -> object:
+    """A tensor as the address of its memory, None as a null pointer, numbers as int64 and float."""
+    if value is None or isinstance(value, Tensor):
+        return c_void_p(None if value is None else value.data_ptr())
+    if isinstance(value, int):
+        return c_int64(value)
+    return c_float(value) if isinstance(value, float) else value
 
 
 @functools.cache

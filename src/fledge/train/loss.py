@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.train.kernels import address, kernels_for, size, threads
+from fledge.train.kernels import call, kernels_for
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
 
@@ -109,7 +109,7 @@ def step_loss(
 def softmax_(logits: Tensor) -> None:
     """Logits [R, V], contiguous, become probabilities."""
     if kernels := kernels_for(logits):
-        kernels.fledge_softmax(address(logits), size(logits.shape[0]), size(logits.shape[1]), threads())
+        call(kernels.fledge_softmax, logits, *logits.shape)
     else:
         torch.softmax(logits, dim=-1, out=logits)
 
@@ -127,7 +127,7 @@ def loss_gradient_(
         measures = LogitMeasures(torch.empty(rows), torch.empty(rows), best) if measure else None
         target, counted, shares = target.contiguous(), counted.contiguous(), torch.tensor(mix).float()
         tensors = (logits, teacher, target, counted, shares, *(measures or (None, None, None)))
-        kernels.fledge_loss_gradient(*map(address, tensors), size(rows), size(width), threads())
+        call(kernels.fledge_loss_gradient, *tensors, rows, width)
         return measures
     if mix == LossMix() and not measure:  # the common case, in place
         torch.softmax(logits, dim=-1, out=logits)
