@@ -25,7 +25,7 @@ from fledge.run_folder import Run
 from fledge.storage import Manifest, local_path
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
-from fledge.train.random_head import random_head
+from fledge.train.start import random_head
 
 # Typical of self-written prompts and the answers to them, until the real ones are on disk.
 _KEPT = 0.85  # share of attempts that pass the filters

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Engine, TreeShape
 from fledge.target import Target
-from fledge.train.random_head import random_head
+from fledge.train.start import random_head
 from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, GRANITE, VOCAB_SIZE, TinyShape, save_tiny_target
 
 TARGETS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from fledge.engine import Engine, TreeShape
 from fledge.errors import TargetError
 from fledge.target import DecoderConfig, Target
 from fledge.target.experts import ExpertsConfig, ExpertWeights, Routing, mix_experts
-from fledge.train.random_head import random_head
+from fledge.train.start import random_head
 from tests.tiny import EXPERTS, TinyShape, save_tiny_target
 
 COUNT, HIDDEN, INNER = 7, 24, 16

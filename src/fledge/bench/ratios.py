@@ -44,7 +44,7 @@ from fledge.engine import Engine
 from fledge.errors import DataError
 from fledge.storage import write_json
 from fledge.target import Target
-from fledge.train.random_head import random_head
+from fledge.train.start import random_head
 
 COLUMNS = ("", "base", "other", "ratio", "")
 PLAIN, HEAD, BAD = "plain", "head", "random head"
