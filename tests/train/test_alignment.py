@@ -171,7 +171,7 @@ def test_the_whole_gradient_equals_autograd_through_a_plain_unroll(target: Targe
     weights, step_weights = learner.unrolled.weights, [0.5, 0.3, 0.2]
     weights.grad.zero_()
     learner.learn(batch, step_weights, measure=False)
-    gradient, start = weights.grad.clone(), weights.masters.mine.clone()
+    gradient, start = weights.grad.clone(), weights.masters.shard.clone()
     generator = torch.Generator().manual_seed(0)
     for weight in weights.weights.values():
         direction = torch.zeros_like(start)
@@ -179,7 +179,7 @@ def test_the_whole_gradient_equals_autograd_through_a_plain_unroll(target: Targe
         direction /= direction.norm()
         losses = []
         for sign in (1, -1):
-            weights.masters.mine.copy_(start + sign * 1e-2 * direction)
+            weights.masters.shard.copy_(start + sign * 1e-2 * direction)
             weights.refresh()
             result = learner.learn(batch, step_weights, measure=True)
             assert result is not None

@@ -54,7 +54,7 @@ def train_split(rank: int, port: int, optimizer: str, folder: str) -> None:
     updates = Optimizer(weights, options_of(optimizer), STEPS)
     assert isinstance(weights.masters, ShardedMasters)
     size = weights.grad.numel()
-    for part in (weights.masters.mine, updates._first, updates._second, updates.average):
+    for part in (weights.masters.shard, updates._first, updates._second, updates.average):
         assert part is not None
         assert part.untyped_storage().nbytes() <= 4 * -(-size // PROCESSES)
     with updates.undone():

@@ -133,9 +133,9 @@ class Learner:
                 found[step, : len(valid)] = (valid & (proposals == labels[step:])).cpu()
         return found
 
-    def trained_head(self, part: Tensor | None = None) -> HeadWeights:
-        """The weights as they are now, or those in another buffer that is split as the masters are."""
-        return self.unrolled.head_weights(self.head.weights, part)
+    def trained_head(self, shard: Tensor | None = None) -> HeadWeights:
+        """The weights as they are now, or those in another buffer that is sharded like the masters."""
+        return self.unrolled.head_weights(self.head.weights, shard)
 
     def _best(self, hidden: Tensor) -> Tensor:
         weight = self.unrolled.weights["lm_head"]

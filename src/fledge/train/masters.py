@@ -1,14 +1,14 @@
-"""Where the float32 masters are when several processes train: whole in each of them, or split with FSDP2.
+"""The float32 masters when several processes train: whole in each of them, or sharded with FSDP2.
 
-    train.parallel    masters, optimiser's state    gradients         compute copies, after every update
-    ddp               whole in every process        all-reduce        cast from the masters
-    fsdp              a part in every process       reduce-scatter    all-gather of the parts, cast before
+    train.parallel    masters, optimiser state     gradients         compute copies, after every update
+    ddp               whole in every process       all-reduce        cast from the masters
+    fsdp              one shard per process        reduce-scatter    all-gather of the shards, cast before
 
-All weights are one flat buffer, and so is a part: even, whatever the weights' shapes.
+All weights are one flat buffer of N numbers, and a shard is an even slice of it, whatever the weights' shapes.
 
-torch's own FSDP2 (`fully_shard`) splits the masters and gathers them; all else that crosses processes is a DTensor that
-changes its placement. Only FSDP2's hooks into autograd have nothing to do: backward functions here add to float32
-gradients in place (functions.py), where the hooks would wait for gradients in the type of the products.
+Torch's own FSDP2 (`fully_shard`) shards the masters and gathers them; all other communication is a DTensor that changes
+its placement. FSDP2's autograd hooks aren't used: the backward functions here add to float32 gradients in place
+(functions.py), where the hooks would wait for gradients in the compute dtype.
 """
 
 from __future__ import annotations
@@ -28,47 +28,48 @@ Parallel = Literal["ddp", "fsdp"]
 
 
 class Masters:
-    """The masters of one process, whole in it, and what it does together with others: all processes must call alike.
+    """Masters that are whole in every process, all of which make the same update.
 
-    As they are here, processes that train together all make the same update.
+    The methods communicate between processes, so all processes must call them in the same order. Shapes: [N] is the
+    flat buffer, [P] this process' shard of it; here they are the same.
     """
 
-    mine: Tensor  # float32 [P], the part of the flat buffer [N] that this process updates
-    part: slice  # its place in the buffer
+    shard: Tensor  # float32 [P], what this process updates
+    span: slice  # its place in the flat buffer
 
     def __init__(self, masters: Tensor, team: Team = Team()) -> None:  # noqa: B008 - immutable
-        self.team, self.mine, self.part = team, masters, slice(0, masters.numel())
+        self.team, self.shard, self.span = team, masters, slice(0, masters.numel())
 
-    def summed(self, grad: Tensor) -> Tensor:
-        """This process' part [P] of the gradients [N], summed over all processes; `grad` is used up."""
+    def reduce(self, grad: Tensor) -> Tensor:
+        """Sum the gradients [N] over all processes; this process' shard [P] of the sum. `grad` is overwritten."""
         return self.team.sum_(grad)
 
     def norm(self, grad: Tensor) -> float:
-        """Of the whole, from parts [P]."""
+        """The norm of the whole gradient, from its shards [P]."""
         return float(grad.norm())
 
-    def whole(self, part: Tensor) -> Tensor:
-        """All processes' parts [P] of something as one [N]; it may be `part` itself."""
-        return part
+    def all_gather(self, shard: Tensor) -> Tensor:
+        """The whole buffer [N] from all processes' shards [P]; it may be `shard` itself."""
+        return shard
 
-    def collected(self, part: Tensor) -> Tensor:
-        """The same for the leading process alone, in memory of the host where it is a copy; empty in the others."""
-        return part
+    def gather_to_leader(self, shard: Tensor) -> Tensor:
+        """`all_gather` for the leading process, in host memory where it is a copy; empty in the others."""
+        return shard
 
-    def publish(self, compute: Tensor, part: Tensor | None = None) -> None:
-        """Cast the masters (or what is given in parts) into every process' `compute` [N]."""
-        compute.copy_(self.mine if part is None else part)
+    def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
+        """Cast the masters (or another buffer, given by its shards) into every process' `compute` [N]."""
+        compute.copy_(self.shard if shard is None else shard)
 
-    def takes(self, turn: int) -> bool:
-        """Whether this process does piece number `turn` of work on whole tensors."""
+    def computes(self, turn: int) -> bool:
+        """Whether this process does the work number `turn` on a whole matrix, whose result it will broadcast."""
         return True
 
-    def hand_round(self, tensor: Tensor, turn: int) -> None:
-        """Overwrite `tensor` with that of the process which took this turn."""
+    def broadcast(self, tensor: Tensor, turn: int) -> None:
+        """Overwrite `tensor` with that of the process that `computes` this turn."""
 
 
 class ShardedMasters(Masters):
-    """Masters split over the processes by FSDP2; `dtype` is that of the compute copies."""
+    """Masters sharded over the processes by FSDP2; `dtype` is that of the compute copies."""
 
     def __init__(self, masters: Tensor, team: Team, dtype: torch.dtype) -> None:
         self.team = team
@@ -79,38 +80,38 @@ class ShardedMasters(Masters):
         self._sharded: FSDPModule = fully_shard(self._module, mesh=self._mesh, mp_policy=policy)
         split = self._module.flat
         assert isinstance(split, DTensor)
-        self.mine = split.to_local()
-        start = team.rank * -(-self._size // team.size)
-        self.part = slice(min(start, self._size), min(start, self._size) + self.mine.numel())
+        self.shard = split.to_local()
+        start = min(team.rank * -(-self._size // team.size), self._size)
+        self.span = slice(start, start + self.shard.numel())
 
-    def summed(self, grad: Tensor) -> Tensor:
+    def reduce(self, grad: Tensor) -> Tensor:
         shares = DTensor.from_local(grad, self._mesh, [Partial()])
         return _local(shares.redistribute(placements=[Shard(0)]))
 
     def norm(self, grad: Tensor) -> float:
         return float(self.team.sum_(grad.norm().square()).sqrt())
 
-    def whole(self, part: Tensor) -> Tensor:
+    def all_gather(self, shard: Tensor) -> Tensor:
         size = torch.Size([self._size])
-        parts = DTensor.from_local(part, self._mesh, [Shard(0)], shape=size, stride=(1,))
-        return _local(parts.redistribute(placements=[Replicate()]))
+        shards = DTensor.from_local(shard, self._mesh, [Shard(0)], shape=size, stride=(1,))
+        return _local(shards.redistribute(placements=[Replicate()]))
 
-    def collected(self, part: Tensor) -> Tensor:
-        whole = self.whole(part)
+    def gather_to_leader(self, shard: Tensor) -> Tensor:
+        whole = self.all_gather(shard)
         return whole.cpu() if self.team.leads else whole.new_empty(0)
 
-    def publish(self, compute: Tensor, part: Tensor | None = None) -> None:
-        if part is not None:
-            compute.copy_(self.whole(part.to(compute.dtype)))
+    def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
+        if shard is not None:
+            compute.copy_(self.all_gather(shard.to(compute.dtype)))
             return
         self._sharded.unshard()
         compute.copy_(self._module.flat)
         self._sharded.reshard()
 
-    def takes(self, turn: int) -> bool:
+    def computes(self, turn: int) -> bool:
         return turn % self.team.size == self.team.rank
 
-    def hand_round(self, tensor: Tensor, turn: int) -> None:
+    def broadcast(self, tensor: Tensor, turn: int) -> None:
         dist.broadcast(tensor, turn % self.team.size)
 
 
@@ -127,8 +128,8 @@ def _local(tensor: DTensor) -> Tensor:
     return local
 
 
-def spread(masters: Tensor, team: Team, parallel: Parallel, dtype: torch.dtype) -> Masters:
-    """Masters [N], the same in all processes of the team, as this process keeps them."""
+def make_masters(masters: Tensor, team: Team, parallel: Parallel, dtype: torch.dtype) -> Masters:
+    """Masters [N], the same in all processes of the team, whole or sharded as `parallel` says."""
     if parallel == "fsdp" and team.size > 1:
         return ShardedMasters(masters, team, dtype)
     return Masters(masters, team)

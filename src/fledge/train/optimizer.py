@@ -3,11 +3,9 @@
 The layer's matrices move by Muon (momentum, then the nearest orthogonal matrix; Jordan et al. 2024, scaled to AdamW's
 step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by AdamW.
 
-Masters, moments and average may be this process' part of the flat buffers only (masters.py). AdamW doesn't mind. Muon
-needs whole matrices:
+Masters, moments and average may be sharded (masters.py). AdamW works on a shard as it is. Muon needs whole matrices:
 
-    momentum and direction, in parts  ->  all-gather  ->  a matrix' orthogonal one, by one process each, in turn
-                                                      ->  broadcast  ->  update, in parts
+    momentum of a shard -> all-gather -> orthogonalise, each matrix in one process -> broadcast -> update of a shard
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Optimizer:
         self._weights = weights
         self._options = options
         self.total_steps = total_steps  # the schedule's length
-        masters = weights.masters.mine
+        masters = weights.masters.shard
         self._first = torch.zeros_like(masters)  # AdamW's moments; the first is Muon's momentum too
         self._second = torch.zeros_like(masters)
         self.average = masters.clone() if options.ema else None
@@ -64,7 +62,7 @@ class Optimizer:
         Returns the gradient norm before clipping. Raises a DataError if it isn't finite; nothing is changed then.
         """
         w, o = self._weights, self._options
-        grad = w.masters.summed(w.grad)  # [P], this process' part
+        grad = w.masters.reduce(w.grad)  # [P], this process' shard
         norm = w.masters.norm(grad)
         if not math.isfinite(norm):
             raise DataError(
@@ -81,17 +79,17 @@ class Optimizer:
         w.refresh()
         if self.average is not None:
             decay = min(o.ema, (step + 1) / (step + 10))  # early on the average follows closely
-            self.average.lerp_(w.masters.mine, 1 - decay)
+            self.average.lerp_(w.masters.shard, 1 - decay)
         return norm
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Take back the updates made inside; only before the first update that stays."""
-        before = self._weights.masters.mine.clone()
+        """Undo the updates made inside. Only for use before the first update of the run."""
+        before = self._weights.masters.shard.clone()
         try:
             yield
         finally:
-            self._weights.masters.mine.copy_(before)
+            self._weights.masters.shard.copy_(before)
             self._weights.grad.zero_()
             self._first.zero_()
             self._second.zero_()
@@ -100,49 +98,49 @@ class Optimizer:
             self._weights.refresh()
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a resumed run needs, for the leading process to keep: whole, so that any number of processes
-        can go on from it. All processes call this."""
-        return {name: self._weights.masters.collected(part) for name, part in self._parts().items()}
+        """All that a resumed run needs, for the leading process to save. It is whole, not sharded, so that any number
+        of processes can resume from it. All processes call this."""
+        return {name: self._weights.masters.gather_to_leader(shard) for name, shard in self._shards().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state()`."""
-        for name, part in self._parts().items():
-            part.copy_(state[name][self._weights.masters.part])
+        """Resume from a `state()`."""
+        for name, shard in self._shards().items():
+            shard.copy_(state[name][self._weights.masters.span])
         self._weights.refresh()
 
-    def _parts(self) -> dict[str, Tensor]:
-        parts = {"master": self._weights.masters.mine, "first": self._first, "second": self._second}
-        return parts if self.average is None else parts | {"average": self.average}
+    def _shards(self) -> dict[str, Tensor]:
+        shards = {"master": self._weights.masters.shard, "first": self._first, "second": self._second}
+        return shards if self.average is None else shards | {"average": self.average}
 
     def _muon(self, grad: Tensor, step: int) -> None:
-        """Move matrices along the orthogonal matrices nearest to their Nesterov momenta; `grad` [P] is used up."""
+        """Move each matrix along the orthogonal matrix nearest to its Nesterov momentum. `grad` [P] is overwritten."""
         w, o, masters = self._weights, self._options, self._weights.masters
         for weight in self._matrices:
-            mine = w.mine(weight)
+            mine = w.in_shard(weight)
             momentum, direction = self._first[mine], grad[mine]
             momentum.lerp_(direction, 1 - _MUON_MOMENTUM)
             direction.lerp_(momentum, _MUON_MOMENTUM)
-        w.grad.copy_(masters.whole(grad))
+        w.grad.copy_(masters.all_gather(grad))
         for turn, weight in enumerate(self._matrices):
-            if masters.takes(turn):
+            if masters.computes(turn):
                 weight.grad.copy_(orthogonal(weight.grad, weight.compute.dtype))
-        rate, directions = o.muon_learning_rate * self._schedule(step), w.grad[masters.part]
+        rate, directions = o.muon_learning_rate * self._schedule(step), w.grad[masters.span]
         for turn, weight in enumerate(self._matrices):
-            masters.hand_round(weight.grad, turn)
-            master = masters.mine[w.mine(weight)]
+            masters.broadcast(weight.grad, turn)
+            master = masters.shard[w.in_shard(weight)]
             if o.weight_decay:
                 master.mul_(1 - rate * o.weight_decay)
             size = _MUON_RMS * math.sqrt(max(weight.grad.shape))
-            master.add_(directions[w.mine(weight)], alpha=-rate * size)
+            master.add_(directions[w.in_shard(weight)], alpha=-rate * size)
 
     def _adamw(self, weight: Weight, grad: Tensor, step: int) -> None:
-        """One fused pass over what is here of a weight's master, gradient and moments."""
-        o, mine = self._options, self._weights.mine(weight)
+        """One fused pass over this process' shard of a weight's master, gradient and moments."""
+        o, mine = self._options, self._weights.in_shard(weight)
         if mine.start == mine.stop:
             return
         count = torch.tensor(float(step + 1), device=grad.device)
         torch._fused_adamw_(
-            [self._weights.masters.mine[mine]],
+            [self._weights.masters.shard[mine]],
             [grad[mine]],
             [self._first[mine]],
             [self._second[mine]],

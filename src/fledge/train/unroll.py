@@ -93,9 +93,9 @@ class UnrolledHead:
             yield output
             hidden = output if self.config.norm_output else hidden
 
-    def head_weights(self, like: HeadWeights, part: Tensor | None = None) -> HeadWeights:
-        """The trained weights (or those in another buffer, split as the masters are) as float32 head weights."""
-        return _join(self.weights.tensors(part), like)
+    def head_weights(self, like: HeadWeights, shard: Tensor | None = None) -> HeadWeights:
+        """The trained weights, or those in another buffer that is sharded like the masters, as float32 head weights."""
+        return _join(self.weights.tensors(shard), like)
 
     def _enter(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The hidden half of the attention's input, and the residual: the hidden state before or after its norm."""

@@ -1,9 +1,10 @@
 """The head's weights while they are trained: float32 masters, compute copies, float32 gradients, all in flat buffers.
 
-Compute copies and gradients are whole in every process; the masters may be split (masters.py).
+Every process holds all compute copies and gradients; the masters may be sharded (masters.py).
 
-A matrix whose input is not wider than its output is kept transposed, [in, out]. Its gradient is then x^T @ dy, and of
-the two operands the narrower one is transposed in memory first: twice as fast as letting the product do it.
+A matrix is stored as [in, out] if its input is not wider than its output, else as [out, in]. Its gradient is then
+x^T @ dy or dy^T @ x, where the transposed operand is the narrower one. It is transposed in memory first, which is twice
+as fast as letting the product do it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fledge.train.elementwise import accumulate, transpose
-from fledge.train.masters import Masters, Parallel, spread
+from fledge.train.masters import Masters, Parallel, make_masters
 from fledge.train.parallel import Team
 from fledge.train.workspace import Workspace
 
@@ -80,21 +81,21 @@ class TrainableWeights:
 
     def distribute(self, team: Team, parallel: Parallel) -> None:
         """Train together with other processes from now on."""
-        self.masters = spread(self.masters.mine, team, parallel, self.compute.dtype)
+        self.masters = make_masters(self.masters.shard, team, parallel, self.compute.dtype)
 
-    def mine(self, weight: Weight) -> slice:
-        """A weight's place in this process' part of the masters; empty if none of it is there."""
-        part = self.masters.part
-        start, stop = (min(max(end, part.start), part.stop) for end in (weight.span.start, weight.span.stop))
-        return slice(start - part.start, stop - part.start)
+    def in_shard(self, weight: Weight) -> slice:
+        """A weight's place in this process' shard of the masters; empty if none of it is there."""
+        held = self.masters.span
+        start, stop = (min(max(end, held.start), held.stop) for end in (weight.span.start, weight.span.stop))
+        return slice(start - held.start, stop - held.start)
 
-    def refresh(self, part: Tensor | None = None) -> None:
-        """Bring the compute copies up to the masters, or to a buffer that is split as they are."""
-        self.masters.publish(self.compute, part)
+    def refresh(self, shard: Tensor | None = None) -> None:
+        """Set the compute copies to the masters, or to another buffer that is sharded like them."""
+        self.masters.cast_into(self.compute, shard)
 
-    def tensors(self, part: Tensor | None = None) -> dict[str, Tensor]:
-        """Float32 copies by name, [out, in] again, of the masters or of a buffer that is split as they are."""
-        flat, found = self.masters.whole(self.masters.mine if part is None else part), {}
+    def tensors(self, shard: Tensor | None = None) -> dict[str, Tensor]:
+        """Float32 copies by name, [out, in] again, of the masters or of another buffer that is sharded like them."""
+        flat, found = self.masters.all_gather(self.masters.shard if shard is None else shard), {}
         for name, weight in self.weights.items():
             stored = flat[weight.span].view(weight.grad.shape)
             found[name] = (stored.t() if weight.transposed else stored).contiguous().clone()
