@@ -18,7 +18,7 @@ from fledge.features.codec import Codec
 from fledge.storage import Manifest
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, train
-from fledge.train.batches import chosen, is_trainable
+from fledge.train.batches import is_trainable, random_subset
 from fledge.train.compare import compare_heads
 
 SHARD = 100  # conversations
@@ -34,7 +34,7 @@ def main() -> None:
     given = arguments.parse_args()
     target, store = Target.load(given.model), FeatureStore(given.features)
     usable = [info for info in store.split("train") if is_trainable(info)]
-    infos = chosen(usable, given.response_tokens, 0) + store.split("heldout")
+    infos = random_subset(usable, given.response_tokens, 0) + store.split("heldout")
     options = TrainOptions(epochs=given.epochs, ttt_steps=4, evaluate_every=10**6)
     with tempfile.TemporaryDirectory() as place:
         heads, sizes = [], []

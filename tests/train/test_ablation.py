@@ -13,7 +13,7 @@ from fledge.errors import DataError
 from fledge.features import FeatureStore, SampleInfo
 from fledge.train import EvaluateOptions
 from fledge.train.ablation import BASE, VARIANTS, AblationRow, finished_rows, rows_for, run_row, table
-from fledge.train.batches import chosen
+from fledge.train.batches import random_subset
 from fledge.train.feed import Noise
 from tests.train.test_parallel import SMALL, train_together
 from tests.train.test_trainer import OPTIONS, features, files, run, target
@@ -26,13 +26,13 @@ JUDGED = EvaluateOptions(depth=2, shape_tokens=0)
 
 def test_a_limit_of_response_tokens_takes_a_random_part_the_same_every_time():
     infos = [SampleInfo(0, i, "train", "", 0.0, 30, 20) for i in range(50)]
-    some = chosen(infos, 500, seed=1)
+    some = random_subset(infos, 500, seed=1)
     assert sum(info.supervised for info in some) == 500
-    assert some == chosen(infos, 500, seed=1) != chosen(infos, 500, seed=2)
+    assert some == random_subset(infos, 500, seed=1) != random_subset(infos, 500, seed=2)
     assert some == sorted(some, key=lambda info: info.index)
     assert some != infos[:25]
-    assert set(some) < set(chosen(infos, 700, seed=1))  # a larger size holds the smaller one
-    assert chosen(infos, None, seed=1) == infos == chosen(infos, 10**6, seed=1)
+    assert set(some) < set(random_subset(infos, 700, seed=1))  # a larger size holds the smaller one
+    assert random_subset(infos, None, seed=1) == infos == random_subset(infos, 10**6, seed=1)
 
 
 def test_noise_is_as_large_as_asked_and_belongs_to_step_and_conversation(features: str):

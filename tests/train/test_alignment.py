@@ -114,7 +114,7 @@ def test_the_first_response_token_is_supervised():
     # p = 3 predicts x[5], the first generated token; p = 4 predicts x[6], the first one that is ever drafted.
     assert batch.rows.tolist() == [3, 4, 5, 6]
     assert batch.labels.tolist() == sample.token_ids[5:].tolist()
-    assert batch.run.tolist() == [4, 3, 2, 1]
+    assert batch.rows_left.tolist() == [4, 3, 2, 1]
     assert batch.valid(2).tolist() == [True, True]
 
 

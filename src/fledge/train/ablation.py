@@ -24,7 +24,7 @@ from fledge.storage import exists, join, make_fingerprint, read_json, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.compare import Difference, difference, round_counts
-from fledge.train.evaluate import judge
+from fledge.train.evaluate import heldout_rounds
 from fledge.train.options import EvaluateOptions, TrainOptions
 from fledge.train.trainer import train
 
@@ -96,7 +96,7 @@ def run_row(
     target: Target,
     features_url: str,
     options: TrainOptions,
-    judged: EvaluateOptions,
+    evaluation: EvaluateOptions,
     size: int,
     name: str,
     output_url: str,
@@ -116,7 +116,7 @@ def run_row(
     made_from = make_fingerprint(
         {
             "features": [shard.sha256 for shard in store.manifest.shards],
-            "evaluate": judged.model_dump(mode="json"),
+            "evaluate": evaluation.model_dump(mode="json"),
             "recipe": options.model_dump(
                 mode="json", exclude={"log_every", "checkpoint_seconds", "wandb_project"}
             ),
@@ -126,8 +126,8 @@ def run_row(
         row = _read(row_url)
         if row.made_from == made_from:
             return row
-    found = judge(target, Head.load(head_url), store, judged, progress)
-    acceptance = Acceptance.of((r for r, _ in found.rounds), judged.depth)
+    found = heldout_rounds(target, Head.load(head_url), store, evaluation, progress)
+    acceptance = Acceptance.of((r for r, _ in found.rounds), evaluation.depth)
     row = AblationRow(
         size=size,
         name=name,

@@ -86,7 +86,7 @@ def replay(hits: Tensor, batch: TrainBatch, outside: Tensor | None = None) -> li
     depth = hits.shape[0]
     unknown = [False] * len(batch.labels) if outside is None else outside[batch.labels.cpu()].tolist()
     accepted: Sequence[int] = hits.long().cumprod(0).sum(0).tolist()
-    lengths: Sequence[int] = batch.run.tolist()
+    lengths: Sequence[int] = batch.rows_left.tolist()
     positions: Sequence[int] = batch.positions[batch.rows].tolist()
     rounds = []
     for start, sample in batch.answers:

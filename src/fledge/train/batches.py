@@ -41,14 +41,14 @@ class TrainBatch:
     teacher_hidden: Tensor  # [S, Ht], the lm_head's input at p+1
     labels: Tensor  # [S] int64, x[p+2]
     argmax: Tensor  # [S] int64, the target's most probable x[p+2]
-    run: Tensor  # [S] int64, rows left in this answer, this one included
+    rows_left: Tensor  # [S] int64, rows left in this answer, this one included
     answers: list[tuple[int, int]]  # of each answer its first row, and the number of its conversation
     blocks: list[Block]
     tokens: int  # of the conversations
 
     def valid(self, step: int) -> Tensor:
         """Rows whose whole drafted path up to this step was generated, [S - step] bool; none from step S on."""
-        return self.run[: max(0, self.run.shape[0] - step)] > step
+        return self.rows_left[: max(0, len(self.rows_left) - step)] > step
 
     def to(self, device: torch.device) -> TrainBatch:
         """The same batch on another device."""
@@ -62,9 +62,9 @@ def make_batch(samples: Sequence[FeatureSample], dtype: torch.dtype) -> TrainBat
     lengths = [len(s.token_ids) - 1 for s in samples]
     supervised = [s.loss_mask[2:].bool().nonzero().flatten() for s in samples]  # positions p with m[p+2]
     offsets = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    run = torch.cat([_rows_left(positions) for positions in supervised])
+    rows_left = torch.cat([_rows_left(positions) for positions in supervised])
     owner = torch.cat([torch.full_like(p, i) for i, p in enumerate(supervised)])
-    starts = torch.cat((torch.ones(1, dtype=torch.bool), run[:-1] == 1)).nonzero().flatten()
+    starts = torch.cat((torch.ones(1, dtype=torch.bool), rows_left[:-1] == 1)).nonzero().flatten()
 
     def at_rows(name: str, ahead: int) -> Tensor:
         return torch.cat([getattr(s, name)[p + ahead] for s, p in zip(samples, supervised, strict=True)])
@@ -77,7 +77,7 @@ def make_batch(samples: Sequence[FeatureSample], dtype: torch.dtype) -> TrainBat
         teacher_hidden=at_rows("hidden", 1).to(dtype),
         labels=at_rows("token_ids", 2).long(),
         argmax=at_rows("argmax", 1).long(),
-        run=run,
+        rows_left=rows_left,
         answers=list(zip(starts.tolist(), owner[starts].tolist(), strict=True)),
         blocks=make_blocks(lengths, supervised),
         tokens=sum(len(s.token_ids) for s in samples),
@@ -104,8 +104,8 @@ def _rows_left(positions: Tensor) -> Tensor:
     return ends[torch.searchsorted(ends, index)] - index + 1
 
 
-def chosen(infos: Sequence[SampleInfo], response_tokens: int | None, seed: int) -> list[SampleInfo]:
-    """Conversations with at most so many response tokens together, a random choice in stored order; None: all."""
+def random_subset(infos: Sequence[SampleInfo], response_tokens: int | None, seed: int) -> list[SampleInfo]:
+    """Random conversations that together have at most so many response tokens, in stored order; None: all."""
     if response_tokens is None:
         return list(infos)
     left, kept = response_tokens, set()
@@ -140,8 +140,8 @@ def epoch_batches(
     return batches
 
 
-def evenly_picked(infos: Sequence[SampleInfo], max_tokens: int) -> list[SampleInfo]:
-    """About `max_tokens` at most, from all of them."""
+def even_subset(infos: Sequence[SampleInfo], max_tokens: int) -> list[SampleInfo]:
+    """Evenly spaced conversations that together hold about `max_tokens` at most."""
     total = sum(info.tokens for info in infos)
     keep = len(infos) if total <= max_tokens else int(len(infos) * max_tokens / total)
     return [infos[i * len(infos) // keep] for i in range(keep)]
@@ -150,5 +150,5 @@ def evenly_picked(infos: Sequence[SampleInfo], max_tokens: int) -> list[SampleIn
 def heldout_batches(store: FeatureStore, batch_tokens: int, max_tokens: int) -> list[list[SampleInfo]]:
     """Held-out conversations up to `max_tokens` (one at least), evenly picked, as batches of like lengths."""
     usable = [info for info in store.split("heldout") if is_trainable(info)]
-    picked = evenly_picked(usable, max_tokens) or usable[:1]
+    picked = even_subset(usable, max_tokens) or usable[:1]
     return list(by_tokens(sorted(picked, key=_tokens), batch_tokens, _tokens))

@@ -51,14 +51,9 @@ def steps_within(
     measure_every: int,
     budget: float,
 ) -> int:
-    """The most steps that take at most `budget` seconds, all of the schedule at most and one at least.
+    """How many steps of the schedule fit into `budget` seconds, at least one.
 
-    Args:
-        schedule: the batches in order.
-        seconds_per_token: of a step.
-        measure_seconds: of one measurement of tau; there is one each `measure_every` steps and one at the end.
-        measure_every: see there.
-        budget: seconds.
+    A measurement of tau takes `measure_seconds`; there is one every `measure_every` steps and one at the end.
     """
     spent = measure_seconds  # the one at the end
     for number, batch in enumerate(schedule, 1):

@@ -18,7 +18,7 @@ from fledge.data.options import Progress, silent
 from fledge.draft import Head
 from fledge.features import FeatureStore
 from fledge.target import Target
-from fledge.train.evaluate import Judged, judge
+from fledge.train.evaluate import HeldoutRounds, heldout_rounds
 from fledge.train.options import EvaluateOptions
 
 _RESAMPLES = 2000
@@ -50,9 +50,9 @@ def compare_heads(
 ) -> list[Difference]:
     """The second head against the first: over all held-out conversations, then by category."""
     store = FeatureStore(features_url)
-    judged = [judge(target, head, store, options, progress) for head in heads]
-    infos = judged[0].conversations
-    both = torch.stack([round_counts(one) for one in judged])  # [2, conversations, 2]
+    measured = [heldout_rounds(target, head, store, options, progress) for head in heads]
+    infos = measured[0].conversations
+    both = torch.stack([round_counts(one) for one in measured])  # [2, conversations, 2]
     categories = sorted({info.category for info in infos})
     groups = {"all": list(range(len(infos)))}
     if len(categories) > 1:
@@ -60,11 +60,11 @@ def compare_heads(
     return [difference(name, both[:, chosen]) for name, chosen in groups.items()]
 
 
-def round_counts(judged: Judged) -> Tensor:
+def round_counts(measured: HeldoutRounds) -> Tensor:
     """Emitted tokens and rounds of each conversation, [conversations, 2]."""
-    places = {(info.shard, info.index): i for i, info in enumerate(judged.conversations)}
+    places = {(info.shard, info.index): i for i, info in enumerate(measured.conversations)}
     counts = torch.zeros(len(places), 2, dtype=torch.float64)
-    for r, info in judged.rounds:
+    for r, info in measured.rounds:
         counts[places[info.shard, info.index]] += torch.tensor([r.emitted, 1.0], dtype=torch.float64)
     return counts
 

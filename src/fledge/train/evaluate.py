@@ -20,7 +20,7 @@ from fledge.features import FeatureStore, SampleInfo
 from fledge.storage import join, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, DraftRound, Tally, replay
-from fledge.train.batches import evenly_picked, heldout_batches, is_trainable
+from fledge.train.batches import even_subset, heldout_batches, is_trainable
 from fledge.train.feed import FeatureSource, read_batch
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
@@ -54,7 +54,7 @@ def evaluate(
     """Measure a head and write evaluation.json (not if `output_url` is None)."""
     head = head.fitted_to(target)
     store = FeatureStore(features_url)
-    conversations, found = judge(target, head, store, options, progress)
+    conversations, found = heldout_rounds(target, head, store, options, progress)
     by_shape = predict_serving(target, head, store, options, progress)
     result = Evaluation(
         depth=options.depth,
@@ -70,22 +70,22 @@ def evaluate(
     return result
 
 
-class Judged(NamedTuple):
+class HeldoutRounds(NamedTuple):
     """A head's chains on the held-out conversations."""
 
     conversations: list[SampleInfo]
     rounds: list[tuple[DraftRound, SampleInfo]]  # each with its conversation
 
 
-def judge(
+def heldout_rounds(
     target: Target, head: Head, store: FeatureStore, options: EvaluateOptions, progress: Progress = silent
-) -> Judged:
-    """All rounds of the held-out conversations; a DataError if there are none."""
+) -> HeldoutRounds:
+    """All rounds of the held-out conversations. Raises a DataError if there are none."""
     batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
     if not batches:
         raise DataError(f"no held-out conversations in {store.url}; raise respond.heldout and respond again")
     learner = Learner(head.fitted_to(target), target.ends, compute_dtype(target), target.device)
-    found = Judged([info for batch in batches for info in batch], [])
+    found = HeldoutRounds([info for batch in batches for info in batch], [])
     total, done, tally = sum(info.tokens for info in found.conversations), 0, Tally(options.depth)
     for infos, rounds in measured_batches(learner, store, batches, options.depth):
         found.rounds.extend((r, infos[r.sample]) for r in rounds)
@@ -113,7 +113,7 @@ def predict_serving(
 def greedy_heldout(store: FeatureStore, max_tokens: int) -> list[SampleInfo]:
     """Held-out conversations answered greedily, evenly picked, up to `max_tokens`."""
     usable = [i for i in store.split("heldout") if is_trainable(i) and i.temperature == 0.0]
-    return evenly_picked(usable, max_tokens)
+    return even_subset(usable, max_tokens)
 
 
 def measured_batches(

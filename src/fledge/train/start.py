@@ -15,7 +15,7 @@ from fledge.draft import DraftVocabulary, Head, HeadConfig, HeadMetadata, HeadWe
 from fledge.draft.head import weight_shapes
 from fledge.errors import DataError
 from fledge.target import Target
-from fledge.train.batches import chosen, is_trainable
+from fledge.train.batches import is_trainable, random_subset
 from fledge.train.feed import FeatureSource
 from fledge.train.options import TrainOptions
 
@@ -28,7 +28,7 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
     Raises a DataError if there is nothing to train on.
     """
     stored = source.split("train")
-    training = chosen(stored, options.response_tokens, options.seed)
+    training = random_subset(stored, options.response_tokens, options.seed)
     if not any(map(is_trainable, stored)):
         raise DataError(f"no training conversations in {source.url}; respond to more prompts")
     if not any(map(is_trainable, training)):
@@ -39,7 +39,7 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
     counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
         given = Head.load(options.init_head).fitted_to(target)
-        _say_what_stays(given, options)
+        _warn_of_ignored_options(given, options)
         head = Head(given.config, given.weights, HeadMetadata.of(target))
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
@@ -89,8 +89,8 @@ def random_head(
     return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), HeadMetadata.of(target))
 
 
-def _say_what_stays(head: Head, options: TrainOptions) -> None:
-    """A head to go on from keeps its shape, whatever the recipe asks of a new one."""
+def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:
+    """Training goes on from a head in its own shape, whatever the recipe asks of a new one."""
     for key in ("draft_vocab_size", "fc_norm", "norm_output"):
         asked, found = getattr(options, key), getattr(head.config, key)
         if key in options.model_fields_set and asked != found:

@@ -27,7 +27,7 @@ from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
 from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
-from fledge.train.batches import TrainBatch, chosen, epoch_batches, heldout_batches
+from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.curves import Tracker, write_curves
@@ -152,7 +152,7 @@ class Trainer:
         self._url = train_url
         dtype = getattr(torch, options.dtype)
         self._learner = Learner(head, target.ends, dtype, target.device, options.loss_mix)
-        self._training = chosen(source.split("train"), options.response_tokens, options.seed)
+        self._training = random_subset(source.split("train"), options.response_tokens, options.seed)
         self._schedule = _schedule(self._training, options)
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
