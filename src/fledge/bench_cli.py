@@ -118,7 +118,7 @@ def bench_server(
     """Load OpenAI-compatible servers, in alternation, and compare them with the first."""
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
     from fledge.bench.options import refused_by_name
-    from fledge.bench.sets import find_workload
+    from fledge.bench.workloads import find_workload
     from fledge.closing import REPORT_NAME, close_load, keep_load
     from fledge.console import StageProgress
     from fledge.storage import join, refuse_unwritable

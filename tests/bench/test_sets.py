@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fledge.bench.sets import SETS, find_workload, own_set, random_workload, shared_prefix_workload
-from fledge.bench.workloads import own_workload
+from fledge.bench.workloads import (
+    SETS,
+    find_workload,
+    own_set,
+    own_workload,
+    random_workload,
+    shared_prefix_workload,
+)
 from fledge.errors import DataError
 
 

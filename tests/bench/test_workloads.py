@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fledge.bench.sets import find_workload
+from fledge.bench.options import BenchOptions
 from fledge.bench.workloads import (
     CATEGORIES,
     OWN_WORKLOAD,
@@ -105,17 +105,22 @@ def test_workloads_of_the_same_name_stay_apart(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
     urls = [write_lines(tmp_path / folder / "set.jsonl", [json.dumps(GOOD)] * 3) for folder in ("a", "b")]
-    workloads = load_workloads(5, urls, 2)
+    workloads = load_workloads(BenchOptions(own_prompts=5, prompts=urls, prompts_limit=2))
     assert [workload.name for workload in workloads] == [OWN_WORKLOAD, "set", "set-2"]
     assert [len(workload.prompts) for workload in workloads] == [5, 2, 2]
-    assert [workload.name for workload in load_workloads(0, urls[:1], None)] == ["set"]
+    assert [workload.name for workload in load_workloads(BenchOptions(own_prompts=0, prompts=urls[:1]))] == [
+        "set"
+    ]
 
 
 def test_generated_sets_of_other_sizes_stay_apart() -> None:
-    sets = [find_workload("random:count=2,words=5"), find_workload("random:count=2,words=9")]
-    assert [workload.name for workload in load_workloads(0, [], None, sets)] == ["random", "random-2"]
+    sets = ("random:count=2,words=5", "random:count=2,words=9")
+    assert [workload.name for workload in load_workloads(BenchOptions(own_prompts=0, sets=sets))] == [
+        "random",
+        "random-2",
+    ]
 
 
 def test_nothing_to_measure_on_is_refused() -> None:
     with pytest.raises(DataError, match="nothing to measure"):
-        load_workloads(0, [], None)
+        load_workloads(BenchOptions(own_prompts=0))

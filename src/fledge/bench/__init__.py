@@ -4,7 +4,7 @@ from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, BenchResult
 from fledge.bench.run import estimate_seconds, refuse_impossible, run_bench
 from fledge.bench.summary import Summary, summarise
-from fledge.bench.workloads import Prompt, Workload, load_workloads, own_workload, read_workload
+from fledge.bench.workloads import Prompt, Workload, own_workload, read_workload
 
 __all__ = [
     "PLAIN",
@@ -16,7 +16,6 @@ __all__ = [
     "Summary",
     "Workload",
     "estimate_seconds",
-    "load_workloads",
     "own_workload",
     "read_workload",
     "refuse_impossible",

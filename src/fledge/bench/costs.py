@@ -94,8 +94,8 @@ class BatchMaker:
         self._device, self._context = target.decoder.device, context
         self.pages = -(-(context + _ROOM) // target.decoder.page_size)
         self._page_table = self._integers(range(self.pages)).unsqueeze(0)
-        prompts = [target.chat.prompt_ids(prompt.messages) for prompt in own_workload().prompts]
-        self._text = list(islice(cycle(chain.from_iterable(prompts)), context + _ROOM))
+        prompts = chain.from_iterable(own_workload().token_ids(target))
+        self._text = list(islice(cycle(prompts), context + _ROOM))
 
     def prompt(self) -> ForwardBatch:
         """The prefix itself."""

@@ -123,10 +123,7 @@ class Bench:
 
     def __init__(self, target: Target, head: Head, sizes: Sizes) -> None:
         self.target, self.head, self.sizes = target, head, sizes
-        chat = target.chat
-        self.prompts = [
-            chat.prompt_ids(prompt.messages) for prompt in own_workload().limited(sizes.prompts).prompts
-        ]
+        self.prompts = own_workload().limited(sizes.prompts).token_ids(target)
 
     def engines(self, *names: str, max_batch: int, longest: int = 0) -> dict[str, Engine]:
         """Warm engines by name; no prefix cache, so that every repeat does the same work."""

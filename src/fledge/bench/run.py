@@ -16,7 +16,6 @@ from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_band
 from fledge.bench.measure import Measured, measure_answers
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
-from fledge.bench.sets import find_workload
 from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.data.options import Progress, silent
@@ -51,7 +50,7 @@ def run_bench(
             f'a head can\'t be called "{PLAIN}", which names the baseline; give it another name'
         )
     begin = time.perf_counter()
-    workloads = chosen_workloads(options)
+    workloads = load_workloads(options)
     plan = _plan(workloads, options, len(heads))
     bytes_read = weight_bytes(target)
     device = target.decoder.device
@@ -104,22 +103,16 @@ def run_bench(
 
 def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> float:
     """About how long a benchmark takes where a plain step takes `ms_per_token`: for the estimate before a run."""
-    workloads = chosen_workloads(options)
+    workloads = load_workloads(options)
     parts = _plan(workloads, options, heads)
     return 15.0 + ms_per_token / 1e3 * (
         parts.answers * options.max_tokens + parts.sweep * options.sweep_tokens
     )
 
 
-def chosen_workloads(options: BenchOptions) -> list[Workload]:
-    """What the options name, the own mixed set first."""
-    sets = [find_workload(name) for name in options.sets]
-    return load_workloads(options.own_prompts, options.prompts, options.prompts_limit, sets)
-
-
 def refuse_impossible(target: Target, options: BenchOptions) -> None:
     """Raise what `run_bench` would on its way: prompts too long for the target, rounds its device can't record."""
-    workloads = chosen_workloads(options)
+    workloads = load_workloads(options)
     for workload in workloads:
         _fitting_prompts(target, workload, options.max_tokens)
     if options.concurrency:
@@ -192,8 +185,11 @@ def _engines(
 
 
 def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> list[list[int]]:
-    every = [target.chat.prompt_ids(prompt.messages) for prompt in workload.prompts]
-    fitting = [ids for ids in every if len(ids) + max_tokens <= target.config.max_position_embeddings]
+    fitting = [
+        ids
+        for ids in workload.token_ids(target)
+        if len(ids) + max_tokens <= target.config.max_position_embeddings
+    ]
     if not fitting:
         raise DataError(
             f"every prompt of {workload.name} is too long for {max_tokens} new tokens in the target's "

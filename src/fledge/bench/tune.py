@@ -144,9 +144,7 @@ def shape_text(shape: TreeShape) -> str:
 
 def tune_shapes(target: Target, head: Head, options: TuneOptions, progress: Progress = silent) -> Tuned:
     """Measure plain decode and every shape at every concurrency, in alternation."""
-    every = [
-        target.chat.prompt_ids(prompt.messages) for prompt in own_workload().limited(options.prompts).prompts
-    ]
+    every = own_workload().limited(options.prompts).token_ids(target)
     context = max(map(len, every)) + options.max_tokens + _MARGIN
     shapes = [PLAIN, *(shape for shape in options.shapes if shape != PLAIN)]
     names = {shape_text(shape): shape for shape in shapes}

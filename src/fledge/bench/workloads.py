@@ -1,25 +1,39 @@
-"""Prompts to measure on: the project's own held-out mixed set, and JSONL files of the same format.
+"""Prompts to measure on: the project's own sets, generated ones, data sets and files.
 
-One JSON object a line, as the public EAGLE evaluation has it:
+    mixed                                        80 prompts, ten in each of eight categories
+    multi_turn  code  mathematics  summarisation  translation  question_answering  long_context      40 prompts each
+    random:count=40,words=300                    words in random order: nothing repeats, no prefix is shared
+    shared-prefix:count=40,words=1000,groups=4   long common openings, as system prompts and documents have them
+    dataset:NAME,split=test,count=40             a Hugging Face data set
+    FILE.jsonl                                   one JSON object a line, as in the public EAGLE evaluation:
 
     {"question_id": "chat-01", "category": "chat", "turns": ["Hi! ...", "And then?"]}
 
-Other fields (such as `reference`) are allowed and ignored.
+Other fields of a line (such as `reference`) are ignored. All own texts were written for this project. A long-context
+prompt is a folder of notes (the texts of `summarisation`) with one question about one of them, at any place in it.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
-from collections.abc import Sequence
+import random
+import zlib
 from dataclasses import dataclass
 from importlib import resources
-from itertools import count
+from importlib.resources.abc import Traversable
+from itertools import count, islice
 from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
+from fledge.bench.options import BenchOptions
+from fledge.data.sources import Record
+from fledge.data.sources.opening import open_source
+from fledge.data.sources.options import SourceOptions
 from fledge.errors import DataError
 from fledge.storage import exists, read_bytes
+from fledge.target import Target
 
 OWN_WORKLOAD = "mixed"
 CATEGORIES = (
@@ -32,6 +46,19 @@ CATEGORIES = (
     "rewriting",
     "extraction",
 )
+SETS = (
+    "multi_turn",
+    "code",
+    "mathematics",
+    "summarisation",
+    "translation",
+    "question_answering",
+    "long_context",
+)
+_GENERATED = ("random", "shared-prefix")
+_HUB_ROWS = 40
+_HUB_KEYS = ("split", "config", "field", "revision", "count")
+_NOTES = 24  # notes in a long-context prompt: about 2,200 words
 
 
 @dataclass(frozen=True)
@@ -55,6 +82,10 @@ class Workload:
     name: str
     prompts: tuple[Prompt, ...]
 
+    def token_ids(self, target: Target) -> list[list[int]]:
+        """What the target reads of each prompt."""
+        return [target.chat.prompt_ids(prompt.messages) for prompt in self.prompts]
+
     def limited(self, limit: int | None) -> Workload:
         """At most `limit` prompts, spread evenly over the categories, in the file's order."""
         if limit is not None and limit < 1:
@@ -70,14 +101,106 @@ class Workload:
         return Workload(self.name, tuple(self.prompts[index] for index in chosen))
 
 
+def load_workloads(options: BenchOptions) -> list[Workload]:
+    """What a benchmark's options name, each set cut to its limit, the own mixed set first. Names are made unique."""
+    found = [own_workload().limited(options.own_prompts)] if options.own_prompts != 0 else []
+    for workload in (*map(find_workload, options.sets), *map(read_workload, options.prompts)):
+        taken = {one.name for one in found}
+        names = (f"{workload.name}-{n}" if n > 1 else workload.name for n in count(1))
+        name = next(name for name in names if name not in taken)
+        found.append(Workload(name, workload.limited(options.prompts_limit).prompts))
+    if not found:
+        raise DataError(
+            "there is nothing to measure on; raise bench.own_prompts, name bench.sets, or a file with --prompts"
+        )
+    return found
+
+
+def find_workload(name: str) -> Workload:
+    """The workload that a user names: one of the own sets, a generated one, or a file of `turns`."""
+    kind, _, settings = name.partition(":")
+    if name == OWN_WORKLOAD:
+        return own_workload()
+    if name in SETS:
+        return own_set(name)
+    if kind in _GENERATED:
+        return _generated(kind, settings)
+    if kind == "dataset":
+        return hub_workload(settings)
+    if "/" in name or name.endswith((".jsonl", ".json")):
+        return read_workload(name)
+    raise DataError(
+        f"no workload {name!r}; name one of {', '.join((OWN_WORKLOAD, *SETS))}, "
+        "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, dataset:NAME,split=test, "
+        "or a file of JSON lines"
+    )
+
+
 def own_workload() -> Workload:
     """The held-out mixed set that ships with the package: 80 prompts, ten in each of eight categories."""
-    folder = resources.files("fledge.bench") / "prompts"
     prompts: list[Prompt] = []
     for category in CATEGORIES:
         name = f"{category}.jsonl"
-        prompts += parse_prompts((folder / name).read_text(encoding="utf-8"), name)
+        prompts += parse_prompts((_folder() / name).read_text(encoding="utf-8"), name)
     return Workload(OWN_WORKLOAD, tuple(prompts))
+
+
+def own_set(name: str) -> Workload:
+    """One of the project's own sets."""
+    prompts = parse_prompts(
+        (_folder() / "sets" / f"{name}.jsonl").read_text(encoding="utf-8"), f"{name}.jsonl"
+    )
+    return Workload(name, tuple(_with_notes(prompts) if name == "long_context" else prompts))
+
+
+def random_workload(count: int, words: int, seed: int = 0) -> Workload:
+    """Prompts of random words out of the own texts: no two begin alike."""
+    generator = random.Random(seed)
+    vocabulary = _vocabulary()
+    prompts = []
+    for number in range(count):
+        text = " ".join(generator.choices(vocabulary, k=words))
+        prompts.append(Prompt(f"random-{number + 1}", "random", (f"Continue these words: {text}",)))
+    return Workload("random", tuple(prompts))
+
+
+def shared_prefix_workload(count: int, words: int, groups: int, seed: int = 0) -> Workload:
+    """Prompts in `groups` groups; each group shares its first `words` words and ends in a question of its own."""
+    generator = random.Random(seed)
+    vocabulary = _vocabulary()
+    openings = [" ".join(generator.choices(vocabulary, k=words)) for _ in range(groups)]
+    questions = [prompt.turns[0] for prompt in own_set("question_answering").prompts]
+    prompts = []
+    for number in range(count):
+        group = number % groups
+        question = questions[number % len(questions)]
+        text = f"Keep these notes in mind: {openings[group]}\n\n({number + 1}) {question}"
+        prompts.append(Prompt(f"shared-{number + 1}", f"group {group + 1}", (text,)))
+    return Workload("shared-prefix", tuple(prompts))
+
+
+def hub_workload(text: str) -> Workload:
+    """The user turns of a data set's first usable rows; `text` is what follows `dataset:`."""
+    path, *settings = text.split(",")
+    given = dict(setting.partition("=")[::2] for setting in settings)
+    unknown = sorted(set(given) - set(_HUB_KEYS))
+    count = given.pop("count", str(_HUB_ROWS))
+    if not path or unknown or not all(given.values()) or not count.isdigit() or int(count) < 1:
+        raise DataError(
+            f"dataset:{text} can't be read; write dataset:NAME,count=40 with any of {', '.join(_HUB_KEYS)} as key=value"
+        )
+    # Prompts to measure with are never trained on, so no terms of training apply.
+    options = SourceOptions.model_validate(
+        {"kind": "dataset", "path": path, "training_allowed": True, **given}
+    )
+    source = open_source(options)
+    records = (record for record in source.records() if isinstance(record, Record))
+    prompts = tuple(
+        Prompt(str(record.row), record.category, record.turns) for record in islice(records, int(count))
+    )
+    if not prompts:
+        raise DataError(f"no row of {path} has a user's turn; name the column with field=")
+    return Workload(source.name, prompts)
 
 
 def read_workload(url: str) -> Workload:
@@ -93,23 +216,6 @@ def read_workload(url: str) -> Workload:
         raise DataError(f"{url} holds no prompts; write one JSON object with `turns` on each line")
     name = posixpath.basename(url)
     return Workload(name.split(".")[0] or name, tuple(prompts))
-
-
-def load_workloads(
-    own_prompts: int | None, files: Sequence[str], limit: int | None, sets: Sequence[Workload] = ()
-) -> list[Workload]:
-    """The own set (0: left out, None: all), `sets` and `files`, each cut to its limit. Names are made unique."""
-    found = [own_workload().limited(own_prompts)] if own_prompts != 0 else []
-    for workload in (*sets, *map(read_workload, files)):
-        taken = {one.name for one in found}
-        names = (f"{workload.name}-{n}" if n > 1 else workload.name for n in count(1))
-        name = next(name for name in names if name not in taken)
-        found.append(Workload(name, workload.limited(limit).prompts))
-    if not found:
-        raise DataError(
-            "there is nothing to measure on; raise bench.own_prompts, name bench.sets, or a file with --prompts"
-        )
-    return found
 
 
 def parse_prompts(text: str, source: str) -> list[Prompt]:
@@ -136,3 +242,47 @@ class _Line(BaseModel):
     question_id: str | int | None = None
     category: str = "general"
     turns: tuple[Annotated[str, Field(pattern=r"\S")], ...] = Field(min_length=1)
+
+
+def _with_notes(prompts: list[Prompt]) -> list[Prompt]:
+    """Each question behind a folder of notes that holds the answer."""
+    notes = [prompt.turns[0].partition("\n\n")[2] for prompt in own_set("summarisation").prompts]
+    out = []
+    for index, prompt in enumerate(prompts):
+        # crc32, not hash(): the same notes on every machine.
+        generator = random.Random(zlib.crc32(prompt.question_id.encode()))
+        others = generator.sample([n for n in range(len(notes)) if n != index], _NOTES - 1)
+        others.insert(generator.randrange(_NOTES), index)
+        text = "\n\n".join(f"Note {place}\n{notes[n]}" for place, n in enumerate(others, start=1))
+        question = f"{text}\n\nAnswer with the help of the notes above. {prompt.turns[0]}"
+        out.append(Prompt(prompt.question_id, prompt.category, (question,)))
+    return out
+
+
+def _generated(kind: str, settings: str) -> Workload:
+    values = {"count": 40, "words": 300 if kind == "random" else 1000, "seed": 0}
+    if kind == "shared-prefix":
+        values["groups"] = 4
+    for setting in filter(None, settings.split(",")):
+        key, _, text = setting.partition("=")
+        if key.strip() not in values or not text.strip().isdigit():
+            raise DataError(
+                f"{kind}: {setting!r} is no setting; write whole numbers such as {kind}:count=40,words=300 "
+                f"(of {', '.join(values)})"
+            )
+        values[key.strip()] = int(text)
+    if min(values["count"], values["words"], values.get("groups", 1)) < 1:
+        raise DataError(f"{kind}: count, words and groups must be at least 1")
+    return random_workload(**values) if kind == "random" else shared_prefix_workload(**values)
+
+
+def _vocabulary() -> list[str]:
+    """Different words of the own texts, in a fixed order."""
+    lines = (_folder() / "sets" / "summarisation.jsonl").read_text(encoding="utf-8").splitlines()
+    text = " ".join(json.loads(line)["turns"][0] for line in lines)
+    words = (word.strip(".,;:!?'\"()").lower() for word in text.split())
+    return sorted({word for word in words if word.isalpha()})
+
+
+def _folder() -> Traversable:
+    return resources.files("fledge.bench") / "prompts"

@@ -27,8 +27,8 @@ from pydantic.dataclasses import dataclass as checked
 from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.peers.waker import each
-from fledge.bench.sets import find_workload
 from fledge.bench.statistics import interleaved
+from fledge.bench.workloads import find_workload
 from fledge.child import stopping_on_sigterm
 from fledge.data.options import Progress, silent
 from fledge.errors import DataError, ServerError
@@ -286,8 +286,7 @@ def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
 
 def _prompts(target: Target, options: PeerOptions) -> list[dict[str, Any]]:
     """Token ids for engines that take them, and the same as text for those that don't."""
-    workload = find_workload(options.workload).limited(options.prompts)
-    every = [target.chat.prompt_ids(prompt.messages) for prompt in workload.prompts]
+    every = find_workload(options.workload).limited(options.prompts).token_ids(target)
     return [{"ids": ids, "text": target.tokenizer.decode(ids)} for ids in every]
 
 
