@@ -20,9 +20,8 @@ from pathlib import Path
 
 from fledge.bench import Summary
 from fledge.bench.peers.table import peers_table, read_peers
-from fledge.bench.ratios import COLUMNS as RATIO_COLUMNS
 from fledge.bench.ratios import Ratios
-from fledge.bench.report.exports import table
+from fledge.bench.report.formats import markdown_table
 from fledge.bench.results import PLAIN, RELEASED, TRAINED
 from fledge.bench.summary import HeadSummary, WorkloadSummary
 
@@ -34,7 +33,7 @@ _BLOCK = re.compile(r"(<!-- measured( in full)?: (\S+) -->\n).*?(<!-- /measured 
 def measured_table(summary: Summary) -> str:
     """What README shows of a result: each head on its workload, and plain decode; of several workloads each one."""
     if summary.overall is not None:
-        return table(_COLUMNS, _rows(summary, "lines")) + "\n"
+        return markdown_table(_COLUMNS, _rows(summary, "lines")) + "\n"
     name = next(iter(summary.workloads), None)
     heads: dict[str, WorkloadSummary] = {}
     for label, part in _parts(summary).items():
@@ -44,8 +43,6 @@ def measured_table(summary: Summary) -> str:
         raise SystemExit("the result holds no workload; measure with `fledge bench`")
     first = next(iter(heads.values()))
     lines = [
-        ["", "plain decode", *heads],
-        ["---"] * (2 + len(heads)),
         ["tokens per verify, tau", "1", *(_number(one.tau) for one in heads.values())],
         [
             "median ms per token",
@@ -60,12 +57,12 @@ def measured_table(summary: Summary) -> str:
         ],
         ["identical to plain decode", "", *(f"{one.identical} of {one.prompts}" for one in heads.values())],
     ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return markdown_table(["", "plain decode", *heads], lines) + "\n"
 
 
 def full_tables(summary: Summary) -> str:
     """All of a result: by workload and kind of prompt, by requests at once, forwards, and where it was measured."""
-    blocks = [table(_COLUMNS, _rows(summary, "lines", "categories"))]
+    blocks = [markdown_table(_COLUMNS, _rows(summary, "lines", "categories"))]
     if summary.concurrency:
         plain = {
             level.concurrency: level.output_throughput
@@ -83,11 +80,13 @@ def full_tables(summary: Summary) -> str:
             for level in summary.concurrency
             if plain.get(level.concurrency)
         ]
-        blocks.append(table(["in flight", "engine", "ms per token", "tokens/s", "over plain"], lines))
+        blocks.append(
+            markdown_table(["in flight", "engine", "ms per token", "tokens/s", "over plain"], lines)
+        )
     if summary.verify_cost:
         costs = [[f"verify of {rows} rows", _number(ratio)] for rows, ratio in summary.verify_cost.items()]
         costs += [["draft step", _number(summary.draft_step_cost)]] if summary.draft_step_cost else []
-        blocks.append(table([f"forward, context {summary.cost_context}", "plain steps"], costs))
+        blocks.append(markdown_table([f"forward, context {summary.cost_context}", "plain steps"], costs))
     machine, bandwidth = summary.machine, summary.bandwidth
     blocks.append(
         f"{machine.cpu}, {machine.cores} cores ({', '.join(machine.flags)}), {machine.memory_gib:.0f} GiB"
@@ -140,10 +139,10 @@ def filled(text: str, root: Path = ROOT) -> str:
     def block(match: re.Match[str]) -> str:
         place = str(root / match[3])
         if place.endswith(".jsonl"):
-            return match[1] + table(*peers_table(read_peers(place))) + "\n" + match[4]
+            return match[1] + markdown_table(*peers_table(read_peers(place))) + "\n" + match[4]
         if place.endswith("ratios.json"):
             ratios = Ratios.model_validate_json(Path(place).read_text("utf-8"))
-            return match[1] + table(RATIO_COLUMNS, [line.cells for line in ratios.lines]) + "\n" + match[4]
+            return match[1] + markdown_table(*ratios.table) + "\n" + match[4]
         made = full_tables if match[2] else measured_table
         return match[1] + made(Summary.load(place)) + match[4]
 

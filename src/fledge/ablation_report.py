@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fledge.bench.report.formats import markdown_table
 from fledge.console import StageProgress, print_table, say
 from fledge.errors import DataError
 from fledge.run_folder import Run
@@ -44,9 +45,6 @@ def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
         lines = table(found)
         title = f"{tokens:,} response tokens, held-out chain tau"
         print_table(title, _COLUMNS, lines, text_columns=2)
-        text += f"{title}\n\n" + "".join(
-            f"| {' | '.join(cells)} |\n" for cells in (_COLUMNS, ["---"] * len(_COLUMNS), *lines)
-        )
-        text += "\n"
+        text += f"{title}\n\n{markdown_table(_COLUMNS, lines)}\n\n"
     write_atomic(join(folder, TABLE_NAME), text.encode())
     say(join(folder, TABLE_NAME))

@@ -259,7 +259,7 @@ def plan(
     """Predict speed with and without a draft head, and what data, features and training take, before renting."""
     from fledge.bench import BenchResult
     from fledge.bench.options import refused_by_name
-    from fledge.bench.plan import CHECK_COLUMNS, PlanOptions, check_rows, make_plan, read_shape
+    from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
     from fledge.console import print_table, say
     from fledge.storage import join
     from fledge.target.resolve import config_place
@@ -288,8 +288,8 @@ def plan(
     print_table("Data, features, training", *made.work_table)
     say(*made.notes)
     if check is not None:
-        rows = check_rows(BenchResult.load(join(check, "bench")), shape, draft_vocab)
-        print_table("Predicted and measured", CHECK_COLUMNS, rows)
+        bench = BenchResult.load(join(check, "bench"))
+        print_table("Predicted and measured", *check_table(bench, shape, draft_vocab))
 
 
 @bench_app.command("ratios")
@@ -312,7 +312,7 @@ def bench_ratios(
 ) -> None:
     """What speculation costs and brings beside plain decode: busy engine, first token, sampling, neighbours."""
     from fledge.bench.options import refused_by_name
-    from fledge.bench.ratios import COLUMNS, Sizes, measure_ratios
+    from fledge.bench.ratios import RatioOptions, measure_ratios
     from fledge.bench.statistics import range_note
     from fledge.console import print_table, say
     from fledge.released import load_head
@@ -321,21 +321,21 @@ def bench_ratios(
 
     refuse_unwritable(output)
     with refused_by_name():
-        sizes = Sizes(
-            levels=_numbers(concurrency, int, "--concurrency"),
+        options = RatioOptions(
+            concurrency=_numbers(concurrency, int, "--concurrency"),
             prompts=prompts,
-            tokens=max_tokens,
+            max_tokens=max_tokens,
             repeats=repeats,
         )
     loaded = Target.load(target, device=device)
     found = measure_ratios(
         loaded,
         load_head(loaded, head),
-        sizes,
+        options,
         [part.strip() for part in only.split(",")] if only else [],
         lambda line: say("  ".join(line.cells)),
     )
-    print_table("Other over base", COLUMNS, [line.cells for line in found.lines])
+    print_table("Other over base", *found.table)
     say(*range_note(repeats))
     found.save(output)
     say(f"written: {output}")

@@ -10,7 +10,7 @@ from fledge import storage
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.load import LoadResult
 from fledge.bench.report import DataFacts, ReportFacts, data_facts, training_facts, write_report
-from fledge.bench.report.compare import COLUMNS, compare_runs, render_comparison
+from fledge.bench.report.compare import compare_runs, render_comparison
 from fledge.bench.report.exports import write_exports
 from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.served import served_view
@@ -121,8 +121,7 @@ def compare_run_folders(first: str, second: str, output: str) -> None:
     """Two runs' benchmarks side by side: a table here, and a page."""
     results = [BenchResult.load(join(folder, "bench")) for folder in (first, second)]
     comparison = compare_runs(results[0], results[1], (first, second))
-    rows = [line.cells for line in comparison.lines]
-    print_table("Second run over the first", COLUMNS, rows, text_columns=1)
+    print_table("Second run over the first", *comparison.table, text_columns=1)
     say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
     storage.write_atomic(output, render_comparison(comparison).encode())
     say(f"comparison: {output}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fledge.bench.options import refused_by_name
-from fledge.bench.plan import PlanOptions, check_rows, make_plan, read_shape, tree_tau
+from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape, tree_tau
 from fledge.bench.plan.check import (
     HostTimes,
     calibrated,
@@ -278,7 +278,7 @@ def test_single_forwards_add_up_to_the_round() -> None:
         assert round_ms(costs, shape, host) == pytest.approx(milliseconds)
     speedups = [128 * 11.3 / sum(took[shape] * count for shape, count in used.items()) for used in ROUNDS]
     assert predict_from_costs(result, "trained") == pytest.approx(median(speedups))
-    row = check_rows(result, shape_of(SMOLLM2), 8192)[0]
+    (row,) = check_table(result, shape_of(SMOLLM2), 8192).rows
     assert row[0] == "trained"
     assert len(row) == 7
 
@@ -294,7 +294,7 @@ def test_costs_follow_the_pace_of_the_answers() -> None:
 def test_a_benchmark_without_shapes_or_costs_is_nothing_to_check_with() -> None:
     for poor in (bench_result(("trained",)), result_with_shapes().model_copy(update={"costs": None})):
         with pytest.raises(DataError, match="no costs or tree shapes"):
-            check_rows(poor, shape_of(SMOLLM2), 8192)
+            check_table(poor, shape_of(SMOLLM2), 8192)
 
 
 def test_a_machine_is_known_by_its_plain_step_and_its_largest_verify() -> None:

@@ -12,14 +12,16 @@ import psutil
 import pytest
 
 from fledge.bench.options import refused_by_name
-from fledge.bench.ratios import COLUMNS, PARTS, Bench, Ratio, Ratios, Sizes, measure_ratios
+from fledge.bench.ratios import PARTS, Bench, Ratio, RatioOptions, Ratios, measure_ratios
 from fledge.bench.statistics import Interval
 from fledge.draft import Head
 from fledge.errors import DataError
 from fledge.target import Target
 from tests.engine.op_recorder import act_like_a_gpu
 
-TINY = Sizes(levels=(1, 2), repeats=2, tokens=6, prompts=4, long_prompt=40, contexts=(16,), rows=(2, 4))
+TINY = RatioOptions(
+    concurrency=(1, 2), repeats=2, max_tokens=6, prompts=4, long_prompt=40, contexts=(16,), rows=(2, 4)
+)
 
 
 def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
@@ -48,7 +50,7 @@ def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines
     found = measured(target, head, part)
     assert len(found) == lines
     for line in found:
-        assert len(line.cells) == len(COLUMNS)
+        assert len(line.cells) == 5
         assert line.base >= 0
         assert line.ratio is None or (math.isfinite(line.ratio.value) and line.ratio.value > 0)
 
@@ -95,17 +97,17 @@ def test_an_unknown_part_is_named_before_anything_runs(target: Target, head: Hea
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("options", "message"),
     [
         ({"repeats": 0}, "repeats = 0"),
-        ({"levels": (1, 0)}, r"levels\.1 = 0"),
-        ({"levels": ()}, "levels = "),
-        ({"tokens": 1}, "tokens = 1 is refused: Input should be greater than or equal to 2"),
+        ({"concurrency": (1, 0)}, r"concurrency\.1 = 0"),
+        ({"concurrency": ()}, "concurrency = "),
+        ({"max_tokens": 1}, "max_tokens = 1 is refused: Input should be greater than or equal to 2"),
     ],
 )
-def test_sizes_that_measure_nothing_are_refused(sizes: dict[str, Any], message: str) -> None:
+def test_options_that_measure_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message), refused_by_name():
-        Sizes(**sizes)
+        RatioOptions(**options)
 
 
 def test_a_saved_result_becomes_the_table_of_a_page(target: Target, head: Head, tmp_path: Path) -> None:

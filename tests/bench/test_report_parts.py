@@ -156,7 +156,9 @@ def test_a_run_that_is_slower_by_five_percent_is_told_from_one_that_is_not() -> 
     same = compare_runs(first, first, ("before", "after"))
     assert not any(line.difference.significant for line in same.lines)
     assert comparison.warning == ""
-    outline(render_comparison(comparison))
+    page = render_comparison(comparison)
+    outline(page)
+    assert "Wilcoxon" in page  # the page states the rule that statistics.py applies
 
 
 def test_a_drift_of_the_machine_is_pointed_out() -> None:

@@ -36,6 +36,7 @@ from fledge.bench.concurrency import ClosedLoop, Throughput, run_level, run_side
 from fledge.bench.costs import measure_costs
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
+from fledge.bench.report.formats import Table
 from fledge.bench.results import LevelRow, Machine
 from fledge.bench.statistics import Interval, alternation, compare_paired
 from fledge.bench.workloads import own_workload
@@ -46,7 +47,7 @@ from fledge.storage import write_json
 from fledge.target import Target
 from fledge.train.start import random_head
 
-COLUMNS = ("", "base", "other", "ratio", "")
+_COLUMNS = ("", "base", "other", "ratio", "")
 PLAIN, HEAD, BAD = "plain", "head", "random head"
 _BUSY = "while True: pass"
 _FORM = {
@@ -100,18 +101,23 @@ class Ratios(BaseModel):
     versions: dict[str, str]
     lines: list[Ratio]
 
+    @property
+    def table(self) -> Table:
+        """As it is printed."""
+        return Table(_COLUMNS, [line.cells for line in self.lines])
+
     def save(self, url: str) -> None:
         """Write it as JSON."""
         write_json(url, self.model_dump())
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RatioOptions:
     """How much to measure."""
 
-    levels: Levels = (1, 2, 4, 8, 16, 32)
+    concurrency: Levels = (1, 2, 4, 8, 16, 32)
     repeats: Count = 6
-    tokens: AnswerTokens = 128
+    max_tokens: AnswerTokens = 128
     prompts: Count = 12
     long_prompt: int = 1000
     contexts: tuple[int, ...] = (256, 4096)
@@ -121,9 +127,9 @@ class Sizes:
 class Bench:
     """The target, its head, and the prompts all parts use."""
 
-    def __init__(self, target: Target, head: Head, sizes: Sizes) -> None:
-        self.target, self.head, self.sizes = target, head, sizes
-        self.prompts = own_workload().limited(sizes.prompts).token_ids(target)
+    def __init__(self, target: Target, head: Head, options: RatioOptions) -> None:
+        self.target, self.head, self.options = target, head, options
+        self.prompts = own_workload().limited(options.prompts).token_ids(target)
 
     def engines(self, *names: str, max_batch: int, longest: int = 0) -> dict[str, Engine]:
         """Warm engines by name; no prefix cache, so that every repeat does the same work."""
@@ -144,7 +150,7 @@ class Bench:
         overlap: bool | None = None,
         cuda_graphs: bool = False,
     ) -> Engine:
-        answer = math.ceil(max(_LENGTHS) * self.sizes.tokens)
+        answer = math.ceil(max(_LENGTHS) * self.options.max_tokens)
         return Engine(
             self.target,
             head,
@@ -157,7 +163,7 @@ class Bench:
 
     def levels(self) -> Iterator[Ratio]:
         """Throughput at every level: the head and the random head over plain decode."""
-        yield from self._throughput(self.sizes.levels, HEAD, BAD)
+        yield from self._throughput(self.options.concurrency, HEAD, BAD)
 
     def _throughput(self, levels: Sequence[int], *names: str, temperature: float = 0.0) -> Iterator[Ratio]:
         engines = self.engines(PLAIN, *names, max_batch=max(levels))
@@ -165,10 +171,11 @@ class Bench:
         for level in levels:
             requests = self._requests(max(len(_LENGTHS), _WAVES * level))
             lengths = [
-                max(round(_LENGTHS[n % len(_LENGTHS)] * self.sizes.tokens), 1) for n in range(len(requests))
+                max(round(_LENGTHS[n % len(_LENGTHS)] * self.options.max_tokens), 1)
+                for n in range(len(requests))
             ]
             found: dict[str, list[Throughput]] = {name: [] for name in engines}
-            for repeat, order in enumerate(alternation(list(engines), self.sizes.repeats + 1)):
+            for repeat, order in enumerate(alternation(list(engines), self.options.repeats + 1)):
                 loops = {
                     name: ClosedLoop(engines[name], requests, level, lengths, temperature) for name in order
                 }
@@ -189,7 +196,7 @@ class Bench:
 
     def ttft(self) -> Iterator[Ratio]:
         """Time to the first token of long prompts, one and eight requests at once."""
-        size = self.sizes.long_prompt
+        size = self.options.long_prompt
         longs = [
             list(islice(cycle(chain.from_iterable(self.prompts)), 37 * n, 37 * n + size)) for n in range(8)
         ]
@@ -213,7 +220,7 @@ class Bench:
         for prompt, names in zip(self.prompts, alternation(list(engines), len(self.prompts)), strict=True):
             for name in names:
                 (answer,) = engines[name].generate(
-                    [prompt], max_tokens=self.sizes.tokens, structured_outputs={"json": _FORM}
+                    [prompt], max_tokens=self.options.max_tokens, structured_outputs={"json": _FORM}
                 )
                 times[name].append(answer.stats.tpot_ms)
                 if name == HEAD:
@@ -225,10 +232,10 @@ class Bench:
         """A verify of n rows over a plain step, after short and long contexts."""
         target = self.head.target_it_reads(self.target)
         runner = head_runner(target, self.head)
-        for context in self.sizes.contexts:
+        for context in self.options.contexts:
             costs = measure_costs(
-                target, runner, rows=self.sizes.rows, draft_rows=4, context=context,
-                repeats=max(5, self.sizes.repeats),
+                target, runner, rows=self.options.rows, draft_rows=4, context=context,
+                repeats=max(5, self.options.repeats),
             )  # fmt: skip
             for rows, cost in costs.verify.items():
                 what = f"verify of {rows} rows over a plain step, context {context}"
@@ -246,7 +253,9 @@ class Bench:
             ):
                 for state in states:
                     with _busy_process() if state == "busy" else nullcontext():
-                        (answer,) = engine.generate([prompt], max_tokens=self.sizes.tokens, ignore_eos=True)
+                        (answer,) = engine.generate(
+                            [prompt], max_tokens=self.options.max_tokens, ignore_eos=True
+                        )
                     times[state].append(answer.stats.tpot_ms)
             yield _paired(
                 f"time per token, {name}: busy neighbour over none", times["quiet"], times["busy"], "ms"
@@ -263,7 +272,7 @@ class Bench:
         before = {name: engine.stats().phases for name, engine in engines.items()}
         speeds: dict[str, list[float]] = {name: [] for name in engines}
         shares: dict[str, list[float]] = {name: [] for name in engines}
-        for name, row in self._alternate(engines, requests, 8, self.sizes.tokens):
+        for name, row in self._alternate(engines, requests, 8, self.options.max_tokens):
             now = engines[name].stats().phases
             spent, before[name] = now.since(before[name]), now
             rounds = spent.draft + spent.verify + spent.accept + spent.extend + spent.host
@@ -283,7 +292,9 @@ class Bench:
                 requests = self._requests(max(2 * level, 4))
                 speeds: dict[str, list[float]] = {state: [] for state in engines}
                 # The first records.
-                for state, row in self._alternate(engines, requests, level, self.sizes.tokens, warmup=1):
+                for state, row in self._alternate(
+                    engines, requests, level, self.options.max_tokens, warmup=1
+                ):
                     speeds[state].append(row.output_throughput)
                 what = f"throughput, {level} at once, {name}: CUDA graphs on over off"
                 yield _paired(what, speeds["off"], speeds["on"], "tokens/s")
@@ -300,7 +311,7 @@ class Bench:
         warmup: int = 0,
     ) -> Iterator[tuple[str, LevelRow]]:
         """Each engine's answers to the requests, repeat by repeat; the first `warmup` of them aren't told."""
-        for repeat, names in enumerate(alternation(list(engines), self.sizes.repeats + warmup)):
+        for repeat, names in enumerate(alternation(list(engines), self.options.repeats + warmup)):
             for name in names:
                 row = run_level(engines[name], name, requests, level, tokens)
                 if repeat >= warmup:
@@ -321,7 +332,7 @@ _ON_GPUS = ("graphs",)
 
 
 def measure_ratios(
-    target: Target, head: Head, sizes: Sizes, parts: Sequence[str], show: Callable[[Ratio], None]
+    target: Target, head: Head, options: RatioOptions, parts: Sequence[str], show: Callable[[Ratio], None]
 ) -> Ratios:
     """Measure these parts, or all that this device has if none is named; `show` gets each line when it is found.
 
@@ -338,7 +349,7 @@ def measure_ratios(
             raise DataError(
                 'structured needs a package: pip install "fledge[structured]", or leave this part out'
             )
-    bench, lines = Bench(target, head, sizes), []
+    bench, lines = Bench(target, head, options), []
     for part in parts:
         for line in PARTS[part](bench):
             lines.append(line)

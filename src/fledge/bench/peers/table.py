@@ -9,8 +9,7 @@ from statistics import median
 
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
-from fledge.bench.report.exports import table
-from fledge.bench.report.formats import ABSENT, Table, interval, number, times
+from fledge.bench.report.formats import ABSENT, Table, interval, markdown_table, number, times
 from fledge.bench.results import write_rows
 from fledge.bench.statistics import compare_paired, range_note
 from fledge.storage import join, read_bytes, write_atomic, write_json
@@ -60,7 +59,7 @@ def write_peers(folder: str, found: PeersFound) -> None:
     setup = (
         f"{machine.cpu}, {machine.cores} cores; interleaved, greedy, {found.options.max_tokens} new tokens"
     )
-    page = f"Peers on {setup}.\n\n{table(*peers_table(found))}\n\n{notes}"
+    page = f"Peers on {setup}.\n\n{markdown_table(*peers_table(found))}\n\n{notes}"
     write_atomic(join(folder, "peers.md"), page.encode())
 
 

@@ -4,19 +4,18 @@ shape.py     weights and KV bytes from config.json        forward.py   seconds o
 predict.py   the tables `fledge plan` prints              check.py     against a benchmark of this machine
 """
 
-from fledge.bench.plan.check import CHECK_COLUMNS, check_rows
+from fledge.bench.plan.check import check_table
 from fledge.bench.plan.forward import Device, forward_seconds, round_seconds, tree_tau
 from fledge.bench.plan.predict import Plan, PlanOptions, make_plan
 from fledge.bench.plan.shape import HeadShape, ModelShape, read_shape
 
 __all__ = [
-    "CHECK_COLUMNS",
     "Device",
     "HeadShape",
     "ModelShape",
     "Plan",
     "PlanOptions",
-    "check_rows",
+    "check_table",
     "forward_seconds",
     "make_plan",
     "read_shape",

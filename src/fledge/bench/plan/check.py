@@ -23,18 +23,18 @@ import numpy as np
 
 from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds, seconds_left
 from fledge.bench.plan.shape import HeadShape, ModelShape
-from fledge.bench.report.formats import number, percent, times
+from fledge.bench.report.formats import Table, number, percent, times
 from fledge.bench.results import AnswerRow, BenchResult, Costs
 from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import workload_summary
 from fledge.engine import PLAIN, TreeShape
 from fledge.errors import DataError
 
-CHECK_COLUMNS = ("head", "tau", "measured", "by forwards", "error", "by shape", "error")
+_COLUMNS = ("head", "tau", "measured", "by forwards", "error", "by shape", "error")
 
 
-def check_rows(bench: BenchResult, model: ModelShape, draft_vocab: int) -> list[list[str]]:
-    """A line per head."""
+def check_table(bench: BenchResult, model: ModelShape, draft_vocab: int) -> Table:
+    """Measured and predicted speed-up of each head."""
     rows = []
     for head in bench.heads:
         measured = workload_summary(bench.rows(head))
@@ -46,7 +46,7 @@ def check_rows(bench: BenchResult, model: ModelShape, draft_vocab: int) -> list[
             error = predicted / measured.speedup - 1 if measured.speedup else None
             cells += [times(predicted), percent(error, 1)]
         rows.append(cells)
-    return rows
+    return Table(_COLUMNS, rows)
 
 
 def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_vocab: int) -> float:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from fledge.bench.report.formats import interval, number, percent, times
+from fledge.bench.report.formats import Table, interval, number, percent, times
 from fledge.bench.report.render import render
 from fledge.bench.results import AnswerRow, BenchResult
 from fledge.bench.statistics import Difference, compare_paired
 from fledge.bench.summary import workload_summary
 from fledge.errors import DataError
 
-COLUMNS = ("workload", "prompts", "figure", "first", "second", "ratio", "95 %", "verdict")
+_COLUMNS = ("workload", "prompts", "figure", "first", "second", "ratio", "95 %", "verdict")
 _FIGURES: dict[str, Callable[[AnswerRow], float | None]] = {
     "ms per token": lambda row: row.tpot_ms,
     "plain ms per token": lambda row: row.tpot_plain_ms,
@@ -56,6 +56,11 @@ class RunComparison:
     differences: list[str]
     warning: str
 
+    @property
+    def table(self) -> Table:
+        """All lines, as they are printed and as the page has them."""
+        return Table(_COLUMNS, [line.cells for line in self.lines])
+
 
 def compare_runs(first: BenchResult, second: BenchResult, names: tuple[str, str]) -> RunComparison:
     """Compare the first head of both runs, prompt by prompt."""
@@ -87,7 +92,7 @@ def compare_runs(first: BenchResult, second: BenchResult, names: tuple[str, str]
 
 def render_comparison(comparison: RunComparison) -> str:
     """One page, in the report's own style."""
-    return render("compare.html", comparison=comparison, columns=COLUMNS)
+    return render("compare.html", comparison=comparison)
 
 
 def _by_prompt(result: BenchResult) -> dict[tuple[str, str], AnswerRow]:

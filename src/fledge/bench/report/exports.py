@@ -8,7 +8,7 @@ from html import escape
 
 from fledge.bench.report.charts import HEIGHT, WIDTH
 from fledge.bench.report.facts import ReportFacts
-from fledge.bench.report.formats import percent
+from fledge.bench.report.formats import markdown_table, percent
 from fledge.bench.report.page import Page
 from fledge.bench.report.render import read_template
 from fledge.errors import StorageError
@@ -113,16 +113,19 @@ def markdown(page: Page) -> str:
             f"{page.facts.created}"
         )
     if page.workload_table.rows:
-        parts += ["## Speed-up by workload", table(*page.workload_table)]
+        parts += ["## Speed-up by workload", markdown_table(*page.workload_table)]
     if page.level_table.rows:
-        parts += ["## Under load", table(*page.level_table)]
+        parts += ["## Under load", markdown_table(*page.level_table)]
     if page.served is not None:
-        parts += ["## Served over HTTP", page.served.intro, table(*page.served.table)]
+        parts += ["## Served over HTTP", page.served.intro, markdown_table(*page.served.table)]
         parts += [f"- {line}" for line in (*page.served.verdicts, *page.served.notes)]
     if page.limits:
         parts.append("## What limits the speed-up next")
         for view in page.limits:
-            parts += [view.note, table(["if", "speed-up"], [[bar.label, bar.text] for bar in view.bars])]
+            parts += [
+                view.note,
+                markdown_table(["if", "speed-up"], [[bar.label, bar.text] for bar in view.bars]),
+            ]
     if page.shapes:
         parts.append("## Trees used")
         parts += [
@@ -136,13 +139,3 @@ def markdown(page: Page) -> str:
         commands = "\n".join(page.facts.commands)
         parts += ["## Commands", f"```\n{commands}\n```"]
     return "\n\n".join(parts) + "\n"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -15,6 +15,16 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table's cells as Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
+
+
 def number(value: float | None, digits: int = 1) -> str:
     """`1234.56` -> `1,234.6`; an absent figure is a dash."""
     return ABSENT if value is None else f"{value:,.{digits}f}"
