@@ -134,6 +134,8 @@ def bench_server(
             ignore_eos=ignore_eos,
             repeats=repeats,
             warmup=warmup,
+            fresh=fresh,
+            ready_timeout_s=ready_timeout,
             seed=seed,
             slo=Objective.parse(slo) if slo else None,
             price_per_hour=price,
@@ -151,8 +153,6 @@ def bench_server(
             asked,
             options,
             traffic=traffic,
-            fresh=fresh,
-            ready_s=ready_timeout,
             progress=progress.update,
             ended_early=lambda found: keep_load(found, run_dir),
         )

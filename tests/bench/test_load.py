@@ -327,7 +327,7 @@ def test_what_was_measured_before_an_error_is_kept(tmp_path: Path) -> None:
     kept: list[LoadResult] = []
     options = LoadOptions(concurrency=(1, 2), requests=2, repeats=1, token_counts=False)
     with pytest.raises(ServerError, match="ended with code 3"):
-        run_load(servers, WORKLOAD, options, fresh=True, ended_early=kept.append)
+        run_load(servers, WORKLOAD, replace(options, fresh=True), ended_early=kept.append)
     (found,) = kept
     assert [(r["backend"], r["max_concurrency"]) for r in found.rows] == [
         ("plain", 1),

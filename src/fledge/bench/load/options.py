@@ -34,7 +34,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """One load test. `rates` makes it open loop (Poisson); otherwise `concurrency` requests are kept in flight."""
+    """One load test: open loop (Poisson) at these `rates` if there are any, else closed loop at each `concurrency`."""
 
     concurrency: tuple[Count, ...] = (1, 2, 4, 8, 16)
     rates: tuple[Annotated[float, Field(gt=0)], ...] = ()  # requests per second; inf: all at once
@@ -44,6 +44,8 @@ class LoadOptions:
     ignore_eos: bool = False  # SGLang, vLLM and fledge know it; others refuse it
     repeats: Count = 2  # of each level, alternating between servers
     warmup: CountOrNone = 2  # requests before the first level
+    fresh: bool = False  # start each server anew for every block
+    ready_timeout_s: float = 600.0  # of a server that is started
     seed: int = 0  # of the Poisson arrivals
     timeout_s: float = 600.0  # of one request
     slo: Objective | None = None

@@ -3,8 +3,8 @@
     level 1   repeat 1: plain, eagle3    repeat 2: eagle3, plain      (ABBA)
     level 2   ...
 
-Without `fresh`, all servers stay up for the whole test, so that an alternation costs nothing; with it a server is
-started for each block and stopped after it, so that only one is in memory and none inherits another block's cache.
+All servers stay up for the whole test, so that alternating between them costs nothing. With `options.fresh` a server is
+started for each block and stopped after it: only one is in memory, and no block finds the prefix cache of another.
 """
 
 from __future__ import annotations
@@ -50,20 +50,18 @@ def run_load(
     options: LoadOptions,
     *,
     traffic: Sequence[Arrival] = (),
-    fresh: bool = False,
-    ready_s: float = 600.0,
     progress: Progress = silent,
     ended_early: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
-    """Measure every server at every level. `traffic` is replayed with its own timing instead of the levels.
+    """Measure every server at every level, or replay `traffic` with its own timing instead.
 
-    `ended_early` gets what was measured until an interrupt or an error, which is raised afterwards.
+    An interrupt or an error passes what was measured before it to `ended_early`, and is raised again.
     """
-    if fresh and not any(spec.command for spec in specs):
+    if options.fresh and not any(spec.command for spec in specs):
         raise ServerError("--fresh can't start anew what runs already; give a server as NAME=start:COMMAND")
     levels = plan_levels(workload, options, traffic)
     api_key = os.environ.get("OPENAI_API_KEY")
-    test = _Test(specs, workload.name, options, levels, fresh, api_key, ready_s, progress)
+    test = _LoadTest(specs, workload.name, options, levels, api_key, progress)
     try:
         asyncio.run(test.run())
     except BaseException:
@@ -85,14 +83,14 @@ def plan_levels(workload: Workload, options: LoadOptions, traffic: Sequence[Arri
 
 
 @dataclass
-class _Test:
+class _LoadTest:
+    """A test that runs, and what it has measured so far."""
+
     specs: Sequence[ServerSpec]
     workload: str
     options: LoadOptions
     levels: Sequence[Level]
-    fresh: bool
     api_key: str | None
-    ready_s: float
     progress: Progress
     rows: list[dict[str, Any]] = field(default_factory=list)
     models: dict[str, str] = field(default_factory=dict)
@@ -102,7 +100,7 @@ class _Test:
         by_name = {spec.name: spec for spec in self.specs}
         async with open_session() as session, AsyncExitStack() as whole:
             calls: dict[str, Call] = {}
-            for spec in () if self.fresh else self.specs:
+            for spec in () if self.options.fresh else self.specs:
                 calls[spec.name] = await whole.enter_async_context(self._ready(session, spec))
             for turn in interleaved(self.levels, list(by_name), self.options.repeats):
                 async with AsyncExitStack() as block:
@@ -130,11 +128,11 @@ class _Test:
 
     @asynccontextmanager
     async def _ready(self, session: aiohttp.ClientSession, spec: ServerSpec) -> AsyncIterator[Call]:
-        """How to call a server, while it runs and after its warm-up."""
-        place = running(spec, session, self.api_key, self.ready_s, self.options.model)
+        """Start a server if need be, warm it up, and say how to call it."""
+        options = self.options
+        place = running(spec, session, self.api_key, options.ready_timeout_s, options.model)
         async with place as (url, model):
             self.models[spec.name] = model
-            options = self.options
             call = Call(
                 url=url,
                 model=model,
@@ -195,7 +193,7 @@ class _Test:
         wanted = len(self.levels) * self.options.repeats * len(self.specs)
         if len(self.rows) < wanted:
             notes.append(f"Ended early: {len(self.rows)} of {wanted} blocks were measured.")
-        if answered and not self.fresh and len(self.levels) * self.options.repeats > 1:
+        if answered and not self.options.fresh and len(self.levels) * self.options.repeats > 1:
             notes.append(
                 "Prompts come again at every level and repeat: a server with a prefix cache has computed them before, "
                 "and its TTFT is that of cached prompts. --fresh starts servers anew instead."

@@ -58,7 +58,7 @@ def parse_servers(texts: Sequence[str]) -> list[ServerSpec]:
 
 @asynccontextmanager
 async def running(
-    spec: ServerSpec, session: aiohttp.ClientSession, api_key: str | None, ready_s: float, model: str | None
+    spec: ServerSpec, session: aiohttp.ClientSession, api_key: str | None, timeout_s: float, model: str | None
 ) -> AsyncIterator[tuple[str, str]]:
     """The server's address and model while it runs; model None: the first that it names."""
     if spec.url is not None:
@@ -67,5 +67,5 @@ async def running(
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with started([word.replace("{port}", str(port)) for word in spec.command], name=spec.name) as server:
-        await asyncio.to_thread(server.wait_until_ready, f"{url}/v1/models", ready_s, api_key)
+        await asyncio.to_thread(server.wait_until_ready, f"{url}/v1/models", timeout_s, api_key)
         yield url, model or await model_name(session, url, api_key)
