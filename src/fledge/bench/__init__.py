@@ -1,4 +1,17 @@
-"""Measuring a target with and without its head, and the report people read."""
+"""Measuring a target with and without its head, and the report people read. Read run.py and answers.py first.
+
+run.py          `fledge bench` from end to end              options.py      what it measures, and how much
+answers.py      prompts one at a time, in alternation       identity.py     is the output plain decode's?
+concurrency.py  many requests in flight                     costs.py        single forwards
+workloads.py    the prompts                                 machine.py      processor, memory bandwidth, versions
+results.py      the files it writes                         summary.py      summary.json
+statistics.py   intervals, and is a difference one?         shapes.py       names of tree shapes
+
+ratios.py       `fledge bench ratios`                       tune.py         `fledge tune`
+load/           `fledge bench server`                       peers/          `fledge bench peers`
+plan/           `fledge plan`                               privacy/        the privacy filter's benchmark
+report/         report.html
+"""
 
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, BenchResult

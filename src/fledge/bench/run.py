@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from fledge.bench.answers import Answers, measure_answers
 from fledge.bench.concurrency import sweep
 from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
-from fledge.bench.measure import Measured, measure_answers
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
 from fledge.bench.shapes import shape_rounds
@@ -51,29 +51,28 @@ def run_bench(
         )
     begin = time.perf_counter()
     workloads = load_workloads(options)
-    plan = _plan(workloads, options, len(heads))
+    work = _work(workloads, options, len(heads))
     bytes_read = weight_bytes(target)
     device = target.decoder.device
     bandwidths = [measure_bandwidth(bytes_read, device)] if options.bandwidth else []
 
-    measured = _subjects(heads, options)
-    found, shapes = Measured([], [], []), {}
+    variants = _variants(heads, options)
+    found, shapes = Answers([], [], []), {}
     if heads:
-        engines = _engines(target, measured, tree, workloads, options, 1, options.max_tokens)
-        shown = _part(progress, 0.0, plan.answers, sum(plan))
+        engines = _engines(target, variants, tree, workloads, options, 1, options.max_tokens)
+        shown = _partial(progress, 0.0, work.answers, sum(work))
         found = measure_answers(target, engines, workloads, options, shown)
-        shapes = {name: shape_rounds(engines[name]) for name in measured}
+        shapes = {name: shape_rounds(engines[name]) for name in variants}
         del engines
 
     costs = _costs(target, heads, options)
     levels: list[LevelRow] = []
     if options.concurrency:
-        measured_too = {name: subject for name, subject in measured.items() if name in heads}
-        slots = max(options.concurrency)
-        tokens = options.sweep_tokens
-        engines = _engines(target, measured_too, tree, workloads[:1], options, slots, tokens)
+        swept = {name: variants[name] for name in heads}
+        slots, tokens = max(options.concurrency), options.sweep_tokens
+        engines = _engines(target, swept, tree, workloads[:1], options, slots, tokens)
         prompts = _fitting_prompts(target, workloads[0], tokens)
-        levels = sweep(engines, prompts, options, _part(progress, plan.answers, plan.sweep, sum(plan)))
+        levels = sweep(engines, prompts, options, _partial(progress, work.answers, work.sweep, sum(work)))
     if options.bandwidth:
         bandwidths.append(measure_bandwidth(bytes_read, device))
     return BenchResult(
@@ -85,12 +84,12 @@ def run_bench(
             backend=target.backend,
             tree=str(tree) if tree else "adaptive",
         ),
-        heads=list(measured),
+        heads=list(variants),
         answers=found.rows,
         levels=levels,
         costs=costs,
         samples=found.samples,
-        plain=_plain(found, levels, costs, bytes_read, best_of(bandwidths)),
+        plain=_plain_decode(found, levels, costs, bytes_read, best_of(bandwidths)),
         bandwidth=best_of(bandwidths),
         machine=machine_facts(device),
         versions=versions(),
@@ -102,16 +101,14 @@ def run_bench(
 
 
 def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> float:
-    """About how long a benchmark takes where a plain step takes `ms_per_token`: for the estimate before a run."""
-    workloads = load_workloads(options)
-    parts = _plan(workloads, options, heads)
-    return 15.0 + ms_per_token / 1e3 * (
-        parts.answers * options.max_tokens + parts.sweep * options.sweep_tokens
-    )
+    """About how long a benchmark takes where a plain step takes `ms_per_token`."""
+    work = _work(load_workloads(options), options, heads)
+    tokens = work.answers * options.max_tokens + work.sweep * options.sweep_tokens
+    return 15.0 + tokens * ms_per_token / 1e3
 
 
 def refuse_impossible(target: Target, options: BenchOptions) -> None:
-    """Raise what `run_bench` would on its way: prompts too long for the target, rounds its device can't record."""
+    """Raise at once what `run_bench` would raise later: prompts too long for the target, or no CUDA graphs there."""
     workloads = load_workloads(options)
     for workload in workloads:
         _fitting_prompts(target, workload, options.max_tokens)
@@ -121,14 +118,14 @@ def refuse_impossible(target: Target, options: BenchOptions) -> None:
         make_recorder(target.device)
 
 
-class _Parts(NamedTuple):
-    """The benchmark's parts in units of one plain answer at batch 1 (of the part's own length)."""
+class _Work(NamedTuple):
+    """How long the benchmark's two long parts take, in plain answers at batch 1 of the part's own length."""
 
     answers: float
     sweep: float
 
 
-def _plan(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _Parts:
+def _work(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _Work:
     prompts = sum(len(workload.prompts) for workload in workloads) + options.warmup
     engines = 1 + 0.6 * (heads + options.without_lookup)  # answers with a head come faster
     # A level of c requests in flight answers 2c of them, at a cost per step that grows slowly with c.
@@ -136,16 +133,16 @@ def _plan(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _
         max(options.sweep_requests, 2 * level) / level * (1 + 0.15 * level) for level in options.concurrency
     )
     sweep_units *= options.sweep_repeats * (1 + heads)
-    return _Parts(prompts * options.repeats * engines if heads else 0.0, sweep_units)
+    return _Work(prompts * options.repeats * engines if heads else 0.0, sweep_units)
 
 
-def _part(progress: Progress, before: float, size: float, total: float) -> Progress:
-    """The progress function of a part of the whole."""
+def _partial(progress: Progress, before: float, size: float, total: float) -> Progress:
+    """The progress function of a part that takes `size` of the `total`, after `before` of it."""
     return lambda done, of, note: progress(before + size * done / of, total, note)
 
 
-def _subjects(heads: Mapping[str, Head], options: BenchOptions) -> dict[str, tuple[Head, int | None]]:
-    """By name, what is measured beside plain decode: a head, and how many tokens prompt lookup may add to its trees."""
+def _variants(heads: Mapping[str, Head], options: BenchOptions) -> dict[str, tuple[Head, int | None]]:
+    """By name, what is measured against plain decode: a head, and how many tokens lookup may add to its trees."""
     found: dict[str, tuple[Head, int | None]] = {name: (head, options.lookup) for name, head in heads.items()}
     if options.without_lookup and heads:
         name, head = next(iter(heads.items()))
@@ -155,14 +152,14 @@ def _subjects(heads: Mapping[str, Head], options: BenchOptions) -> dict[str, tup
 
 def _engines(
     target: Target,
-    measured: Mapping[str, tuple[Head, int | None]],
+    variants: Mapping[str, tuple[Head, int | None]],
     tree: TreeShape | None,
     workloads: Sequence[Workload],
     options: BenchOptions,
     max_batch: int,
     max_tokens: int,
 ) -> dict[str, Engine]:
-    """Plain decode first, then one engine per head, with room for the longest prompt that fits the target."""
+    """Plain decode, then one engine per variant, with room for the longest prompt that fits the target."""
     prompts = (_fitting_prompts(target, workload, max_tokens) for workload in workloads)
     longest = max(len(ids) for fitting in prompts for ids in fitting)
     context = min(longest + max_tokens + _MARGIN, target.config.max_position_embeddings)
@@ -181,7 +178,7 @@ def _engines(
             cuda_graphs=options.cuda_graphs,
         )
 
-    return {PLAIN: engine(None, None), **{name: engine(*subject) for name, subject in measured.items()}}
+    return {PLAIN: engine(None, None), **{name: engine(*variant) for name, variant in variants.items()}}
 
 
 def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> list[list[int]]:
@@ -199,7 +196,7 @@ def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> lis
 
 
 def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> Costs | None:
-    """Costs with the first head; heads of one target differ little in cost."""
+    """Times of single forwards, with the first head: heads of one target differ little."""
     if not options.cost_repeats:
         return None
     head = next(iter(heads.values()), None)
@@ -215,14 +212,14 @@ def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> 
     )
 
 
-def _plain(
-    found: Measured,
+def _plain_decode(
+    found: Answers,
     levels: Sequence[LevelRow],
     costs: Costs | None,
     bytes_read: int,
     bandwidth: Bandwidth | None,
 ) -> PlainDecode | None:
-    """Plain decode at batch 1: over the first workload's answers where there are any."""
+    """Plain decode at batch 1: of the first workload's answers, else of the sweep, else of single forwards."""
     first = [
         row for row in found.rows if row.workload == found.rows[0].workload and row.head == found.rows[0].head
     ]

@@ -1,12 +1,12 @@
-"""Plain and speculative decoding in alternation on the same prompts: batch 1, first turns, greedy or sampled.
+"""Each prompt answered by plain decode and by every head in alternation: batch 1, first turns, greedy or sampled.
 
     prompt 0   plain  head   head   plain      ABBA: a drift of the machine meets both alike
     prompt 1   head   plain  plain  head
     ...
 
-A speed-up above tau can't come from speculation (a round costs at least a plain step): it means that the baseline
-was disturbed or broken, so such a row is rejected and the reason shown. A sampled answer is that of its seed, with and
-without a head; here the prompt's number is the seed.
+A speed-up above tau can't come from speculation, since a round costs at least a plain step: the baseline was disturbed
+or is broken. Such a row is rejected, and the report shows why. Sampled answers are compared, too: the same seed, which
+is the prompt's number, gives the same tokens with and without a head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fledge.target import Target
 _WORST: tuple[Outcome, ...] = ("identical", "near_tie", "different")
 
 
-class Measured(NamedTuple):
+class Answers(NamedTuple):
     """What the alternation found."""
 
     rows: list[AnswerRow]
@@ -45,9 +45,9 @@ def measure_answers(
     workloads: Sequence[Workload],
     options: BenchOptions,
     progress: Progress,
-) -> Measured:
-    """Answer every prompt with every engine (`engines` holds "plain" and the heads by name)."""
-    found = Measured([], [], [])
+) -> Answers:
+    """Answer every prompt with every engine. `engines` holds "plain" and the heads by name."""
+    found = Answers([], [], [])
     total, done = sum(len(workload.prompts) for workload in workloads), 0
     wanted = _sample_ids(workloads[0], options.samples) if workloads else set()
     orders = alternation(list(engines), total * options.repeats)
@@ -95,9 +95,9 @@ def answer_row(
     shapes: Mapping[str, int] | None = None,
     draw: Draw = GREEDY,
 ) -> AnswerRow:
-    """One prompt's row from the repeats of both; the worst of the repeats decides whether the output is the same.
+    """One prompt's row, from the repeats of both engines. The worst repeat decides whether the output is the same.
 
-    `shapes`: the rounds of each tree shape in the first repeat; `draw`: how all were drawn.
+    `shapes`: how many rounds of the first repeat had each tree shape. `draw`: how the tokens were sampled.
     """
     identity = max(
         (compare(target, one, other, draw) for one, other in zip(plain, speculative, strict=True)),
@@ -141,7 +141,7 @@ def _milliseconds(phases: PhaseSeconds) -> dict[str, float]:
 
 
 def _noise(*runs: Sequence[Completion]) -> float | None:
-    """Relative spread of the repeats: the larger of both engines'."""
+    """Relative spread of the repeats, of the engine where it is larger."""
     spreads = [relative_noise([answer.stats.tpot_ms for answer in answers]) for answers in runs]
     return max((spread for spread in spreads if spread is not None), default=None)
 
@@ -158,7 +158,7 @@ def reason_to_reject(speedup: float | None, tau: float, identity: Identity) -> s
 
 
 def token_pieces(target: Target, token_ids: Sequence[int], origins: Sequence[int]) -> list[Piece]:
-    """Each token's text; a token that ends within a character gives its text with the token that completes it."""
+    """Each token's text. A character of several tokens is the text of its last one."""
     pieces, shown = [], ""
     for index, depth in enumerate(origins, start=1):
         text = target.tokenizer.decode(token_ids[:index], skip_special_tokens=True)
@@ -176,7 +176,7 @@ def _answers(
     options: BenchOptions,
     draw: Draw,
 ) -> tuple[dict[str, list[Completion]], dict[str, dict[str, int]]]:
-    """Each engine's answers to one prompt, in these orders, and its rounds by tree shape in the first of them."""
+    """Each engine's answers to one prompt, one for each order, and its rounds by tree shape in the first answer."""
     runs: dict[str, list[Completion]] = {name: [] for name in engines}
     shapes: dict[str, dict[str, int]] = {}
     for names in orders:
@@ -197,7 +197,7 @@ def _warm_up(
 
 
 def _sample_ids(workload: Workload, count: int) -> set[str]:
-    """Prompts whose answers the report shows: one from each category in turn."""
+    """Prompts whose answers the report shows, spread over the categories."""
     return {prompt.question_id for prompt in workload.limited(count).prompts} if count else set()
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fledge.bench import BenchOptions, concurrency, run_bench, summarise
+from fledge.bench.answers import answer_row, measure_answers, reason_to_reject, token_pieces
 from fledge.bench.concurrency import ClosedLoop, run_level, run_side_by_side, sweep
 from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, machine_facts, measure_bandwidth
-from fledge.bench.measure import answer_row, measure_answers, reason_to_reject, token_pieces
 from fledge.bench.results import BenchResult, LevelRow
 from fledge.bench.run import estimate_seconds
 from fledge.bench.workloads import Prompt, Workload, own_workload
