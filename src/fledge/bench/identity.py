@@ -26,7 +26,8 @@ from fledge.bench.results import Outcome
 from fledge.draft.race import unit_times
 from fledge.engine import Completion
 from fledge.engine.sampling import coins, seed_key
-from fledge.target import Decoder, ForwardBatch, Target
+from fledge.target import Decoder, Target
+from fledge.target.batch import one_sequence
 
 # Bits of the significand after the leading one: numbers in [2^e, 2^(e+1)) are 2^(e - bits) apart.
 _FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10}
@@ -106,22 +107,10 @@ def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | 
 
 def prefix_logits(decoder: Decoder, token_ids: Sequence[int]) -> torch.Tensor:
     """The logits that follow `token_ids`, by one causal forward over all of them: [V] float32."""
-    rows, device = len(token_ids), decoder.device
-    pages = -(-rows // decoder.page_size)
-
-    def integers(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
-    batch = ForwardBatch(
-        token_ids=integers(token_ids),
-        positions=integers(range(rows)),
-        row_start=integers([0, rows]),
-        prefix_length=integers([0]),
-        window_offset=integers([0]),
-        page_table=integers(range(pages)).unsqueeze(0),
-        logit_rows=integers([rows - 1]),
-    )
-    logits = decoder.forward(batch, decoder.allocate_kv(pages), logits="logits").logits
+    batch = one_sequence(token_ids, decoder.page_size, decoder.device)
+    batch = batch._replace(logit_rows=batch.row_start[1:] - 1)
+    kv = decoder.allocate_kv(batch.page_table.numel())
+    logits = decoder.forward(batch, kv, logits="logits").logits
     if logits is None:
         raise RuntimeError("the decoder returned no logits although they were asked for")
     return logits[0].float()

@@ -20,7 +20,7 @@ from fledge.draft import Head
 from fledge.draft.runner import TorchHeadRunner
 from fledge.engine import Completion
 from fledge.target import Target, TorchDecoder
-from fledge.target.batch import ForwardBatch
+from fledge.target.batch import one_sequence
 
 _CLEARLY = 0.05  # more hits than this, and a fifth more, make a suspicion a finding
 _RELATED = 0.3  # cosine of a draft row with its own target row: the lm_head comes from the target's
@@ -61,13 +61,12 @@ class Probe:
         runner = TorchHeadRunner(head.config, head.weights, embedding, page_size=16)
         hits, rows, largest = 0, 0, 0.0
         for answer, features in zip(self.answers, self._layer_features(shift), strict=True):
-            ids = torch.tensor(answer.prompt_token_ids + answer.token_ids)
+            ids = answer.prompt_token_ids + answer.token_ids
             count, first = len(ids) - 2, len(answer.prompt_token_ids) - 1
-            batch = _whole(ids[1:-1], count)
-            out = runner.forward(
-                batch, runner.allocate_kv(-(-count // 16)), features=features[:count], hidden=None, k=1
-            )
-            hits += int((out.token_ids[first:, 0] == ids[2:][first:]).sum())
+            batch = one_sequence(ids[1:-1], runner.page_size, torch.device("cpu"))
+            kv = runner.allocate_kv(batch.page_table.numel())
+            out = runner.forward(batch, kv, features=features[:count], hidden=None, k=1)
+            hits += int((out.token_ids[first:, 0] == torch.tensor(ids[2:])[first:]).sum())
             rows += count - first
             entry = F.linear(features, head.weights.fc.float()) if head.weights.fc_norms is None else features
             largest = max(largest, *(float(t.abs().max()) for t in (features, entry, out.hidden)))
@@ -132,22 +131,8 @@ class Probe:
 
 
 def _features(decoder: TorchDecoder, answer: Completion) -> Tensor:
-    ids = torch.tensor(answer.prompt_token_ids + answer.token_ids)
-    batch = ForwardBatch(*(None if t is None else t.to(decoder.device) for t in _whole(ids, len(ids))))  # type: ignore[arg-type]
-    kv = decoder.allocate_kv(-(-len(ids) // decoder.page_size))
+    batch = one_sequence(answer.prompt_token_ids + answer.token_ids, decoder.page_size, decoder.device)
+    kv = decoder.allocate_kv(batch.page_table.numel())
     features = decoder.forward(batch, kv, logits="none", features=True).features
     assert features is not None  # asked for
     return features.float().cpu()
-
-
-def _whole(ids: Tensor, count: int) -> ForwardBatch:
-    """One sequence from its start, pages of 16 in order."""
-    zero = torch.zeros(1, dtype=torch.int32)
-    return ForwardBatch(
-        ids.int(),
-        torch.arange(count, dtype=torch.int32),
-        torch.tensor([0, count], dtype=torch.int32),
-        zero,
-        zero,
-        torch.arange(-(-count // 16), dtype=torch.int32)[None],
-    )

@@ -9,7 +9,6 @@ embed(x[p+1]) --> input_norm ---------------'              ^                    
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
 from fledge.errors import HeadError
-from fledge.target.batch import ForwardBatch
+from fledge.target.batch import one_sequence
 from fledge.target.config import are_three_layers
 
 if TYPE_CHECKING:
@@ -197,20 +196,9 @@ def _high_feature_rms(target: Target) -> float:
     """The median RMS of the high feature over a sentence, the first tokens (often attention sinks) left out."""
     decoder = target.decoder
     ids = target.tokenizer.encode(_SENTENCE, add_special_tokens=False)
-    pages = -(-len(ids) // decoder.page_size)
-
-    def to_tensor(values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int32, device=decoder.device)
-
-    batch = ForwardBatch(
-        to_tensor(ids),
-        to_tensor(range(len(ids))),
-        row_start=to_tensor([0, len(ids)]),
-        prefix_length=to_tensor([0]),
-        window_offset=to_tensor([0]),
-        page_table=to_tensor(range(pages))[None],
-    )
-    features = decoder.forward(batch, decoder.allocate_kv(pages), logits="none", features=True).features
+    batch = one_sequence(ids, decoder.page_size, decoder.device)
+    kv = decoder.allocate_kv(batch.page_table.numel())
+    features = decoder.forward(batch, kv, logits="none", features=True).features
     if features is None:
         raise HeadError("the decoder returned no features; use a decoder of fledge.target")
     high = features[len(ids) // 4 :, -target.config.hidden_size :].float()

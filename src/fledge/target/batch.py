@@ -12,6 +12,7 @@ window entries whose bit is set in its ``window_mask`` (bit j = index ``prefix_l
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -33,6 +34,23 @@ class ForwardBatch(NamedTuple):
     page_table: Tensor  # [B, P] int32
     window_mask: Tensor | None = None  # [R] int64; None: causal within the window
     logit_rows: Tensor | None = None  # [M] int32, rows whose logits are wanted; None: all
+
+
+def one_sequence(token_ids: Sequence[int], page_size: int, device: torch.device) -> ForwardBatch:
+    """One request from its start, causal, in the pages 0, 1, 2, ..."""
+    rows = len(token_ids)
+
+    def integers(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int32, device=device)
+
+    return ForwardBatch(
+        token_ids=integers(token_ids),
+        positions=integers(range(rows)),
+        row_start=integers([0, rows]),
+        prefix_length=integers([0]),
+        window_offset=integers([0]),
+        page_table=integers(range(-(-rows // page_size)))[None],
+    )
 
 
 class ForwardOutput(NamedTuple):
