@@ -42,7 +42,7 @@ def _middle(rows: Sequence[LevelRow]) -> LevelRow:
 
 
 class ClosedLoop:
-    """An engine's answers to all requests, `concurrency` at a time, step by step. A request's number is its seed."""
+    """Answers all requests with one engine, `concurrency` at a time, step by step. A request's number is its seed."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class ClosedLoop:
         max_tokens: int | Sequence[int],
         temperature: float = 0.0,
     ) -> None:
-        """`max_tokens` of each request, or of all."""
+        """`max_tokens`: of each request, or one number for all."""
         lengths = [max_tokens] * len(requests) if isinstance(max_tokens, int) else max_tokens
         self.answers: list[Completion] = []
-        self.seconds = 0.0  # in which this engine was at work
+        self.seconds = 0.0  # that this loop has worked
         self._engine, self._concurrency, self._temperature = engine, concurrency, temperature
         self._waiting = list(enumerate(zip(requests, lengths, strict=True)))[::-1]
         self._in_flight = 0
@@ -112,17 +112,18 @@ def run_level(
 
 
 class Throughput(NamedTuple):
-    """What an engine brought beside others."""
+    """One engine's figures among others."""
 
     tokens_per_second: float
     tau: float
 
 
 def run_side_by_side(loops: Mapping[str, ClosedLoop]) -> dict[str, Throughput]:
-    """All loops at once, on one machine: the next step is always that of the one which was at work for the least time.
+    """Run all loops at once: the next step is always that of the loop that has worked for the least time.
 
-    A moment in which the machine is slow meets all alike, which makes ratios several times as exact as turns of seconds
-    do. Times of single requests mean nothing here. Engines that go on working between their steps can't be compared so.
+    A slow moment of the machine then meets all of them, so that ratios are several times as exact as from turns of
+    seconds. Latencies of single requests mean nothing here. Engines that work between their steps, as on a GPU, can't
+    be compared like this.
     """
     while waiting := [loop for loop in loops.values() if not loop.done]:
         min(waiting, key=lambda loop: loop.seconds).step()

@@ -2,11 +2,10 @@
 
     speed-up = tau * t_plain / (t_draft + t_verify + t_extend + t_host_exposed)
 
-All sizes are timed in turn, again and again, so that a drift of the machine meets them alike; medians count. The extend
-is timed after a verify, as in a round: the target's weights have pushed the head's out of the caches.
-
-Tokens are those of the project's own prompts, one after the other: the less sure it is what comes next, the more of
-an lm_head the CPU kernels read (`native/screen.h`), and here it is as sure as in real text.
+All sizes are timed in turn, again and again, so that a drift of the machine meets them alike; the medians count. The
+extend is timed after a forward of the target, as in a round, where the target's weights have pushed the head's out of
+the caches. The tokens are real text (the own prompts), because the CPU kernels read less of an lm_head where the next
+token is sure (`native/screen.h`).
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ def median_ms(
     *,
     before: Mapping[str, Callable[[], object]],
 ) -> dict[str | int, float]:
-    """Median milliseconds of each call; the first two rounds warm up and aren't counted, nor is what comes before."""
+    """Median milliseconds of each call, after two rounds of warm-up. What `before` names for a call runs before it, untimed."""
     times: dict[str | int, list[float]] = {name: [] for name in calls}
     for repeat, names in enumerate(alternation(list(calls), repeats + 2)):
         for name in names:

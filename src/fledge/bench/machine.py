@@ -54,9 +54,9 @@ class Bandwidth(BaseModel):
 
 
 def machine_facts(device: torch.device | None = None) -> Machine:
-    """This machine, and of its accelerators the one that `device` is; None: of another program, which may use any.
+    """This machine. Its accelerator is named if `device` is one; None: of a server, which may use any there is.
 
-    Facts the system doesn't tell are given as `unknown`.
+    A processor that the system doesn't name is `unknown`.
     """
     known = _cpuinfo("flags", "Features").split()
     has_accelerator = torch.cuda.is_available() if device is None else device.type == "cuda"
@@ -91,9 +91,9 @@ def available_cores() -> int:
 
 
 def measure_bandwidth(buffer_bytes: int, device: torch.device = _CPU, seconds: float = 1.5) -> Bandwidth:
-    """Read a buffer about the size of the weights with all of the device, many times, for `seconds`.
+    """Read a buffer about the size of the weights with all of the device, again and again for `seconds`.
 
-    On a CPU a small C program does it: there reductions in torch or numpy read well below what the memory gives.
+    On a CPU a small C program does it, because reductions in torch or numpy read far slower than the memory can.
     """
     cpu = device.type == "cpu"
     free = psutil.virtual_memory().available if cpu else torch.cuda.mem_get_info(device)[0]

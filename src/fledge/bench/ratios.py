@@ -1,4 +1,4 @@
-"""What speculation costs and brings beside plain decode on this machine: every figure a ratio within one run.
+"""What speculation costs and gains against plain decode on this machine: every figure is a ratio within one run.
 
     fledge bench ratios                        all of it
     fledge bench ratios --only levels,ttft     some of it
@@ -13,8 +13,8 @@
     overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
     graphs      rounds that are replayed as CUDA graphs over rounds that are launched; on a GPU only
 
-Configurations are measured in alternation (throughput on a CPU step by step: a slow moment of the machine meets all of
-them alike), ratios are taken within a block; intervals: `statistics.py`.
+Configurations are measured in alternation (throughput on a CPU even step by step), ratios are taken within a block, and
+intervals are those of `statistics.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _FORM = {
     "additionalProperties": False,
 }
 _ROOM = 16  # tokens beyond prompt and answer
-_WAVES = 4  # requests per slot of a level: where few are left at the end it isn't the level any more
+_WAVES = 4  # requests per slot of a level; towards the end fewer are in flight than the level says
 _LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)  # of answers, times the tokens asked for, in turn
 
 
@@ -310,7 +310,7 @@ class Bench:
         tokens: int,
         warmup: int = 0,
     ) -> Iterator[tuple[str, LevelRow]]:
-        """Each engine's answers to the requests, repeat by repeat; the first `warmup` of them aren't told."""
+        """Each engine's row, repeat by repeat, without the first `warmup` repeats."""
         for repeat, names in enumerate(alternation(list(engines), self.options.repeats + warmup)):
             for name in names:
                 row = run_level(engines[name], name, requests, level, tokens)

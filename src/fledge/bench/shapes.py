@@ -1,4 +1,4 @@
-"""The names that results give to tree shapes, and how often an engine used each."""
+"""How results name tree shapes (`depth 4, top 4, 16 nodes`), and how often an engine used each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rounds_since(before: dict[str, int], engine: Engine) -> dict[str, int]:
 
 
 def shape_name(shape: TreeShape) -> str:
-    """`depth 4, top 4, 16 nodes, lookup 7`, as it is shown; plain decode has its own name."""
+    """`depth 4, top 4, 16 nodes, lookup 7`, or `plain decode`."""
     if shape.nodes == 1:
         return PLAIN_NAME
     lookup = f", lookup {shape.lookup}" if shape.lookup else ""
@@ -30,6 +30,6 @@ def shape_name(shape: TreeShape) -> str:
 
 
 def read_shape_name(name: str) -> TreeShape:
-    """The shape that `shape_name` wrote; plain decode is what isn't a tree."""
+    """The shape with this name."""
     match = _SHAPE.fullmatch(name)
     return TreeShape(*(int(number or 0) for number in match.groups())) if match else PLAIN

@@ -5,8 +5,8 @@
     ratio    B1 / A1    B2 / A2    B3 / A3        paired by block, so that the machine's mood cancels
 
 The interval is a percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of the median of the paired log-ratios,
-with a fixed seed: the same rows always give the same report. Of few values it is too narrow to tell a difference from
-chance: Wilcoxon's signed-rank test, exact for any number of them, must find one, too.
+with a fixed seed: the same rows always give the same report. From few values that interval is too narrow, so a
+difference must also be found by Wilcoxon's signed-rank test, which is exact for any number of values.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SEED = 20_250_301
 _CONFIDENCE = 0.95
 # To call two configurations different: a false alarm in a hundred comparisons, not in twenty.
 _CHANCE = 0.01
-_FEWEST_FOR_INTERVAL = (
-    6  # the whole range of fewer values holds their median less often than 95 times in a hundred
-)
-_FEWEST = 8  # fewer paired values than this all fall on one side by chance more often than that
+# Even the whole range of fewer values than this holds their median less often than 95 times in a hundred.
+_FEWEST_FOR_INTERVAL = 6
+# Fewer paired values than this all fall on one side by chance more often than once in a hundred times.
+_FEWEST = 8
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and where it may lie; of a few values (`range_note`) that is no more than their range."""
+    """A median and its 95 % interval; of a few values (`range_note`) the interval is no more than their range."""
 
     value: float
     low: float
@@ -83,7 +83,7 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
 
 
 def range_note(repeats: int) -> list[str]:
-    """What to say under intervals of so few repeats that they can't be sure; nothing where there are enough."""
+    """What to say below intervals of too few repeats; nothing where there are enough."""
     if not 0 < repeats < _FEWEST_FOR_INTERVAL:
         return []
     return [

@@ -157,10 +157,7 @@ def tune_shapes(target: Target, head: Head, options: TuneOptions, progress: Prog
             for name, shape in names.items()
         }
         requests = [every[n % len(every)] for n in range(max(len(every), 2 * level))]
-        for (
-            name,
-            engine,
-        ) in engines.items():  # first uses are slow, and plain decode would pay them all: it is first
+        for name, engine in engines.items():  # first calls are slow, and would all count against plain decode
             run_level(engine, name, requests[:level], level, _WARM_TOKENS)
         found: dict[str, list[LevelRow]] = {name: [] for name in engines}
         for turn in here:

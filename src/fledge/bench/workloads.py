@@ -102,7 +102,7 @@ class Workload:
 
 
 def load_workloads(options: BenchOptions) -> list[Workload]:
-    """What a benchmark's options name, each set cut to its limit, the own mixed set first. Names are made unique."""
+    """The workloads that the options name, the own mixed set first, each cut to its limit. Names are made unique."""
     found = [own_workload().limited(options.own_prompts)] if options.own_prompts != 0 else []
     for workload in (*map(find_workload, options.sets), *map(read_workload, options.prompts)):
         taken = {one.name for one in found}

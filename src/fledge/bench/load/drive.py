@@ -3,8 +3,8 @@
     closed loop   a slot takes the next conversation when its last one has ended
     open loop     a conversation starts when it is due, however busy the server is; its latencies count from then
 
-A conversation's further turns follow as soon as the answer to the one before is whole, in the same slot. What the
-model thought before it answered isn't sent back, as chat clients don't, either.
+The next turn of a conversation is sent as soon as the answer before is whole, in the same slot. Like chat clients, it
+leaves out what the model thought before it answered.
 """
 
 from __future__ import annotations

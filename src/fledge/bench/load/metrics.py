@@ -1,6 +1,6 @@
 """A level's figures, under the names that SGLang's `bench_serving` and vLLM's `bench serve` write.
 
-    {mean,median,std,p90,p95,p99}_{ttft,tpot,itl,e2e_latency}_ms      latencies in milliseconds
+    {mean,median,std,p90,p95,p99,max}_{ttft,tpot,itl,e2e_latency}_ms      latencies in milliseconds
     request_throughput, input_throughput, output_throughput, total_throughput     per second
     accept_length                                                     SGLang's name of tau
     spec_decode_*, request_goodput, total_token_throughput            vLLM's names

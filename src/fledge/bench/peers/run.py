@@ -1,7 +1,7 @@
 """Every peer in its own process and Python, all of them loaded, asked in turn.
 
-Whoever isn't asked is stopped (SIGSTOP), with the processes it started: some engines go on spinning after an answer,
-and beside them rounds of many short forwards take half as long again.
+An engine that isn't being asked is stopped (SIGSTOP), with the processes it started: some keep spinning after an
+answer, which makes rounds of many short forwards in another engine half as slow again.
 
 TPOT at one request in flight is the time of a whole answer less the time of its first token, over the other tokens;
 the same for every engine, whatever statistics it keeps. Throughput counts whole answers, prefill included.
@@ -181,7 +181,7 @@ def run_peers(target: Target, options: PeerOptions, progress: Progress = silent)
         )
     context = max(len(one["ids"]) for one in prompts) + options.max_tokens + _MARGIN
     rows: list[PeerRow] = []
-    # Without the first two a worker that waits its turn, stopped, would outlive us.
+    # If we are ended or killed, stopped workers are woken, so that they find their input closed and end.
     with stopping_on_sigterm(), waking_at_our_end() as waker, ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for peer, mode, program in chosen:
@@ -242,7 +242,7 @@ def _best_modes(peer: Peer, options: PeerOptions) -> list[str]:
 
 @contextmanager
 def waking_at_our_end() -> Iterator[IO[str]]:
-    """Where to write the process ids of what is to be woken when this process is gone, be it killed."""
+    """Where to write the process ids of workers that are to be woken once this process is gone, even if killed."""
     script = str(resources.files("fledge.bench.peers") / "waker.py")
     with subprocess.Popen(
         [sys.executable, script], stdin=subprocess.PIPE, text=True, start_new_session=True
@@ -254,7 +254,7 @@ def waking_at_our_end() -> Iterator[IO[str]]:
 
 @contextmanager
 def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any]) -> Iterator[Worker]:
-    """A peer's process while it is needed, told what to load: its own Python, or ours where it is no Python package."""
+    """Start a peer's process and tell it what to load; it runs in the peer's own Python, or in ours."""
     script = Path(str(resources.files("fledge.bench.peers") / "workers" / peer.worker))
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -273,7 +273,7 @@ def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any])
 
 
 def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
-    """All load at the same time; those that can't are taken out, and their errors returned."""
+    """Wait for all of them, which load at the same time. Those that can't are removed; their errors are returned."""
     errors = []
     for name, worker in list(workers.items()):
         try:
@@ -297,7 +297,7 @@ def _measure(
     rows: list[PeerRow],
     progress: Progress,
 ) -> list[str]:
-    """Fill `rows`; an engine that fails on the way loses its own, and its error is returned."""
+    """Fill `rows`. The rows of an engine that fails on the way are removed, and its error is returned."""
     failed: dict[str, str] = {}
     for name, worker in workers.items():  # warm up: first calls compile, allocate and page in
         try:

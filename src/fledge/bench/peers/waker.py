@@ -1,7 +1,7 @@
-"""Wakes stopped engines once the benchmark is gone, however it went: they find their input closed, and end.
+"""Wakes stopped engines once the benchmark is gone, so that they find their input closed and end.
 
-Runs as a script beside the benchmark. Each line of its input is the id of an engine's process; the input's end is the
-benchmark's, which no SIGKILL can keep from us.
+Runs as a script beside the benchmark. Each line of its input is the process id of an engine. Its input ends when the
+benchmark does, even if that is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def each(engine: psutil.Process, call: Callable[[psutil.Process], None]) -> None
 def main() -> None:
     """Wait for the end, then wake."""
     engines = []
-    for line in sys.stdin:  # now, and not at the end, when another process may have the number
+    for line in sys.stdin:  # looked up now: later another process may have the number
         with suppress(psutil.NoSuchProcess):
             engines.append(psutil.Process(int(line)))
     for engine in engines:
