@@ -55,7 +55,6 @@ def evaluate(
     head = head.fitted_to(target)
     store = FeatureStore(features_url)
     conversations, found = heldout_rounds(target, head, store, options, progress)
-    by_shape = predict_serving(target, head, store, options, progress)
     result = Evaluation(
         depth=options.depth,
         conversations=len(conversations),
@@ -63,7 +62,7 @@ def evaluate(
         by_category=_grouped(found, options.depth, lambda r, info: info.category),
         by_temperature=_grouped(found, options.depth, lambda r, info: f"{info.temperature:g}"),
         by_context=_grouped(found, options.depth, lambda r, info: context_bound(r.position)),
-        serving={name: Acceptance.of(rounds, int(name.split(",")[0])) for name, rounds in by_shape.items()},
+        serving=predict_serving(target, head, store, options, progress),
     )
     if output_url is not None:
         write_json(join(output_url, EVALUATION_NAME), asdict(result))
@@ -97,16 +96,14 @@ def heldout_rounds(
 
 def predict_serving(
     target: Target, head: Head, store: FeatureStore, options: EvaluateOptions, progress: Progress = silent
-) -> dict[str, list[DraftRound]]:
-    """The rounds the engine would do in each of `options.shapes`, by "depth,topk,nodes"."""
-    infos = greedy_heldout(store, options.shape_tokens)
-    samples = [store.read(info) for info in infos]
-    found: dict[str, list[DraftRound]] = {}
-    for depth, topk, nodes in options.shapes if samples else ():
-        if topk > head.config.draft_vocab_size:
-            continue
-        replayed = ServingReplay(target, head, TreeShape(depth, topk, nodes))
-        found[f"{depth},{topk},{nodes}"] = replayed.rounds(samples, progress)
+) -> dict[str, Acceptance]:
+    """What the engine would accept with each of `options.shapes`, by "depth,topk,nodes"."""
+    samples = [store.read(info) for info in greedy_heldout(store, options.shape_tokens)]
+    found = {}
+    for shape in (TreeShape(*shape) for shape in options.shapes if samples):
+        if shape.topk <= head.config.draft_vocab_size:
+            rounds = ServingReplay(target, head, shape).rounds(samples, progress)
+            found[f"{shape.depth},{shape.topk},{shape.nodes}"] = Acceptance.of(rounds, shape.depth)
     return found
 
 
