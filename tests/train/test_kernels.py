@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fledge.target.rope import rope_tables
-from fledge.train import attention_kernels, attention_torch, elementwise, loss
+from fledge.train import attention_kernels, attention_torch, functions, loss, weights
 from fledge.train.blocks import Inputs, Sizes, make_blocks
 from fledge.train.kernels import kernels_for
 from fledge.train.learner import bf16_products
@@ -37,7 +37,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], tu
     def run(function: Callable[[], object]) -> tuple[object, object]:
         fast = function()
         with monkeypatch.context() as without:
-            for module in (elementwise, loss):
+            for module in (functions, weights, loss):
                 without.setattr(module, "kernels_for", lambda *tensors: None)
             return fast, function()
 
@@ -51,7 +51,7 @@ def assert_close(one: Tensor, other: Tensor) -> None:
 
 def test_rms_norm(both):
     x, gain = low(ROWS, WIDTH), low(WIDTH)
-    fast, plain = both(lambda: elementwise.rms_norm(x, gain, 1e-5))
+    fast, plain = both(lambda: functions.rms_norm(x, gain, 1e-5))
     assert_close(fast.y, plain.y)
     assert_close(fast.scale, plain.scale)
 
@@ -59,11 +59,11 @@ def test_rms_norm(both):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rms_norm_back(both, threads: int):
     x, gain, dy = low(ROWS, WIDTH), low(WIDTH), low(ROWS, WIDTH)
-    scale = elementwise.rms_norm(x, gain, 1e-5).scale
+    scale = functions.rms_norm(x, gain, 1e-5).scale
 
     def back() -> tuple[Tensor, Tensor]:
         d_gain = torch.ones(WIDTH)
-        dx = elementwise.rms_norm_back(x, gain, scale, dy, d_gain, wants_dx=True)
+        dx = functions.rms_norm_back(x, gain, scale, dy, d_gain, wants_dx=True)
         return dx, d_gain
 
     before = torch.get_num_threads()
@@ -78,25 +78,25 @@ def test_rms_norm_back(both, threads: int):
 
 def test_swiglu_both_ways(both):
     gate_up, dy = 8 * low(ROWS, 2 * WIDTH), low(ROWS, WIDTH)
-    assert_close(*both(lambda: elementwise.swiglu(gate_up)))
-    assert_close(*both(lambda: elementwise.swiglu_back(gate_up, dy)))
+    assert_close(*both(lambda: functions.swiglu(gate_up)))
+    assert_close(*both(lambda: functions.swiglu_back(gate_up, dy)))
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])
 def test_rope_of_a_strided_slice(both, direction: float):
     wide = low(ROWS, 100)
     cos, sin = rope_tables(16, 10000.0, None, ROWS)
-    assert_close(*both(lambda: elementwise.turn(wide[:, 20:68], cos, sin, direction)))
+    assert_close(*both(lambda: functions.turn(wide[:, 20:68], cos, sin, direction)))
 
 
 def test_transpose_and_accumulate(both):
     x = low(ROWS, 70)
-    fast, plain = both(lambda: elementwise.transpose(x, x.new_empty(70, ROWS)))
+    fast, plain = both(lambda: weights.transpose(x, x.new_empty(70, ROWS)))
     assert torch.equal(fast, plain)
 
     def add() -> Tensor:
         total = torch.ones(ROWS, 70)
-        elementwise.accumulate(total, x, 0.3)
+        weights.accumulate(total, x, 0.3)
         return total
 
     torch.testing.assert_close(*both(add))

@@ -13,10 +13,9 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fledge.train.masters import ShardedMasters
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
-from fledge.train.parallel import Team
+from fledge.train.parallel import ShardedMasters, Team
 from fledge.train.weights import TrainableWeights
 
 # 1,187 numbers: not divisible by three, and no part ends where a weight does.

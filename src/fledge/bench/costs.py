@@ -162,7 +162,7 @@ def median_ms(
     *,
     before: Mapping[str, Callable[[], object]],
 ) -> dict[str | int, float]:
-    """Median milliseconds of each call, after two rounds of warm-up. A call of `before` runs ahead of its own, untimed."""
+    """Median milliseconds of each call, after two rounds of warm-up. Calls of `before` run ahead of theirs, untimed."""
     times: dict[str | int, list[float]] = {name: [] for name in calls}
     for repeat, names in enumerate(alternation(list(calls), repeats + 2)):
         for name in names:

@@ -3,9 +3,9 @@
 before      start.py the head that training starts from       budget.py the steps that fit into train.minutes
 batches     batches.py conversations to batches               feed.py reading them ahead
 a step      learner.py, then unroll.py (TTT) and loss.py      optimizer.py the update
-the layer   functions.py autograd, elementwise.py its maths   kernels.py the compiled versions
+the layer   functions.py autograd functions                   kernels.py compiled versions of them
             attention.py, with attention_{torch,kernels,flex}.py and blocks.py
-weights     weights.py flat buffers, workspace.py scratch     masters.py, parallel.py several processes
+weights     weights.py flat buffers, workspace.py scratch     parallel.py several processes
 kept        checkpoint.py                                     curves.py TensorBoard and W&B
 measuring   evaluate.py, acceptance.py, serving.py            compare.py two heads, ablation.py many trainings
 """

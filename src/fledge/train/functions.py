@@ -1,18 +1,20 @@
-"""The head's building blocks with hand-written backward passes.
+"""The head's building blocks: autograd functions with hand-written backward passes.
 
-Autograd joins them; inside, no large float32 tensor is recorded and weights' gradients are added in place. Every
-function is compared with plain autograd in tests/train/test_functions.py.
+No large float32 tensor is recorded, and weights' gradients are added in place. RMSNorm, SwiGLU and RoPE stand here in
+short torch versions that define them. On bf16 on a CPU a compiled kernel does the same in one pass over memory.
+tests/train/test_functions.py compares every function with plain autograd, test_kernels.py the kernels with torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from fledge.train.elementwise import rms_norm, rms_norm_back, swiglu, swiglu_back, turn
+from fledge.train.kernels import call, kernels_for
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace
 
@@ -117,3 +119,79 @@ class AddShifted(Function):
         moved[: ctx.by] = 0
         moved[ctx.by :] = dy[: -ctx.by]
         return dy, moved, None
+
+
+class Normed(NamedTuple):
+    """RMSNorm's output and what its backward pass needs."""
+
+    y: Tensor  # [R, H]
+    scale: Tensor  # [R, 1] float32, 1 / rms(x)
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Normed:
+    """x [R, H] / rms(x) * gain [H]."""
+    rows, width = x.shape
+    if kernels := kernels_for(x, gain):
+        x = x.contiguous()
+        y, scale = torch.empty_like(x), torch.empty(rows, 1)
+        call(kernels.fledge_rms_norm, x, gain, y, scale, rows, width, eps)
+        return Normed(y, scale)
+    value = x.float()
+    scale = value.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return Normed((value * scale * gain.float()).to(x.dtype), scale)
+
+
+def rms_norm_back(
+    x: Tensor, gain: Tensor, scale: Tensor, dy: Tensor, d_gain: Tensor, *, wants_dx: bool
+) -> Tensor | None:
+    """Gradient of x if it is wanted; the gain's is added to d_gain [H] float32."""
+    rows, width = x.shape
+    if kernels := kernels_for(x, gain, dy):
+        x, dy = x.contiguous(), dy.contiguous()
+        dx = torch.empty_like(x) if wants_dx else None
+        call(kernels.fledge_rms_norm_back, x, gain, scale, dy, dx, d_gain, rows, width)
+        return dx
+    unit, slope = x.float() * scale, dy.float()
+    d_gain += (unit * slope).sum(0)
+    if not wants_dx:
+        return None
+    slope = slope * gain.float()
+    along = (unit * slope).mean(-1, keepdim=True)
+    return ((slope - unit * along) * scale).to(x.dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [R, 2 * I], gate first."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if kernels := kernels_for(gate_up):
+        y = gate_up.new_empty(rows, width)
+        call(kernels.fledge_swiglu, gate_up, y, rows, width)
+        return y
+    gate, up = gate_up.split(width, dim=1)
+    return F.silu(gate) * up
+
+
+def swiglu_back(gate_up: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of gate_up."""
+    rows, width = dy.shape
+    if kernels := kernels_for(gate_up, dy):
+        slope, dy = torch.empty_like(gate_up), dy.contiguous()
+        call(kernels.fledge_swiglu_back, gate_up, dy, slope, rows, width)
+        return slope
+    gate, up = gate_up.split(width, dim=1)
+    return torch.cat((torch.ops.aten.silu_backward(dy * up, gate), F.silu(gate) * dy), dim=1)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    """RoPE: x [R, heads * D] by its rows' angles, cos and sin [R, D // 2] float32; direction -1 turns back."""
+    rows, half = cos.shape
+    heads = x.shape[1] // (2 * half)
+    if (kernels := kernels_for(x)) and x.stride(1) == 1:
+        y, cos, sin = x.new_empty(x.shape), cos.contiguous(), sin.contiguous()
+        strided = (x, x.stride(0), y, y.stride(0))
+        call(kernels.fledge_rope, *strided, cos, sin, direction, rows, heads, half)
+        return y
+    first, second = x.float().view(rows, heads, 2, half).unbind(2)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1) * direction
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=2)
+    return turned.view(x.shape).to(x.dtype)

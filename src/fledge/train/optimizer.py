@@ -3,7 +3,7 @@
 The layer's matrices move by Muon (momentum, then the nearest orthogonal matrix; Jordan et al. 2024, scaled to AdamW's
 step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by AdamW.
 
-Masters, moments and average may be sharded (masters.py). AdamW works on a shard as it is. Muon needs whole matrices:
+Masters, moments and average may be sharded (parallel.py). AdamW works on a shard as it is. Muon needs whole matrices:
 
     momentum of a shard -> all-gather -> orthogonalise, each matrix in one process -> broadcast -> update of a shard
 """

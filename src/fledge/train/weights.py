@@ -1,6 +1,6 @@
 """The head's weights while they are trained: float32 masters, compute copies, float32 gradients, all in flat buffers.
 
-Every process holds all compute copies and gradients; the masters may be sharded (masters.py).
+Every process holds all compute copies and gradients; the masters may be sharded (parallel.py).
 
 A matrix is stored as [in, out] if its input is not wider than its output, else as [out, in]. Its gradient is then
 x^T @ dy or dy^T @ x, where the transposed operand is the narrower one. It is transposed in memory first, which is twice
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.train.elementwise import accumulate, transpose
-from fledge.train.masters import Masters, Parallel, make_masters
-from fledge.train.parallel import Team
+from fledge.train.kernels import call, kernels_for
+from fledge.train.parallel import Masters, Parallel, Team, make_masters
 from fledge.train.workspace import Workspace
 
 
@@ -100,3 +99,19 @@ class TrainableWeights:
             stored = flat[weight.span].view(weight.grad.shape)
             found[name] = (stored.t() if weight.transposed else stored).contiguous().clone()
         return found
+
+
+def transpose(x: Tensor, out: Tensor) -> Tensor:
+    """x [R, C] into `out` [C, R]."""
+    if (kernels := kernels_for(x, out)) and x.is_contiguous():
+        call(kernels.fledge_transpose, x, out, *x.shape)
+        return out
+    return out.copy_(x.t())
+
+
+def accumulate(total: Tensor, x: Tensor, scale: float) -> None:
+    """total += scale * x, for float32 `total` of x's shape."""
+    if kernels := kernels_for(x):
+        call(kernels.fledge_accumulate, total, x, scale, x.numel())
+    else:
+        total.add_(x, alpha=scale)
