@@ -253,7 +253,15 @@ def test_a_temperature_holds_for_answers_and_sweep(
     assert summarise(found).decoding == "sampled at temperature 0.8"
 
 
-def test_prompts_longer_than_the_target_allows_are_left_out_or_refused(target: Target) -> None:
+def test_prompts_longer_than_the_target_allows_are_left_out_or_refused(target: Target, head: Head) -> None:
+    long = Prompt("p-2", "chat", ("word " * target.config.max_position_embeddings,))
+    engines = {"plain": Engine(target, max_batch=1), "trained": Engine(target, head, max_batch=1)}
+    options, done = BenchOptions(max_tokens=4, repeats=1, warmup=0, samples=0), []
+    workload = Workload("w", (long, PROMPT))
+    found = measure_answers(target, engines, [workload], options, lambda *told: done.append(told[:2]))
+    assert [row.question_id for row in found.rows] == ["p-1"]
+    assert found.notes == ["w p-2: too long for the target, left out"]
+    assert done == [(2, 2)]
     with pytest.raises(DataError, match="too long"):
         run_bench(target, {}, QUICK.model_copy(update={"sweep_tokens": 5000}))
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fledge.train.acceptance import Acceptance, DraftRound, replay
 from fledge.train.batches import make_batch
+from fledge.train.evaluate import by_number
 from tests.train.samples import make_sample
 
 
@@ -46,3 +47,7 @@ def test_tau_and_joint_acceptance_by_depth():
     assert found.tau == pytest.approx(7 / 4)
     assert found.by_depth == [0.5, 0.25, 0.0]
     assert Acceptance.of([], 2).tau == 0.0
+
+
+def test_groups_stand_in_the_order_of_their_numbers():
+    assert sorted(["1.5", "chat", "0", "1", "0.8"], key=by_number) == ["0", "0.8", "1", "1.5", "chat"]

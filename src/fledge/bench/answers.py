@@ -69,6 +69,7 @@ def measure_answers(
             ids = target.chat.prompt_ids(prompt.messages)
             if len(ids) + options.max_tokens > target.config.max_position_embeddings:
                 found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
+                done += 1
                 continue
             draw = Draw(options.temperature, seed=index)
             runs, shapes = _answers(engines, islice(orders, options.repeats), ids, options, draw)

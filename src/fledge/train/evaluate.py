@@ -6,6 +6,7 @@ greedy answers with the engine's own drafting (see serving.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -135,7 +136,7 @@ def _grouped(
     groups: dict[str, list[DraftRound]] = {}
     for r, info in found:
         groups.setdefault(key(r, info), []).append(r)
-    return {name: Acceptance.of(groups[name], depth) for name in sorted(groups, key=_natural)}
+    return {name: Acceptance.of(groups[name], depth) for name in sorted(groups, key=by_number)}
 
 
 def context_bound(position: int) -> str:
@@ -143,5 +144,9 @@ def context_bound(position: int) -> str:
     return str(max(_SHORTEST, 1 << (position - 1).bit_length()))
 
 
-def _natural(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdecimal() else (0, name)
+def by_number(name: str) -> tuple[float, str]:
+    """Numbers by their value, then words."""
+    try:
+        return float(name), ""
+    except ValueError:
+        return math.inf, name
