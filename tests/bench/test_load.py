@@ -16,7 +16,6 @@ from fledge.bench.load import (
     LoadOptions,
     LoadResult,
     Objective,
-    ServerSpec,
     parse_servers,
     read_traffic,
     run_load,
@@ -26,6 +25,7 @@ from fledge.bench.load.counters import between, parse_metrics
 from fledge.bench.load.drive import Arrival, closed_loop, poisson
 from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.results import Comparison, compare_level, compare_levels
+from fledge.bench.load.servers import ServerSpec
 from fledge.bench.options import refused_by_name
 from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fledge.bench.options import refused_by_name
-from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape, tree_tau
+from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
 from fledge.bench.plan.check import (
     HostTimes,
     calibrated,
@@ -20,7 +20,7 @@ from fledge.bench.plan.check import (
     round_ms,
     verify_cost,
 )
-from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds
+from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds, tree_tau
 from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.bench.results import BenchResult
 from fledge.bench.shapes import shape_name

@@ -6,22 +6,17 @@ counters.py  what the server says of its drafts results.py   the files, and comp
 servers.py   running servers, or started ones   run.py       all servers and levels, in alternation
 """
 
-from fledge.bench.load.drive import Arrival, closed_loop, poisson, read_traffic
+from fledge.bench.load.drive import read_traffic
 from fledge.bench.load.options import LoadOptions, Objective
-from fledge.bench.load.results import Comparison, LoadResult
+from fledge.bench.load.results import LoadResult
 from fledge.bench.load.run import run_load
-from fledge.bench.load.servers import ServerSpec, parse_servers
+from fledge.bench.load.servers import parse_servers
 
 __all__ = [
-    "Arrival",
-    "Comparison",
     "LoadOptions",
     "LoadResult",
     "Objective",
-    "ServerSpec",
-    "closed_loop",
     "parse_servers",
-    "poisson",
     "read_traffic",
     "run_load",
 ]

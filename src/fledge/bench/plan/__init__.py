@@ -5,20 +5,12 @@ predict.py   the tables `fledge plan` prints              check.py     against a
 """
 
 from fledge.bench.plan.check import check_table
-from fledge.bench.plan.forward import Device, forward_seconds, round_seconds, tree_tau
-from fledge.bench.plan.predict import Plan, PlanOptions, make_plan
-from fledge.bench.plan.shape import HeadShape, ModelShape, read_shape
+from fledge.bench.plan.predict import PlanOptions, make_plan
+from fledge.bench.plan.shape import read_shape
 
 __all__ = [
-    "Device",
-    "HeadShape",
-    "ModelShape",
-    "Plan",
     "PlanOptions",
     "check_table",
-    "forward_seconds",
     "make_plan",
     "read_shape",
-    "round_seconds",
-    "tree_tau",
 ]
