@@ -86,7 +86,7 @@ def test_swiglu_both_ways(both):
 def test_rope_of_a_strided_slice(both, direction: float):
     wide = low(ROWS, 100)
     cos, sin = rope_tables(16, 10000.0, None, ROWS)
-    assert_close(*both(lambda: functions.turn(wide[:, 20:68], cos, sin, direction)))
+    assert_close(*both(lambda: functions.rotate(wide[:, 20:68], cos, sin, direction)))
 
 
 def test_transpose_and_accumulate(both):

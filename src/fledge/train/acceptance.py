@@ -31,7 +31,7 @@ class DraftRound:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Tokens per verify over some rounds."""
+    """Tokens per verify, and acceptance by depth, over some rounds."""
 
     tau: float  # emitted tokens per round, bonus token included; 1.0 = speculation useless
     by_depth: list[float]  # share of rounds that accept at least 1, 2, ... drafted tokens
@@ -48,14 +48,14 @@ class Acceptance:
 
 
 class Tally:
-    """Rounds that drafted `depth` tokens each, summed up as they come; none of them is kept."""
+    """Sums up rounds that drafted `depth` tokens each, without keeping them."""
 
     def __init__(self, depth: int) -> None:
         self._accepted = [0] * (depth + 1)  # rounds by drafted tokens accepted
         self._tokens = self._missed = 0
 
     def add(self, rounds: Iterable[DraftRound]) -> None:
-        """Count these."""
+        """Count more rounds."""
         for r in rounds:
             self._accepted[r.accepted] += 1
             self._tokens += r.emitted
@@ -68,7 +68,7 @@ class Tally:
         self._missed += other._missed
 
     def acceptance(self) -> Acceptance:
-        """What they come to."""
+        """Their acceptance."""
         count = sum(self._accepted)
         some = max(1, count)
         shares = [sum(self._accepted[d:]) / some for d in range(1, len(self._accepted))]
@@ -80,7 +80,7 @@ def replay(hits: Tensor, batch: TrainBatch, outside: Tensor | None = None) -> li
 
     Args:
         hits: [steps, S] bool, the row's proposal at a step is the true token.
-        batch: what they belong to.
+        batch: the batch that was unrolled.
         outside: [V] bool, tokens that aren't in the draft vocabulary; None: misses aren't counted.
     """
     depth = hits.shape[0]

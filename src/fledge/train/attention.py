@@ -24,7 +24,7 @@ from fledge.train.workspace import Workspace
 class UnrollAttention(Function):
     """query [S, heads * D], keys and values [T, kv_heads * D], then j own keys and j own values [S, kv_heads * D].
 
-    All are turned by RoPE already. Returns [S, heads * D].
+    Queries and keys are rotated by RoPE already. Returns [S, heads * D].
     """
 
     @staticmethod

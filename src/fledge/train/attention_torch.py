@@ -23,8 +23,8 @@ def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None
     for step, value in enumerate(floats.own_values):
         mixed += weights[..., block.keys.shape[1] + step, None] * value
     rows = block.queries.flatten()[block.real_queries]
-    output[rows] = _leave(block, mixed).to(output.dtype)
-    log_sum[rows] = _leave(block, scores.logsumexp(-1, keepdim=True))
+    output[rows] = _from_block(block, mixed).to(output.dtype)
+    log_sum[rows] = _from_block(block, scores.logsumexp(-1, keepdim=True))
 
 
 def attend_back(
@@ -39,9 +39,9 @@ def attend_back(
     """Fill the block's rows of all gradients."""
     floats, count, sizes, query = _Floats.of(block, given), block.keys.shape[1], given.sizes, given.query
     real = (block.seen > 0)[:, None, :, None, None]
-    slope = _enter(block, sizes, d_output, sizes.group) * real
-    along = (slope * _enter(block, sizes, output, sizes.group)).sum(-1, keepdim=True)
-    weights = (floats.scores() - _enter(block, sizes, log_sum, sizes.group)).exp()  # [b, kv, Q, g, L + j]
+    slope = _to_block(block, sizes, d_output, sizes.group) * real
+    along = (slope * _to_block(block, sizes, output, sizes.group)).sum(-1, keepdim=True)
+    weights = (floats.scores() - _to_block(block, sizes, log_sum, sizes.group)).exp()  # [b, kv, Q, g, L + j]
     d_weights = [torch.einsum("bkqgd,blkd->bkqgl", slope, floats.values)]
     d_weights += [(slope * value).sum(-1, keepdim=True) for value in floats.own_values]
     d_scores = weights * (torch.cat(d_weights, dim=-1) - along)
@@ -57,13 +57,13 @@ def attend_back(
         to_query += d_score * key
         d_own_key = (d_score * floats.query).sum(3, keepdim=True)
         d_own_value = (weight * slope).sum(3, keepdim=True)
-        d_others[2 + step][rows] = _leave(block, d_own_key).to(query.dtype)
-        d_others[2 + given.steps + step][rows] = _leave(block, d_own_value).to(query.dtype)
-    d_query[rows] = _leave(block, to_query * scale).to(query.dtype)
+        d_others[2 + step][rows] = _from_block(block, d_own_key).to(query.dtype)
+        d_others[2 + given.steps + step][rows] = _from_block(block, d_own_value).to(query.dtype)
+    d_query[rows] = _from_block(block, to_query * scale).to(query.dtype)
 
 
 class _Floats(NamedTuple):
-    """What goes in, in float32."""
+    """The block's inputs in float32."""
 
     query: Tensor  # [b, kv, Q, g, D], scaled
     keys: Tensor  # [b, L, kv, D]
@@ -76,11 +76,11 @@ class _Floats(NamedTuple):
     def of(cls, block: Block, given: Inputs) -> _Floats:
         sizes, query, others, steps = given.sizes, given.query, given.others, given.steps
         keys, values = (t[block.keys].float().unflatten(2, (sizes.kv_heads, -1)) for t in others[:2])
-        own = [_enter(block, sizes, t, 1) for t in others[2:]]
+        own = [_to_block(block, sizes, t, 1) for t in others[2:]]
         index = torch.arange(block.keys.shape[1], device=query.device)
         # A padded query sees one key, so that its softmax stays finite; nothing of it is used.
         seen = block.seen.clamp_min(1)[:, None, :, None, None]
-        scaled = _enter(block, sizes, query, sizes.group) * sizes.head_dim**-0.5
+        scaled = _to_block(block, sizes, query, sizes.group) * sizes.head_dim**-0.5
         return cls(scaled, keys, values, own[:steps], own[steps:], index >= seen)
 
     def scores(self) -> Tensor:
@@ -90,12 +90,12 @@ class _Floats(NamedTuple):
         return torch.cat([shared.masked_fill(self.hidden, float("-inf")), *own], dim=-1)
 
 
-def _enter(block: Block, sizes: Sizes, x: Tensor, group: int) -> Tensor:
+def _to_block(block: Block, sizes: Sizes, x: Tensor, group: int) -> Tensor:
     """Rows among the S [S, kv * group * D] -> [b, kv, Q, group, D] float32; D is 1 for a number per head."""
     picked = x[block.queries].float().unflatten(2, (sizes.kv_heads, group, -1))
     return picked.permute(0, 2, 1, 3, 4)
 
 
-def _leave(block: Block, x: Tensor) -> Tensor:
+def _from_block(block: Block, x: Tensor) -> Tensor:
     """[b, kv, Q, g, D] -> the rows that are no padding, [n, kv * g * D]."""
     return x.permute(0, 2, 1, 3, 4).flatten(0, 1).flatten(1)[block.real_queries]

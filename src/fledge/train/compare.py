@@ -27,7 +27,7 @@ _FEWEST = 5  # conversations; fewer may all speak for the same head by chance
 
 @dataclass(frozen=True)
 class Difference:
-    """Chain tau of both heads on some conversations."""
+    """Chain tau of two heads on some conversations, and the interval of their difference."""
 
     name: str  # a category, or "all"
     conversations: int
@@ -70,7 +70,7 @@ def round_counts(measured: HeldoutRounds) -> Tensor:
 
 
 def difference(name: str, counts: Tensor) -> Difference:
-    """From counts [2, n, 2] of n conversations."""
+    """The second head's tau against the first's, from their `round_counts` [2, n, 2] of the same n conversations."""
     n = counts.shape[1]
     first, second = (float(part[:, 0].sum() / part[:, 1].sum().clamp(min=1)) for part in counts)
     if n < _FEWEST:

@@ -33,7 +33,7 @@ _SHORTEST = 128  # committed lengths up to here go together
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Acceptance on held-out conversations: all, and apart."""
+    """Acceptance on held-out conversations: of all, and by group."""
 
     depth: int  # tokens drafted in a row
     conversations: int

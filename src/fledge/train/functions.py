@@ -72,17 +72,17 @@ class SwiGlu(Function):
 
 
 class Rope(Function):
-    """Turn x [R, heads * D] by its rows' angles, cos and sin [R, D // 2] float32; the gradient turns back."""
+    """Rotate x [R, heads * D] by its rows' angles, cos and sin [R, D // 2] float32; the gradient is rotated back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return turn(x, cos, sin, 1.0)
+        return rotate(x, cos, sin, 1.0)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return turn(dy, cos, sin, -1.0), None, None
+        return rotate(dy, cos, sin, -1.0), None, None
 
 
 class TakeRows(Function):
@@ -182,8 +182,8 @@ def swiglu_back(gate_up: Tensor, dy: Tensor) -> Tensor:
     return torch.cat((torch.ops.aten.silu_backward(dy * up, gate), F.silu(gate) * dy), dim=1)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """RoPE: x [R, heads * D] by its rows' angles, cos and sin [R, D // 2] float32; direction -1 turns back."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    """RoPE: x [R, heads * D] by its rows' angles, cos and sin [R, D // 2] float32; direction -1 rotates back."""
     rows, half = cos.shape
     heads = x.shape[1] // (2 * half)
     if (kernels := kernels_for(x)) and x.stride(1) == 1:
@@ -193,5 +193,5 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
         return y
     first, second = x.float().view(rows, heads, 2, half).unbind(2)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1) * direction
-    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=2)
-    return turned.view(x.shape).to(x.dtype)
+    rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=2)
+    return rotated.view(x.shape).to(x.dtype)

@@ -22,7 +22,7 @@ ALONE = Team()
 
 @dataclass(frozen=True)
 class BatchMeasures:
-    """What one batch tells, by TTT step."""
+    """Loss, overlap and accuracy of one batch, by TTT step."""
 
     loss: float  # weighted over the steps, as it is minimised
     losses: list[float]  # of each step
@@ -32,7 +32,7 @@ class BatchMeasures:
 
 
 class Learner:
-    """A head in training beside what it learns from: the target's lm_head rows of the draft vocabulary."""
+    """A head in training, and the target's lm_head rows of the draft vocabulary, which it learns from."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Learner:
     def learn(
         self, batch: TrainBatch | None, step_weights: list[float], *, measure: bool, team: Team = ALONE
     ) -> BatchMeasures | None:
-        """Add the gradients of this process' share of a batch to the weights' buffers; None: no share.
+        """Add the gradients of this process' share of a batch (None: it has none) to the weights' buffers.
 
         `step_weights` sum to 1, one per TTT step. A step's loss is a mean over the supervised rows of all shares.
         """
@@ -91,7 +91,7 @@ class Learner:
         """Forward, loss and backward of one share; `counts` are of all shares, `sums` [4, steps] are added to."""
         workspace = self.unrolled.workspace
         lm_head = self.unrolled.weights["lm_head"]
-        outputs, slopes = [], []
+        outputs, gradients = [], []
         with bf16_products(self.dtype):
             teacher = teacher_probabilities(batch.teacher_hidden, self._teacher)  # [S, Vd]
             labels = self._draft_ids[batch.labels]
@@ -111,7 +111,7 @@ class Learner:
                     measure=sums is not None,
                 )
                 outputs.append(hidden[: len(valid)])
-                slopes.append(result.d_hidden)
+                gradients.append(result.d_hidden)
                 if sums is not None and result.measures is not None:
                     loss, overlap, proposed = result.measures
                     hits = proposed == labels[step:]
@@ -119,7 +119,7 @@ class Learner:
                     sums[:, step] = torch.tensor([*found, float(hits[valid].sum()), float(valid.sum())])
             del teacher
             if outputs:
-                torch.autograd.backward(outputs, slopes)
+                torch.autograd.backward(outputs, gradients)
 
     @torch.no_grad()
     def hits(self, batch: TrainBatch, steps: int) -> Tensor:

@@ -40,7 +40,7 @@ class LossMix(NamedTuple):
 
 
 class LogitMeasures(NamedTuple):
-    """What training itself doesn't need."""
+    """Figures of each row for the metrics; training doesn't need them."""
 
     loss: Tensor  # [R] float32
     overlap: Tensor  # [R] float32, sum over the vocabulary of the smaller of both probabilities
@@ -48,7 +48,7 @@ class LogitMeasures(NamedTuple):
 
 
 class StepLoss(NamedTuple):
-    """What one TTT step gives."""
+    """One TTT step's gradient, and its measures."""
 
     d_hidden: Tensor  # [R, H], gradient of the step's share of the loss
     measures: LogitMeasures | None  # where they were asked for
@@ -85,7 +85,7 @@ def step_loss(
         best: [R] draft id of the target's most probable token, -1 outside the vocabulary.
         counted: [R] bool, rows that are in the loss.
         mix: which loss.
-        scale: what each of them counts.
+        scale: the weight of each counted row.
         workspace: scratch memory.
         measure: whether the measures are wanted.
     """

@@ -45,7 +45,7 @@ class Team:
 
     @classmethod
     def from_environment(cls, device: torch.device) -> Team:
-        """What torchrun started; one process alone without it."""
+        """The processes that torchrun started; without it, this one alone."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
             return cls()
         if not dist.is_initialized():
@@ -61,7 +61,7 @@ class Team:
         return self.rank == 0
 
     def share(self, infos: Sequence[SampleInfo]) -> list[SampleInfo]:
-        """This process' part of a batch: neighbours, about as many tokens as the others'."""
+        """This process' part of a batch: consecutive conversations, about as many tokens as every other process has."""
         if self.size == 1:
             return list(infos)
         total, before, mine = sum(info.tokens for info in infos), 0, []
@@ -78,7 +78,7 @@ class Team:
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """Whether `flag` is true in any process."""
         return flag if self.size == 1 else bool(self.sum_(torch.tensor([float(flag)])))
 
     def gather(self, value: T) -> list[T]:
@@ -90,7 +90,7 @@ class Team:
         return found
 
     def wait(self) -> None:
-        """Go on when all are here."""
+        """Wait until all processes are here."""
         if self.size > 1:
             dist.barrier()
 

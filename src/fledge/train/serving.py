@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class ServingReplay:
-    """Drafts for one target and head in one tree shape."""
+    """Replays stored answers with one target, head and tree shape."""
 
     def __init__(self, target: Target, head: Head, shape: TreeShape) -> None:
         self._target, self._shape = target, shape
@@ -55,12 +55,12 @@ class ServingReplay:
         waiting = sorted(_answers(samples), key=lambda a: a.end - a.start)
         found: list[DraftRound] = []
         for first in range(0, len(waiting), _ANSWERS):
-            found += self._together(waiting[first : first + _ANSWERS])
+            found += self._replay(waiting[first : first + _ANSWERS])
             progress(min(first + _ANSWERS, len(waiting)), len(waiting), "")
         return found
 
-    def _together(self, answers: list[Answer]) -> list[DraftRound]:
-        """The rounds of up to _ANSWERS answers. One that is done is drafted on, and not counted."""
+    def _replay(self, answers: list[Answer]) -> list[DraftRound]:
+        """The rounds of up to _ANSWERS answers. An answer that is done goes on being drafted, but isn't counted."""
         shape, size = self._shape, len(answers)
         models, pages = self._models(answers)
         layout, plan = self._layouts.verify(size, shape.nodes, shape.reach), RoundPlan(shape)
@@ -70,7 +70,9 @@ class ServingReplay:
         lengths = [a.start for a in answers]
         while any(length < a.end - 1 for length, a in zip(lengths, answers, strict=True)):
             tree = draft(models, batch, plan).tree
-            truth = self._ahead(answers, lengths)  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the answer
+            truth = self._next_tokens(
+                answers, lengths
+            )  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the answer
             accepted = accept(tree, truth.gather(1, tree.depths), layout)
             emits = accepted.emits.tolist()
             for row, a in enumerate(answers):
@@ -150,7 +152,7 @@ class ServingReplay:
         now.hidden.copy_(out.hidden)
         return batch
 
-    def _ahead(self, answers: list[Answer], lengths: list[int]) -> Tensor:
+    def _next_tokens(self, answers: list[Answer], lengths: list[int]) -> Tensor:
         """The tokens the target chose after each answer's bonus token, [B, D + 1] int64, -1 beyond its end."""
         truth = torch.full((len(answers), self._shape.depth + 1), -1, dtype=torch.int64)
         for row, (a, length) in enumerate(zip(answers, lengths, strict=True)):

@@ -67,9 +67,9 @@ def random_head(
     fc_norm: bool = False,
     norm_output: bool = False,
 ) -> Head:
-    """The shapes of `Head.from_target`; matrices normal with variance 1 / inputs, norms 1. The same every time.
+    """A head of the shapes of `Head.from_target`: matrices normal with variance 1 / inputs, norms 1, always the same.
 
-    `keep_output`: the final norm and the lm_head are the target's.
+    `keep_output` takes the final norm and the lm_head from the target.
     """
     config = HeadConfig.for_target(target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output)
     generator = torch.Generator().manual_seed(0)

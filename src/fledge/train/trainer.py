@@ -48,7 +48,7 @@ _TIDY_STEPS = 20  # between returns of free memory; after each a step's memory i
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What a training run came to."""
+    """The result of a training run."""
 
     steps: int
     conversations: int
@@ -110,7 +110,7 @@ def train(
 def train_fingerprint(
     target: Target, features_url: str, options: TrainOptions, conversations_url: str | None = None
 ) -> Fingerprint:
-    """What the head depends on; not how often things are logged or saved, how features come, or what works on it."""
+    """What the head depends on. How features come, how many processes train, and when they log or save is left out."""
     folders = [features_url] + ([] if conversations_url is None else [conversations_url])
     shards = "".join(shard.sha256 for folder in folders for shard in Manifest.load(folder).shards)
     started = None
@@ -205,7 +205,7 @@ class Trainer:
         self._tracker.close()
 
     def facts(self) -> dict[str, Any]:
-        """What the head's metadata says of its training; the same however often the run was interrupted."""
+        """What the head's metadata says of its training, however often the run was interrupted."""
         last = next((row for row in reversed(self._metrics) if row["tau"] is not None), None)
         return {
             "steps": self.total,
@@ -219,7 +219,7 @@ class Trainer:
         }
 
     def weights(self) -> Any:
-        """The finished head's weights; all processes call this."""
+        """The finished head's weights. All processes call this."""
         return self._learner.trained_head(self._optimizer.average)
 
     def _epochs(self, step: int) -> float:
@@ -227,7 +227,7 @@ class Trainer:
         return step / self._planned * self._options.epochs
 
     def _fit_into(self, budget: float) -> None:
-        """Shorten the run to what fits into `budget` seconds here, calibration included."""
+        """Shorten the run to the steps that fit into `budget` seconds on this machine, calibration included."""
         start = time.perf_counter()
         with self._optimizer.undone(), freed_memory_is_kept():
             each = seconds_per_token(self._schedule, self._try_out, budget, self._team.any)
@@ -250,7 +250,7 @@ class Trainer:
             )
 
     def _try_out(self, infos: Sequence[SampleInfo]) -> None:
-        """One step for the clock."""
+        """One step, to be timed and undone."""
         self._learner.learn(self._read(infos), self._step_weights, measure=False, team=self._team)
         self._optimizer.update(0)
 
@@ -311,7 +311,7 @@ class Trainer:
         return together.acceptance()
 
     def _save(self, clock: _Clock) -> None:
-        """All processes take part, the leading one writes."""
+        """Save a checkpoint. All processes call this; the leading one writes."""
         state = self._optimizer.state()
         if not self._team.leads:
             return

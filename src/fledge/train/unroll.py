@@ -51,7 +51,7 @@ class UnrolledHead:
         self._flex = device.type == "cuda"
         self._anchor = torch.zeros((), requires_grad=True)
         self._sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._rope = self._turns(_FIRST_POSITIONS)
+        self._rope = self._rope_tables(_FIRST_POSITIONS)
 
     def unroll(self, batch: TrainBatch, steps: int) -> Iterator[Tensor]:
         """The final norm's output of every step, [S, H]: the lm_head's input. Row r is base position rows[r].
@@ -62,12 +62,12 @@ class UnrolledHead:
         positions = batch.positions[batch.rows]
         reach = int(batch.positions.max()) + steps
         if reach > self._rope[0].shape[0]:
-            self._rope = self._turns(2 * reach)
+            self._rope = self._rope_tables(2 * reach)
         embedded = self._norm(F.embedding(batch.token_ids, self._embedding), "input_norm")  # [T, H]
         from_embedding = self._linear(embedded, "qkv_embedding")  # [T, q + 2 * kv]
         hidden = self._linear(self._normed_features(batch.features), "fc")  # [T, H]
 
-        normed, residual = self._enter(hidden)
+        normed, residual = self._attention_input(hidden)
         query, *keys_values = self._project(normed, from_embedding, 0, batch.positions)
         query, residual, from_embedding = (
             TakeRows.apply(x, batch.rows) for x in (query, residual, from_embedding)
@@ -77,7 +77,7 @@ class UnrolledHead:
         own_values: list[Tensor] = []
         for step in range(steps):
             if step:
-                normed, residual = self._enter(hidden)
+                normed, residual = self._attention_input(hidden)
                 query, key, value = self._project(normed, from_embedding, step, positions + step)
                 own_keys.append(key)
                 own_values.append(value)
@@ -97,27 +97,27 @@ class UnrolledHead:
         """The trained weights, or those in another buffer that is sharded like the masters, as float32 head weights."""
         return _join(self.weights.tensors(shard), like)
 
-    def _enter(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden half of the attention's input, and the residual: the hidden state before or after its norm."""
+    def _attention_input(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden half of the attention's input, and the residual: the hidden state after or before that norm."""
         normed = self._norm(hidden, "hidden_norm")
         return normed, normed if self.config.norm_before_residual else hidden
 
     def _project(
         self, normed: Tensor, from_embedding: Tensor, step: int, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of rows: hidden and embedding half added, then turned by RoPE."""
+        """Query, key and value of rows: hidden and embedding half added, then rotated by RoPE."""
         c = self.config
         qkv = self._linear(normed, "qkv_hidden")
         qkv = AddShifted.apply(qkv, from_embedding, step)
         query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        turned, value = qkv.split([query_size + kv_size, kv_size], dim=1)
+        rotated, value = qkv.split([query_size + kv_size, kv_size], dim=1)
         cos, sin = (table[positions] for table in self._rope)
-        turned = Rope.apply(turned, cos, sin)
-        query, key = turned.split([query_size, kv_size], dim=1)
+        rotated = Rope.apply(rotated, cos, sin)
+        query, key = rotated.split([query_size, kv_size], dim=1)
         return query, key, value
 
-    def _turns(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines. The head's config may speak of millions of positions; conversations need thousands."""
+    def _rope_tables(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of so many positions; a head's config may allow millions, which no conversation needs."""
         c = self.config
         cos, sin = rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, positions)
         return cos.to(self.device), sin.to(self.device)
@@ -140,7 +140,7 @@ class UnrolledHead:
 
 
 def _split(w: HeadWeights) -> dict[str, Tensor]:
-    """The trained tensors by name, the attention's two input halves apart. The lm_head comes first."""
+    """The trained tensors by name, lm_head first. The attention's two input halves are separate matrices."""
     named = w.trainable()
     qkv, fc_norms = named.pop("qkv"), named.pop("fc_norms", None)
     embedding, hidden = qkv.chunk(2, dim=1)

@@ -43,10 +43,10 @@ class Weight:
     def add_gradient(self, x: Tensor, dy: Tensor, workspace: Workspace, scale: float = 1.0) -> None:
         """Add `scale` times the gradient of y = x W, from x [R, in] and dy [R, out]."""
         left, right = (x, dy) if self.transposed else (dy, x)
-        turned = workspace.take("turned", (left.shape[1], left.shape[0]), left.dtype, left.device)
-        transpose(left, turned)
+        transposed = workspace.take("transposed", (left.shape[1], left.shape[0]), left.dtype, left.device)
+        transpose(left, transposed)
         shape = (left.shape[1], right.shape[1])
-        product = torch.mm(turned, right, out=workspace.take("gradient", shape, left.dtype, left.device))
+        product = torch.mm(transposed, right, out=workspace.take("gradient", shape, left.dtype, left.device))
         accumulate(self.grad, product, scale)
 
 

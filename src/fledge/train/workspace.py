@@ -47,9 +47,9 @@ _BY_CORES = 0  # as many heaps as the C library finds right, where it hasn't dec
 def freed_memory_is_kept() -> Iterator[None]:
     """Let the C library keep large freed blocks for the next allocation (glibc; elsewhere nothing changes).
 
-    By default it returns them to the system, and every activation tensor is faulted in anew, page by page. All threads
-    share one heap: what the feed's thread takes for a batch may be what a step has freed. (glibc works its limit out
-    once: threads begun later in the process may stay with it, and heaps that exist already are left alone.)
+    By default it returns them to the system, so that every activation tensor is faulted in again, page by page. All
+    threads use one heap meanwhile, so that a batch of the feed's thread may take what a step has freed. (glibc chooses
+    the number of heaps once: threads that start after this may keep to one heap.)
     """
     library = _c_library()
     if library is None:
@@ -68,7 +68,7 @@ def freed_memory_is_kept() -> Iterator[None]:
 
 
 def return_unused_memory() -> None:
-    """Give the system back what is free at the moment: now and then, so that batches of all sizes don't add up."""
+    """Return free memory to the system. Called now and then, so that the needs of different batches don't add up."""
     library = _c_library()
     if library is not None:
         library.malloc_trim(0)
