@@ -14,7 +14,7 @@ from fledge.bench.identity import (
     classify,
     compare,
     first_difference,
-    head_starts,
+    gumbel_noise,
     prefix_logits,
     rounding_step,
 )
@@ -45,10 +45,10 @@ def test_near_tie_needs_both_tokens_within_a_rounding_step_of_the_top() -> None:
     assert classify(third_on_top, 3, 9, torch.bfloat16, 4).outcome == "different"
 
 
-def test_a_sampled_near_tie_is_one_after_the_head_starts() -> None:
-    logits, starts = logits_with({3: 20.0, 9: 17.0}), logits_with({3: 0.0, 9: 2.9})
+def test_a_sampled_near_tie_is_one_with_its_noise() -> None:
+    logits, noise = logits_with({3: 20.0, 9: 17.0}), logits_with({3: 0.0, 9: 2.9})
     assert classify(logits, 3, 9, torch.bfloat16, 4).outcome == "different"
-    assert classify(logits, 3, 9, torch.bfloat16, 4, starts).outcome == "near_tie"
+    assert classify(logits, 3, 9, torch.bfloat16, 4, noise).outcome == "near_tie"
 
 
 def test_float32_has_no_near_ties() -> None:
@@ -82,14 +82,14 @@ def test_an_answer_that_ends_early_is_different(target: Target, answer: Completi
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
-def test_head_starts_pick_the_token_sampling_took(target: Target, temperature: float) -> None:
+def test_gumbel_noise_picks_the_token_sampling_took(target: Target, temperature: float) -> None:
     draw = Draw(temperature, seed=5)
     engine = Engine(target, max_batch=1)
     answer = engine.generate(["Why?"], max_tokens=12, ignore_eos=True, **draw._asdict())[0]
     for position in (0, 6, 11):
         prefix = answer.prompt_token_ids + answer.token_ids[:position]
         logits = prefix_logits(target.decoder, prefix)
-        assert int((logits + head_starts(draw, len(prefix), logits)).argmax()) == answer.token_ids[position]
+        assert int((logits + gumbel_noise(draw, len(prefix), logits)).argmax()) == answer.token_ids[position]
 
 
 def test_prefix_logits_pick_the_token_plain_decode_took(target: Target, answer: Completion) -> None:

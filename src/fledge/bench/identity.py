@@ -5,12 +5,12 @@
                                           ^ first difference: one target forward over the common prefix tells
                                             how far apart the two tokens' logits are
 
-A sampled token is the winner of a race that the seed decides (`draft/race.py`), so sampled answers are compared alike:
-by the logits, each with the head start its unit time gives it.
+A sampled token is the one with the largest logit + temperature * Gumbel noise, and the noise follows from the seed
+(`draft/race.py`). So sampled answers are compared like greedy ones, with the noise added to the logits.
 
-In bf16 two mathematically equal computations (one row or sixteen, this order of sums or that) round differently.
-Where the top logits are closer than one bf16 step at their magnitude, either token may win: a near-tie. In float32
-the same excuse isn't allowed.
+In bf16 two mathematically equal computations (one row or sixteen, this order of sums or that) round differently. Where
+the top logits are closer than one bf16 step at their magnitude, either token may win: a near-tie. In float32 there are
+no near-ties.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10}
 
 
 class Draw(NamedTuple):
-    """How an answer's tokens are drawn; at temperature 0 the seed means nothing."""
+    """How an answer's tokens are sampled; at temperature 0 the seed doesn't matter."""
 
     temperature: float
     seed: int
@@ -44,7 +44,7 @@ GREEDY = Draw(0.0, 0)
 
 
 class Identity(NamedTuple):
-    """How two answers compare, and where and by how little they part."""
+    """How two answers compare; if they differ, where and by how much."""
 
     outcome: Outcome
     position: int | None = None
@@ -53,7 +53,7 @@ class Identity(NamedTuple):
 
 
 def compare(target: Target, plain: Completion, speculative: Completion, draw: Draw = GREEDY) -> Identity:
-    """Compare two answers to the same prompt, both drawn alike; only a difference costs a forward."""
+    """Compare two answers to one prompt, both sampled as `draw` says. Only a difference costs a forward."""
     position = first_difference(plain.token_ids, speculative.token_ids)
     if position is None:
         return Identity("identical")
@@ -62,8 +62,8 @@ def compare(target: Target, plain: Completion, speculative: Completion, draw: Dr
     if not all(tokens):  # one answer ends where the other goes on, which equal tokens never do
         return Identity("different", position)
     logits = prefix_logits(target.decoder, prefix)
-    starts = head_starts(draw, len(prefix), logits) if draw.temperature else None
-    return classify(logits, tokens[0][0], tokens[1][0], target.decoder.dtype, position, starts)
+    noise = gumbel_noise(draw, len(prefix), logits) if draw.temperature else None
+    return classify(logits, tokens[0][0], tokens[1][0], target.decoder.dtype, position, noise)
 
 
 def classify(
@@ -72,21 +72,21 @@ def classify(
     speculative: int,
     dtype: torch.dtype,
     position: int,
-    starts: torch.Tensor | None = None,
+    noise: torch.Tensor | None = None,
 ) -> Identity:
     """Near-tie if both tokens' logits are within one rounding step of the top one.
 
-    logits: [V] float32; starts: [V] float32 that sampling adds to them; None: it was greedy.
+    logits: [V] float32; noise: [V] float32 that sampling adds to them; None: it was greedy.
     """
-    raced = logits if starts is None else logits + starts
-    gap = float(raced.max()) - min(float(raced[plain]), float(raced[speculative]))
+    scores = logits if noise is None else logits + noise
+    gap = float(scores.max()) - min(float(scores[plain]), float(scores[speculative]))
     rounding = rounding_step(float(logits.max()), dtype)
     outcome: Outcome = "near_tie" if rounding > 0.0 and gap <= rounding else "different"
     return Identity(outcome, position, gap, rounding)
 
 
-def head_starts(draw: Draw, position: int, logits: torch.Tensor) -> torch.Tensor:
-    """[V] float32: what the race for the token at logical `position` adds to each of the logits [V]."""
+def gumbel_noise(draw: Draw, position: int, logits: torch.Tensor) -> torch.Tensor:
+    """[V] float32: what sampling the token at logical `position` adds to the logits [V]."""
     coin = coins(torch.tensor([seed_key(draw.seed)]), torch.tensor([position])).to(logits.device)
     return -draw.temperature * unit_times(coin, torch.arange(len(logits), device=logits.device))[0].log()
 

@@ -334,9 +334,9 @@ _ON_GPUS = ("graphs",)
 def measure_ratios(
     target: Target, head: Head, options: RatioOptions, parts: Sequence[str], show: Callable[[Ratio], None]
 ) -> Ratios:
-    """Measure these parts, or all that this device has if none is named; `show` gets each line when it is found.
+    """Measure these parts, or all that this device has if none is named. `show` is called with every new line.
 
-    Raises DataError for a part that doesn't exist, or not on this device.
+    Raises a DataError for a part that doesn't exist, or that this device can't measure.
     """
     gpu = target.decoder.device.type == "cuda"
     parts = parts or [part for part in PARTS if gpu or part not in _ON_GPUS]
@@ -375,7 +375,7 @@ def _paired(what: str, base: Sequence[float], other: Sequence[float], unit: str,
 
 
 def _single(what: str, base_ms: float, other_ms: float, ratio: float) -> Ratio:
-    """Of medians of forwards that were timed in turn: without an interval."""
+    """A ratio of two medians, which has no interval."""
     alone = Interval(ratio, ratio, ratio, 1)
     return Ratio(what=what, base=base_ms, other=other_ms, unit="ms", ratio=alone)
 

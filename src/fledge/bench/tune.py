@@ -185,7 +185,7 @@ def pareto(rows: Sequence[ShapeRow]) -> list[ShapeRow]:
 
 
 def best_shape(rows: Sequence[ShapeRow], level: int) -> TreeShape:
-    """Of the shapes whose whole interval lies above plain decode the one with the highest throughput."""
+    """The shape of the highest throughput, of those that are faster than plain decode by their whole interval."""
     sure = [row for row in rows if row.concurrency == level and row.gain_low > 1.0]
     return max(sure, key=lambda row: row.throughput).shape if sure else PLAIN
 

@@ -154,7 +154,7 @@ def own_set(name: str) -> Workload:
 
 
 def random_workload(count: int, words: int, seed: int = 0) -> Workload:
-    """Prompts of random words out of the own texts: no two begin alike."""
+    """Prompts of random words from the own texts; no two begin alike."""
     generator = random.Random(seed)
     vocabulary = _vocabulary()
     prompts = []

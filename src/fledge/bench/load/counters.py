@@ -74,7 +74,7 @@ def parse_metrics(text: str) -> Reading:
 
 
 def between(before: Reading, after: Reading) -> Speculation | None:
-    """What the server did between two readings; None if it doesn't speculate or doesn't tell."""
+    """What the server did between two readings; None if it doesn't speculate, or doesn't count it."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
     drafts, accepted = grown.get(_DRAFTS), grown.get(_ACCEPTED)
     if rounds := grown.get("request_rounds"):

@@ -47,7 +47,7 @@ def distribution(values: Sequence[float], name: str) -> dict[str, float | None]:
 
 
 def meets(record: RequestRecord, slo: Objective) -> bool:
-    """Whether one request kept every objective."""
+    """Whether one request met every objective."""
     if not record.ok:
         return False
     tpot = record.tpot
@@ -73,7 +73,7 @@ def level_figures(
     slo: Objective | None,
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
-    """What was measured of one level: a line of `load.jsonl` but for what the level was."""
+    """What was measured at one level: a line of `load.jsonl`, without the fields that name the level."""
     done = [record for record in records if record.ok]
     prompt, output = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     row: dict[str, Any] = {

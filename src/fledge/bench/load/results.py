@@ -86,7 +86,7 @@ class LoadResult(BaseModel):
 
 
 def _strict(value: Any) -> Any:
-    """An infinite rate as the text that vLLM's files have there: JSON knows no infinity."""
+    """The value with infinite rates as the text that vLLM writes, because JSON has no infinity."""
     if isinstance(value, Mapping):
         return {name: _strict(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -95,7 +95,7 @@ def _strict(value: Any) -> Any:
 
 
 def level_key(row: Row) -> tuple[int | None, float | None]:
-    """What makes rows the same level."""
+    """Rows with equal keys are of one level."""
     return row["max_concurrency"], row["request_rate"]
 
 
@@ -119,7 +119,7 @@ def compare_level(
     level: tuple[int | None, float | None],
     same: tuple[int, int],
 ) -> Comparison:
-    """One level; its repeats were measured block by block."""
+    """One server against the baseline at one level, paired by repeat."""
     here = {name: _repeats(rows, name, level) for name in (baseline, server)}
     blocks = sorted(here[baseline].keys() & here[server].keys())
     plain, other = ([here[name][block] for block in blocks] for name in (baseline, server))
@@ -169,8 +169,8 @@ def reason_to_reject(plain: Sequence[Row], other: Sequence[Row], speedup: float 
 
 
 def _remark(other: Sequence[Row], speedup: float | None, tau: float | None) -> str | None:
-    """A round costs at least a plain step, so what exceeds tau isn't the head's alone. In an open loop it may be:
-    there the slower server has more requests in flight."""
+    """A speed-up above tau isn't the head's alone, because a round costs at least a plain step. In an open loop it may
+    be, because there the slower server has more requests in flight."""
     closed = other[0]["max_concurrency"] is not None
     if not closed or speedup is None or tau is None or not 1.0 < tau < speedup:
         return None

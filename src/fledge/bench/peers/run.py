@@ -117,7 +117,7 @@ class Worker:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it run, and stop it again."""
+        """Let it run inside, and stop it afterwards."""
         self.resume()
         try:
             yield
@@ -138,7 +138,7 @@ class Worker:
         return self.receive()
 
     def send(self, value: Mapping[str, Any]) -> None:
-        """A line to the process; one that has ended is told of when its answer is read."""
+        """Write a line to the process. If it has ended, `receive` says so."""
         with suppress(BrokenPipeError):
             self._stdin.write(json.dumps(value) + "\n")
             self._stdin.flush()
@@ -154,7 +154,7 @@ class Worker:
         return dict(answer)
 
     def end(self) -> None:
-        """Let it end by itself, or end it."""
+        """Let the process end by itself, else kill it."""
         self.resume()
         for stream in (self._stdin, self._stdout):
             with suppress(BrokenPipeError):  # what an ended process never read
@@ -207,7 +207,7 @@ def run_peers(target: Target, options: PeerOptions, progress: Progress = silent)
 
 
 def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
-    """What is installed, and a line for everything that isn't."""
+    """The engines and modes to measure, and a line for each that can't be."""
     chosen, missing = [], []
     for peer in PEERS:
         if options.peers and peer.name not in options.peers:
@@ -333,7 +333,7 @@ def _measure(
 def _ask_level(
     worker: Worker, prompts: Sequence[dict[str, Any]], level: int, repeat: int, max_tokens: int
 ) -> tuple[PeerRow, list[list[int]]]:
-    """All prompts in groups of `level`; with one in flight the first tokens alone, too."""
+    """Ask all prompts in groups of `level`; with one in flight also each first token alone, for the TPOT."""
     tokens: list[list[int]] = []
     whole = first = 0.0
     for start in range(0, len(prompts), level):

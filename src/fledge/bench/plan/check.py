@@ -50,7 +50,7 @@ def check_table(bench: BenchResult, model: ModelShape, draft_vocab: int) -> Tabl
 
 
 def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_vocab: int) -> float:
-    """By the roofline."""
+    """The median speed-up by the roofline, calibrated to this machine."""
     costs, host, rows = _known(bench, head)
     small = HeadShape.of(model, draft_vocab)
     device = calibrated(costs, model, small)
@@ -63,13 +63,13 @@ def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_v
 
 
 def predict_from_costs(bench: BenchResult, head: str) -> float:
-    """From the forwards as they were timed."""
+    """The median speed-up from single forwards as they were timed."""
     costs, host, rows = _known(bench, head)
     return _median_speedup(rows, lambda tree: round_ms(costs, tree, host), costs.plain_step_ms + host.step)
 
 
 class HostTimes(NamedTuple):
-    """Milliseconds that no forward fills."""
+    """Milliseconds of a step or round besides its forwards."""
 
     step: float  # of plain decode
     plain: float  # of a round without the head in an engine that speculates,
@@ -82,10 +82,10 @@ class HostTimes(NamedTuple):
 
 
 def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
-    """What the engine's clock counted, per step of plain decode and per round, besides forwards.
+    """What the engine's clock counted besides forwards, per step of plain decode and per round.
 
-    Of a round that is what drafting and extend took beyond their forwards, too, and with it what a head that fell
-    behind in plain rounds caught up with. The kinds of rounds are told apart by least squares over the answers.
+    In a round this includes what drafting and extend took beyond their forwards, such as a head's catching up after
+    plain rounds. Least squares over the answers tell the kinds of rounds apart.
     """
     counts = np.zeros((len(rows), 3))  # by answer: rounds without the head, rounds with it, draft steps
     besides = np.zeros(len(rows))
@@ -107,8 +107,8 @@ def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
 
 
 def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
-    """What this machine reaches in bf16: reading in a plain step, computing in the largest verify, and what a draft
-    step takes beyond reading its weights. If it takes less, they are kept in fewer bytes."""
+    """This machine in bf16: how fast a plain step reads, how fast the largest verify computes, and what a draft step
+    takes beyond reading the head's weights. If it takes less than that, they are stored in fewer bytes."""
     rows, largest_ms = max(costs.verify_ms.items())
     ideal = Device(bandwidth=1.0, flops=1.0, weight_bytes=2.0, overhead=0.0)
     read = forward_seconds(model, replace(ideal, flops=math.inf), 1, 1, costs.context)
@@ -132,7 +132,7 @@ def round_ms(costs: Costs, tree: TreeShape, host: HostTimes) -> float:
 
 
 def verify_cost(costs: Costs, rows: int) -> float:
-    """Between the measured sizes, linear."""
+    """Plain steps that a verify of `rows` takes, linear between the measured sizes."""
     points = sorted({1: 1.0, **costs.verify}.items())
     for (low, before), (high, after) in pairwise(points):
         if rows <= high:
@@ -141,7 +141,7 @@ def verify_cost(costs: Costs, rows: int) -> float:
 
 
 def _median_speedup(rows: Sequence[AnswerRow], cost: Callable[[TreeShape], float], plain: float) -> float:
-    """Of answers whose rounds cost `cost`, over steps of plain decode that cost `plain`."""
+    """Median over the answers, whose rounds take `cost` and whose steps of plain decode take `plain`."""
     return median(
         plain
         * row.round_tokens
@@ -151,7 +151,7 @@ def _median_speedup(rows: Sequence[AnswerRow], cost: Callable[[TreeShape], float
 
 
 def _known(bench: BenchResult, head: str) -> tuple[Costs, HostTimes, list[AnswerRow]]:
-    """The costs as they were while the answers were measured: a machine's pace drifts by more than they differ."""
+    """Costs, host times and answers. The costs are scaled to the pace that the machine had during the answers."""
     costs = bench.costs
     rows = [
         row for row in bench.rows(head) if row.speedup is not None and row.rejected is None and row.shapes

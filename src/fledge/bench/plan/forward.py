@@ -24,7 +24,7 @@ _KNEE = 3.0
 
 @dataclass(frozen=True)
 class Device:
-    """All devices together, and what kernels reach of them."""
+    """All devices together: the speed that kernels reach."""
 
     bandwidth: float  # bytes per second
     flops: float  # per second
@@ -68,7 +68,7 @@ def round_seconds(
 
 
 def seconds_left(whole: float, other: float) -> float:
-    """What one of reading and computing takes, where both at once take `whole` seconds and the other `other`."""
+    """Seconds of computing alone, where reading alone takes `other` and both at once take `whole`; or the reverse."""
     return max(whole**_KNEE - other**_KNEE, 0.0) ** (1 / _KNEE)
 
 

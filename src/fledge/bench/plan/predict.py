@@ -51,7 +51,7 @@ class PlanOptions:
 
     @property
     def device(self) -> Device:
-        """All devices as one; each exchange between them costs about a launch."""
+        """All devices as one. An exchange between them costs about as much as a launch."""
         reached = self.efficiency * self.devices
         launches = 2 if self.devices > 1 else 1
         return Device(
@@ -92,7 +92,7 @@ class Plan:
 
 
 def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
-    """Predict everything."""
+    """Predict speed by concurrency, and what data, features and training take."""
     device, shape = options.device, TreeShape(*options.tree)
     head = HeadShape.of(model, options.draft_vocab)
     speeds = [predict_speed(model, head, device, options, shape, level) for level in options.concurrency]

@@ -45,7 +45,7 @@ class ModelShape:
         return self._always + self.expert_layers * self.experts * self.expert
 
     def weights_read(self, rows: int) -> float:
-        """Weights a forward over `rows` tokens reads: of the experts those that some token chose, on average."""
+        """Weights a forward over `rows` tokens reads, with the experts that these tokens choose on average."""
         missed = (1 - self.experts_used / self.experts) ** rows
         return self._always + self.expert_layers * self.experts * (1 - missed) * self.expert
 
@@ -74,7 +74,7 @@ class HeadShape:
 
     @classmethod
     def of(cls, target: ModelShape, draft_vocab: int = 32_000) -> HeadShape:
-        """As fledge trains it: the target's widths, `draft_vocab` tokens."""
+        """The head that fledge would train: the target's widths, and a draft vocabulary of this size."""
         wide = (target.heads + 2 * target.kv_heads) * target.head_dim
         attention = wide * 2 * target.hidden + target.heads * target.head_dim * target.hidden
         vocabulary = min(draft_vocab, target.vocab) * target.hidden
@@ -153,7 +153,7 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
 
 
 def _filled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With what transformers takes for keys that are left out, if it knows the model."""
+    """The configuration with transformers' defaults for missing keys, if it knows the model."""
     known = as_transformers_reads(raw) or {}
     return {**known, **{key: value for key, value in raw.items() if value is not None}} if known else raw
 

@@ -102,7 +102,7 @@ def _by_prompt(result: BenchResult) -> dict[tuple[str, str], AnswerRow]:
 
 
 def _settings(first: BenchResult, second: BenchResult) -> list[str]:
-    """What was not the same besides what was measured."""
+    """What differs in how the two were measured."""
     parts = [
         ("target", first.subject.model_dump(), second.subject.model_dump()),
         ("machine", first.machine.model_dump(), second.machine.model_dump()),

@@ -28,12 +28,12 @@ class MeanRound:
 
     @property
     def ms(self) -> float:
-        """Of the whole round."""
+        """Milliseconds of the whole round."""
         return sum(self.phases.values())
 
     @property
     def speedup(self) -> float:
-        """What the equation says."""
+        """By the equation."""
         return self.tau * self.step / self.ms
 
 
@@ -74,7 +74,7 @@ def round_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
 
 
 def limit_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """Per head the speed-up as it is and with each term made ideal, the largest gain first: of its mean round."""
+    """Per head, the speed-up of its mean round as it is and with each term made ideal, the largest gain first."""
     if bench is None:
         return []
     means = mean_rounds(bench)
@@ -109,9 +109,9 @@ def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
 
 
 def better_tau(by_depth: Sequence[float], tau: float, drafted: float = 1.0) -> float:
-    """Tau if each depth, once the one above is accepted, were accepted more often by ten points.
+    """Tau if the conditional acceptance of every depth were ten points higher.
 
-    `drafted`: the share of rounds with a draft, which are those that `by_depth` is of and all that would gain.
+    `drafted`: the share of rounds with a draft. `by_depth` is of these rounds, and only they would gain.
     """
     now = later = 0.0
     reached = better = 1.0
@@ -141,7 +141,7 @@ def shape_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
 
 
 def _by_depth(shapes: Mapping[str, int]) -> list[Bar]:
-    """Rounds by depth of their tree: a planner that decides every round uses dozens of shapes."""
+    """Share of rounds by the depth of their tree, because a planner that decides every round uses dozens of shapes."""
     total = sum(shapes.values())
     rounds: dict[tuple[int, bool], int] = {}
     nodes: dict[tuple[int, bool], int] = {}

@@ -117,7 +117,7 @@ def _points(rows: Sequence[dict[str, Any]], key: str, field: str) -> list[tuple[
 
 
 def _failures(load: LoadResult) -> list[str]:
-    """Whose requests failed: a ratio that is rejected for it doesn't tell, and a single server has no ratios."""
+    """Which requests failed, also of a single server, which has no ratios to reject."""
     lines = []
     for level, server, rows in _blocks(load):
         if failed := sum(row["failed"] for row in rows):

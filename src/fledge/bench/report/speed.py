@@ -74,7 +74,7 @@ def workload_title(name: str) -> str:
 
 
 def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
-    """One card per head: the first workload's speed, and sameness over everything."""
+    """One card per head: its speed on the first workload, and over all of them whether its answers are the same."""
     if bench is None or not bench.answers:
         return []
     workload = bench.workload_names()[0]
@@ -107,7 +107,7 @@ def headline(heroes: Sequence[Hero]) -> str:
 
 
 def served_headline(load: LoadResult) -> str:
-    """A load test in one line: the best believed ratio at the lowest load, and what became of it at the highest."""
+    """A load test in one line: the first valid ratio, at the lowest load, and the same server's at the highest."""
     believed = [one for one in load.comparisons if not one.rejected and one.speedup is not None]
     if not believed:
         return f"{' and '.join(load.servers)}, measured over HTTP"
@@ -169,8 +169,8 @@ def level_table(levels: Sequence[LevelRow], naming: Naming) -> Table:
 def load_note(levels: Sequence[LevelRow], heads: Sequence[str], naming: Naming) -> str:
     """How the gain changes with load, a sentence per head.
 
-    In throughput: with many in flight, drafting also changes which answers wait for which prompts, and so shifts time
-    from first tokens to those that follow.
+    The gain is one of throughput. With many requests in flight, drafting also changes which answers wait for which
+    prefills, which shifts time from the first tokens to the later ones.
     """
     plain = {row.concurrency: row.output_throughput for row in levels if row.engine == PLAIN}
     notes = []
