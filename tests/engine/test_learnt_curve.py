@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from fledge.engine.cost import CostCurve, CostModel, LearntCurve
@@ -33,6 +34,18 @@ def test_timings_move_the_points_beside_them_and_little_known_larger_ones() -> N
     assert curve.curve.at(6) / curve.curve.at(1) == pytest.approx(TRUE.at(6) / TRUE.at(1), rel=0.05)
     assert curve.curve.at(4) / curve.curve.at(1) == pytest.approx(1.1, rel=0.05)
     assert curve.curve.at(32) < 0.9 * 0.033
+
+
+def test_a_curve_whose_last_point_fell_below_the_one_before_costs_no_less_beyond() -> None:
+    curve = LearntCurve(CostCurve((1, 2), (0.010, 0.011)))  # as a slow start measures it: two sizes only
+    mood = 0.0
+    for _ in range(50):
+        mood = curve.learn(1, 0.030, mood)
+        mood = curve.learn(64, 0.002, mood)
+    low, high = curve.curve.seconds
+    assert high < low
+    assert curve.curve.at(64) == high
+    assert curve.curve.over(np.array([1, 2, 64])).tolist() == pytest.approx([low, high, high])
 
 
 def test_known_points_stay_where_they_are_while_others_move() -> None:

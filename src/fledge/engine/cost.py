@@ -47,7 +47,11 @@ _LARGEST = math.log(2)  # a single timing further off says no more than this
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds by number of rows; linear between the measured points and beyond the last two."""
+    """Seconds by number of rows; linear between the measured points and beyond the last two.
+
+    Beyond them it never falls: corrected in a slow moment the last point may lie below the one before, and a line
+    through both soon leads below zero.
+    """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -59,7 +63,10 @@ class CostCurve:
         right = min(max(bisect_left(self.rows, rows), 1), len(self.rows) - 1)
         low, high = self.rows[right - 1], self.rows[right]
         share = (rows - low) / (high - low)
-        return self.seconds[right - 1] + share * (self.seconds[right] - self.seconds[right - 1])
+        rise = self.seconds[right] - self.seconds[right - 1]
+        if rows > high and rise < 0.0:
+            return self.seconds[right]
+        return self.seconds[right - 1] + share * rise
 
     def over(self, rows: np.ndarray) -> np.ndarray:
         """`at` for ascending numbers of rows [n]."""
@@ -68,7 +75,7 @@ class CostCurve:
         known = np.interp(rows, self.rows, self.seconds)
         if rows[-1] <= self.rows[-1]:
             return known
-        last = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+        last = max(self.seconds[-1] - self.seconds[-2], 0.0) / (self.rows[-1] - self.rows[-2])
         return known + last * np.maximum(rows - self.rows[-1], 0)
 
 

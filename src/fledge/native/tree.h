@@ -12,12 +12,13 @@ namespace fledge {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();  // log probability of what is not to be verified
 
-// What a verify of `rows` rows costs, in tokens: linear between `points` measured ones, beyond the last two as well,
-// and no less than at the first.
+// What a verify of `rows` rows costs, in tokens: linear between `points` measured ones and beyond the last two, where it
+// never falls, and no less than at the first; as `CostCurve.at`.
 inline double cost_of(const int64_t* known, const double* costs, int64_t points, int64_t rows) {
   if (points == 1 || rows <= known[0]) return costs[0];
   int64_t right = std::min(std::lower_bound(known, known + points, rows) - known, points - 1);
   double slope = (costs[right] - costs[right - 1]) / double(known[right] - known[right - 1]);
+  if (rows > known[right] && slope < 0.0) return costs[right];
   return costs[right - 1] + slope * double(rows - known[right - 1]);
 }
 
