@@ -147,27 +147,20 @@ def print_summary(summary: Summary) -> None:
         for head, workloads in heads.items()
         for workload, found in workloads.items()
     ]
-    columns = [
-        "head",
-        "workload",
-        "prompts",
-        "tau",
-        "plain ms",
-        "ms",
-        "speed-up",
-        "same",
-        "near tie",
-        "different",
-    ]
-    title = f"{summary.decoding.capitalize()}, batch 1: median time per output token"
+    columns = ["head", "workload", "tau", "plain", "ms", "speed-up", "same"]
+    title = f"{summary.decoding.capitalize()}, batch 1: median ms per output token, plainly and with the head"
     print_table(title, columns, rows, text_columns=2)
     say(*_cost_lines(summary))
 
 
 def _workload_row(label: str, workload: str, found: WorkloadSummary) -> list[str]:
     figures = [number(found.tau, 2), number(found.tpot_plain_ms), number(found.tpot_ms), times(found.speedup)]
-    counts = [str(found.identical), str(found.near_tie), str(found.different)]
-    return [label, workload, str(found.prompts), *figures, *counts]
+    same = f"{found.identical} of {found.prompts}"
+    for count, what in ((found.near_tie, "near tie"), (found.different, "different")):
+        same += (
+            f", {count} {what}" if count else ""
+        )  # seldom: no columns of their own, so that 80 characters suffice
+    return [label, workload, *figures, same]
 
 
 def _cost_lines(summary: Summary) -> list[str]:

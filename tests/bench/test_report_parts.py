@@ -92,8 +92,8 @@ def test_limits_follow_from_the_equation() -> None:
     whole = 2.1 + 11.9 + 0.2 + 1.1 + 0.3
     tau = sum(row.round_tokens for row in rows) / rounds
     step = sum(row.tpot_plain_ms for row in rows) / len(rows)  # all have as many tokens
-    assert shown["as it is"] == pytest.approx(tau * step / whole, abs=0.006)
-    assert shown["drafting for nothing"] == pytest.approx(tau * step / (whole - 3.2), abs=0.006)
+    assert shown["as measured"] == pytest.approx(tau * step / whole, abs=0.006)
+    assert shown["drafting at no cost"] == pytest.approx(tau * step / (whole - 3.2), abs=0.006)
     gains = [float(bar.text.rstrip("×")) for bar in view.bars[1:]]
     assert gains == sorted(gains, reverse=True)
 

@@ -123,7 +123,7 @@ def markdown(page: Page) -> str:
         parts.append("## What limits the speed-up next")
         for view in page.limits:
             parts += [
-                view.note,
+                f"**{view.name[:1].upper()}{view.name[1:]}.** {view.note}",
                 markdown_table(["if", "speed-up"], [[bar.label, bar.text] for bar in view.bars]),
             ]
     if page.shapes:

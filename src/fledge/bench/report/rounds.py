@@ -86,7 +86,7 @@ def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
     drafted = sum(row.drafted_rounds for row in rows) / sum(row.rounds for row in rows)
     drafting = ms["draft"] + ms["extend"]
     ideal = {
-        "drafting for nothing": (tau, whole - drafting),
+        "drafting at no cost": (tau, whole - drafting),
         "a verify at the price of a plain step": (tau, whole - max(ms["verify"] - step, 0.0)),
         "accept and host hidden": (tau, whole - ms["accept"] - ms["host"]),
         f"{100 * _BETTER:.0f} points more acceptance at every depth": (
@@ -98,12 +98,12 @@ def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
     found = {name: t * step / left for name, (t, left) in ideal.items() if left > 0}
     order = sorted(found, key=lambda name: -found[name])
     scale = max([now, *found.values()])
-    bars = [Bar("as it is", "s-plain", times(now), 100 * now / scale)]
+    bars = [Bar("as measured", "s-plain", times(now), 100 * now / scale)]
     bars += [Bar(name, "s-third", times(found[name]), 100 * found[name] / scale) for name in order]
     share = percent((whole - ms["verify"]) / whole)
     sentence = (
-        f"{label[:1].upper()}{label[1:]}: {order[0]} would bring {times(found[order[0]])} instead of {times(now)}. "
-        f"{share} of a round isn't the verify."
+        f"{order[0][:1].upper()}{order[0][1:]} would bring {times(found[order[0]])} instead of {times(now)}. "
+        f"{share} of a round is spent outside the verify."
     )
     return BarGroup(label, sentence, bars)
 
