@@ -3,6 +3,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const ORIGINS = 7;
+const NARROWEST = 68; // pixels of a column: five letters of a token
+const SCROLLBAR = 14;
 const originColour = (depth) => `var(--o${Math.min(depth, ORIGINS)})`;
 
 function shown(text) {
@@ -44,12 +46,14 @@ function placeNodes(tree) {
 
 function drawTree(box, tree) {
   const { nodes, columns, rows } = placeNodes(tree);
-  const width = Math.max(box.clientWidth, 300), height = Math.max(box.clientHeight, 160), top = 18;
+  // A deep tree (lookup's branches are up to 15 long) is scrolled rather than squeezed until nothing can be read.
+  const width = Math.max(box.clientWidth, columns * NARROWEST), bar = width > box.clientWidth ? SCROLLBAR : 0;
+  const height = Math.max(box.offsetHeight - bar, 160), top = 18;
   const dx = width / columns, dy = Math.min((height - top) / rows, 42);
   const w = Math.min(dx - 14, 92), h = Math.min(dy - 3, 26);
   const offset = top + ((height - top) - dy * rows) / 2;
   const x = (node) => dx * (node.depth + 0.5), y = (node) => offset + dy * (node.row + 0.5);
-  const svg = element("svg", { viewBox: `0 0 ${width} ${height}` });
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
   for (let depth = 0; depth < columns; depth++) {
     element("text", { class: "column", x: dx * (depth + 0.5), y: 10 }, svg).textContent = depth ? "depth " + depth : "last token";
   }
