@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fledge.bench.privacy.corpus import Labelled, make_corpus, make_second_corpus, make_third_corpus
-from fledge.bench.privacy.measure import measure, total
 from fledge.data import PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
 from fledge.data.privacy import fiction
 from fledge.data.privacy.lexicon import lexicon
 from fledge.errors import DataError
+from tests.data.privacy_corpus.corpus import Labelled, make_corpus, make_second_corpus, make_third_corpus
+from tests.data.privacy_corpus.measure import measure, total
 
 TEXT = (
     "I'm Anna Kowalski. Mail anna@acme.org, card 4111 1111 1111 1111. Anna is away; ask Ms. Kowalski again."

@@ -1,4 +1,4 @@
-"""python -m fledge.bench.privacy: recall, precision and throughput of the privacy filter on the labelled corpus."""
+"""python -m tests.data.privacy_corpus: recall, precision and throughput of the privacy filter on the labelled corpus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fledge.bench.privacy.corpus import (
+from fledge.data.privacy import Finding, PrivacyFilter, PrivacyOptions
+from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus.corpus import (
     LOCALES,
     Labelled,
     make_corpus,
@@ -23,9 +25,7 @@ from fledge.bench.privacy.corpus import (
     make_second_corpus,
     make_third_corpus,
 )
-from fledge.bench.privacy.measure import Mistake, Score, Scores, measure, throughput, total
-from fledge.data.privacy import Finding, PrivacyFilter, PrivacyOptions
-from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus.measure import Mistake, Score, Scores, measure, throughput, total
 
 console = Console()
 
@@ -50,7 +50,7 @@ _PRESIDIO = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; exit code 1 where treated texts still hold something."""
-    parser = argparse.ArgumentParser(prog="python -m fledge.bench.privacy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.data.privacy_corpus", description=__doc__)
     parser.add_argument("--records", type=int, default=4000, help="labelled texts")
     parser.add_argument("--half", choices=["develop", "report", "all"], default="report", help="templates")
     parser.add_argument(

@@ -14,8 +14,9 @@ from stdnum.fr import nir
 from stdnum.it import codicefiscale
 from stdnum.mx import curp, rfc
 
-from fledge.bench.privacy import third_secrets as s
-from fledge.bench.privacy.shapes import (
+from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus import third_secrets as s
+from tests.data.privacy_corpus.shapes import (
     HEX,
     MONTHS,
     ascii_only,
@@ -26,7 +27,6 @@ from fledge.bench.privacy.shapes import (
     valid,
     with_random,
 )
-from fledge.data.privacy import entities as e
 
 LOCALES = {
     "en": ("en_US", "en_GB", "en_IN", "en_CA", "en_AU"),

@@ -11,16 +11,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from faker import Faker
 
-from fledge.bench.privacy.fourth_values import FOURTH_VALUES, FifthValues, FourthValues
-from fledge.bench.privacy.second_values import SECOND_VALUES, SecondValues
-from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
-from fledge.bench.privacy.values import VALUES, Values
 from fledge.data.privacy.entities import Finding
+from tests.data.privacy_corpus.fourth_values import FOURTH_VALUES, FifthValues, FourthValues
+from tests.data.privacy_corpus.second_values import SECOND_VALUES, SecondValues
+from tests.data.privacy_corpus.third_values import THIRD_VALUES, ThirdValues
+from tests.data.privacy_corpus.values import VALUES, Values
 
 _Source = TypeVar("_Source")  # draws the values of one text
 
@@ -131,7 +131,7 @@ def _single_lines(
 
 
 def _lines(folder: str, language: str, half: Half) -> list[str]:
-    text = (resources.files("fledge.bench.privacy") / folder / f"{language}.txt").read_text("utf-8")
+    text = (Path(__file__).parent / folder / f"{language}.txt").read_text("utf-8")
     lines = [line.replace("\\n", "\n") for line in text.splitlines() if line]
     return lines if half == "all" else lines[(half == "report") :: 2]
 

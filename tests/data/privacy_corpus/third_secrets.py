@@ -9,8 +9,8 @@ import random
 import string
 from collections.abc import Callable
 
-from fledge.bench.privacy.shapes import BASE58, HEX, WORD, one_filled, random_text
 from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus.shapes import BASE58, HEX, WORD, one_filled, random_text
 
 _UPPER = string.ascii_uppercase + string.digits
 _B64 = WORD + "+/"

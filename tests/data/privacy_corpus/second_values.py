@@ -18,8 +18,17 @@ from collections.abc import Callable
 from stdnum import luhn
 from stdnum.iso7064 import mod_97_10
 
-from fledge.bench.privacy.shapes import HEX, MONTHS, WORD, fill, lists, number_forms, one_filled, random_text
 from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus.shapes import (
+    HEX,
+    MONTHS,
+    WORD,
+    fill,
+    lists,
+    number_forms,
+    one_filled,
+    random_text,
+)
 
 _IBANS = {
     "DE": "##################", "FR": "####################?##", "ES": "####################", "PT": "#####################",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fledge.bench.privacy.corpus import LOCALES, Half, Labelled, make_fifth_corpus, make_fourth_corpus
-from fledge.bench.privacy.fourth_values import FOURTH_VALUES
-from fledge.bench.privacy.shapes import lists
 from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus.corpus import LOCALES, Half, Labelled, make_fifth_corpus, make_fourth_corpus
+from tests.data.privacy_corpus.fourth_values import FOURTH_VALUES
+from tests.data.privacy_corpus.shapes import lists
 
 Make = Callable[..., Iterator[Labelled]]
 both = pytest.mark.parametrize("make", [make_fourth_corpus, make_fifth_corpus])

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from stdnum.at import vnr
 from stdnum.be import nn
 
-from fledge.bench.privacy import third_secrets as s
-from fledge.bench.privacy.shapes import (
+from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus import third_secrets as s
+from tests.data.privacy_corpus.shapes import (
     HEX,
     MONTHS,
     WORD,
@@ -24,8 +25,7 @@ from fledge.bench.privacy.shapes import (
     shape,
     with_random,
 )
-from fledge.bench.privacy.third_values import THIRD_VALUES, ThirdValues
-from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus.third_values import THIRD_VALUES, ThirdValues
 
 
 class FourthValues(ThirdValues):

@@ -13,8 +13,8 @@ from stdnum.de import idnr
 from stdnum.es import dni
 from stdnum.gb import nhs
 
-from fledge.bench.privacy.shapes import HEX, lists, numbers, one_filled, random_text, shape
 from fledge.data.privacy import entities as e
+from tests.data.privacy_corpus.shapes import HEX, lists, numbers, one_filled, random_text, shape
 
 
 class Values:

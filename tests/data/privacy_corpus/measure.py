@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fledge.bench.privacy.corpus import Labelled
 from fledge.data.privacy import PrivacyFilter
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.entities import Finding
 from fledge.data.processes import map_in_processes
+from tests.data.privacy_corpus.corpus import Labelled
 
 _HALF = 0.5
 _BLOCK = 64  # texts handed to a process at once

@@ -8,7 +8,8 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable
-from importlib import import_module, resources
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
@@ -130,7 +131,7 @@ def numbers(folder: str) -> dict[str, Value]:
 @functools.cache
 def number_forms(folder: str) -> dict[str, tuple[str | None, str | None, list[str]]]:
     """Slot -> entity, python-stdnum's module that checks a number, forms."""
-    text = (resources.files("fledge.bench.privacy") / folder / "numbers.txt").read_text("utf-8")
+    text = (Path(__file__).parent / folder / "numbers.txt").read_text("utf-8")
     rows = (line.split(" ") for line in text.splitlines() if not line.startswith("#"))
     return {
         slot: (None if entity == "-" else entity, None if check == "-" else check, forms)
@@ -146,6 +147,6 @@ def with_random(draw: Callable[[_random.Random], str]) -> Callable[[HasRandom], 
 @functools.cache
 def lists(folder: str) -> dict[str, list[str]]:
     """`key: a, b, c` lines of the folder's lists.txt."""
-    text = (resources.files("fledge.bench.privacy") / folder / "lists.txt").read_text("utf-8")
+    text = (Path(__file__).parent / folder / "lists.txt").read_text("utf-8")
     pairs = (line.split(": ", 1) for line in text.splitlines() if line)
     return {key: [word.strip() for word in words.split(", ")] for key, words in pairs}
