@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tests.tiny import TinyShape, save_tiny_target
 
 VOCABULARY = 512
 MakeHead = Callable[..., ContextHead]
+Greedy = Callable[[int], list[Completion]]
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +45,12 @@ def prompts() -> list[list[int]]:
     return [
         [rng.randrange(6, VOCABULARY) for _ in range(rng.choice([1, 3, 15, 16, 17, 40]))] for _ in range(24)
     ]
+
+
+@pytest.fixture(scope="session")
+def greedy(plain: Engine, prompts: list[list[int]]) -> Greedy:
+    """Plain decode's answers of so many tokens to all prompts, made once. Read only."""
+    return functools.cache(lambda tokens: plain.generate(prompts, max_tokens=tokens, ignore_eos=True))
 
 
 def scripted_head(

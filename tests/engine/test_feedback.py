@@ -9,15 +9,15 @@ import pytest
 from fledge.engine import Engine
 from fledge.engine.feedback import _TOGETHER
 from fledge.target.target import Target
-from tests.engine.conftest import scripted_head
+from tests.engine.conftest import Greedy, scripted_head
 
 Heard = list[tuple[int, bool]]
 
 
 @pytest.fixture
-def engine(target: Target, plain: Engine, prompts: list[list[int]]) -> Engine:
+def engine(target: Target, greedy: Greedy) -> Engine:
     """With a head that knows the answers, and a planner that believes in it from the start."""
-    head = scripted_head(target, plain.generate(prompts, max_tokens=80, ignore_eos=True), 0.9)
+    head = scripted_head(target, greedy(80), 0.9)
     head.strict = False  # costs are measured on an empty pool
     engine = Engine(target, head, max_batch=2, max_context=160)
     engine._core._planner.speeds.with_head = lambda requests: 1e9  # type: ignore[method-assign]

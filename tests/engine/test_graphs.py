@@ -85,7 +85,7 @@ def told(engine: Engine, prompts: list[list[int]], params: list[SamplingParams])
 @pytest.fixture
 def repetitive(prompts: list[list[int]]) -> list[list[int]]:
     """Prompts in which lookup finds something, and sometimes what comes next."""
-    return [3 * prompt[:12] + prompt[: number % 5] for number, prompt in enumerate(prompts)]
+    return [3 * prompt[:12] + prompt[: number % 5] for number, prompt in enumerate(prompts[:12])]
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -102,7 +102,7 @@ def test_replayed_rounds_are_those_that_would_be_launched(
         found = told(recorded, repetitive, params)
         assert found == told(launched, repetitive, params)
         assert [[token for r in results for token in r.token_ids] for results in found] == expected
-    assert recorded.stats().tau > 1.05
+    assert recorded.stats().tau > 1.02
     assert rounds.recorded > 10
     assert rounds.replayed > 2 * rounds.recorded
 

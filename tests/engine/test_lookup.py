@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fledge.draft.tree import DraftTree
-from fledge.engine import PLAIN, Engine, TreeShape
+from fledge.engine import PLAIN, Completion, Engine, TreeShape
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts
 from fledge.engine.lookup import LONGEST, MatchRates, Proposal, find
@@ -149,16 +149,20 @@ def test_without_a_proposal_the_tree_is_the_heads_own() -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.fixture(scope="module")
+def repeated(plain: Engine, prompts: list[list[int]]) -> list[Completion]:
+    """Plain decode's answers to prompts that hold something to repeat."""
+    return plain.generate([prompt * 2 for prompt in prompts], max_tokens=40, ignore_eos=True)
+
+
 @pytest.mark.parametrize("shape", TREES, ids=str)
 @pytest.mark.parametrize("rate", [0.0, 0.6])
 def test_greedy_output_equals_plain_decode(
-    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, rate: float
+    target: Target, repeated: list[Completion], prompts: list[list[int]], shape: TreeShape, rate: float
 ) -> None:
-    asked = [prompt * 2 for prompt in prompts]  # something to repeat
-    expected = plain.generate(asked, max_tokens=40, ignore_eos=True)
-    engine = Engine(target, scripted_head(target, expected, rate), max_batch=7, tree=shape)
-    answers = engine.generate(asked, max_tokens=40, ignore_eos=True)
-    assert token_ids(answers) == token_ids(expected)
+    engine = Engine(target, scripted_head(target, repeated, rate), max_batch=7, tree=shape)
+    answers = engine.generate([prompt * 2 for prompt in prompts], max_tokens=40, ignore_eos=True)
+    assert token_ids(answers) == token_ids(repeated)
 
 
 @pytest.mark.parametrize("shape", [TREES[0], TREES[3]], ids=str)

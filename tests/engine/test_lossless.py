@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from fledge.engine.fixed import FixedPlanner
 from fledge.engine.request import Completion
 from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
-from tests.engine.conftest import SHAPES, VOCABULARY, Uneven, scripted_head
-from tests.engine.context_head import ContextHead
-from tests.engine.exact import raw_logits
+from tests.engine.conftest import SHAPES, Greedy, Uneven, scripted_head
 
 SETTINGS = [
     {"temperature": 1.0},
@@ -54,12 +51,11 @@ def test_plain_decode_equals_running_the_whole_context_for_every_token(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rate", [0.0, 0.6, 1.0])
 def test_greedy_tree_output_equals_plain_decode(
-    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, rate: float
+    target: Target, greedy: Greedy, prompts: list[list[int]], shape: TreeShape, rate: float
 ) -> None:
-    expected = plain.generate(prompts, max_tokens=30, ignore_eos=True)
-    engine = Engine(target, scripted_head(target, expected, rate), max_batch=7, tree=shape)
+    engine = Engine(target, scripted_head(target, greedy(30), rate), max_batch=7, tree=shape)
     answers = engine.generate(prompts, max_tokens=30, ignore_eos=True)
-    assert token_ids(answers) == token_ids(expected)
+    assert token_ids(answers) == token_ids(greedy(30))
     for answer in answers:
         assert len(answer.stats.token_origins) == 30
         assert (answer.stats.tau > 1) == (rate > 0)
@@ -132,14 +128,17 @@ def test_requests_without_speculation_share_the_batch(
     "shape", [TreeShape(3, 1, 4), TreeShape(4, 3, 12), TreeShape(2, 2, 10, lookup=7)], ids=str
 )
 def test_requests_may_have_trees_of_different_sizes(
-    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, monkeypatch: pytest.MonkeyPatch
+    target: Target,
+    greedy: Greedy,
+    prompts: list[list[int]],
+    shape: TreeShape,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = plain.generate(prompts, max_tokens=30, ignore_eos=True)
     plan = Uneven(shape)
     monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests, behind: plan)
-    engine = Engine(target, scripted_head(target, expected, 0.8), max_batch=7, tree=shape)
+    engine = Engine(target, scripted_head(target, greedy(30), 0.8), max_batch=7, tree=shape)
     answers = engine.generate(prompts, max_tokens=30, ignore_eos=True)
-    assert token_ids(answers) == token_ids(expected)
+    assert token_ids(answers) == token_ids(greedy(30))
     assert len(plan.sizes) >= 3
     assert engine.stats().draft_tokens == sum(size * times for size, times in plan.sizes.items())
     assert engine.stats().tau > 1.2
@@ -158,50 +157,6 @@ def test_a_perfect_head_yields_depth_plus_one_tokens_a_round(
         assert stats.tau == shape.depth + 1
         assert stats.accepted_by_depth == [stats.rounds] * shape.depth
         assert stats.token_origins[1:] == [*range(1, shape.depth + 1), 0] * stats.rounds
-
-
-def test_sampled_trees_follow_the_exact_joint_distribution(target: Target, plain: Engine) -> None:
-    """Chi-square of whole answers of three tokens over many seeds, tree speculation on, against exact probabilities.
-
-    The head knows all continuations there are, so the tree often holds the sampled path and accepts it.
-    """
-    prompt, draws = [100, 200, 300], 4000
-    exact: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(3):
-        exact = {
-            (*path, token): probability * share
-            for path, probability in exact.items()
-            for token, share in _next_tokens(target, [*prompt, *path], temperature=6.0, topk=3).items()
-        }
-    head = ContextHead(target.decoder.page_size, VOCABULARY, 1.0)
-    for path in exact:
-        head.learn([[*prompt, *path]])
-    engine = Engine(target, head, max_batch=64, tree=TreeShape(2, 4, 16))
-    for seed in range(draws):
-        engine.submit(
-            prompt, SamplingParams(max_tokens=3, temperature=6.0, top_k=3, seed=seed, ignore_eos=True)
-        )
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted = 0
-    while engine.busy:
-        for result in engine.step():
-            if result.completion is not None:
-                counts[tuple(result.completion.token_ids)] += 1
-                accepted += sum(result.completion.stats.accepted_by_depth)
-    assert set(counts) <= set(exact)
-    assert accepted > draws // 5
-    freedom = len(exact) - 1
-    chi_square = sum((counts[path] - p * draws) ** 2 / (p * draws) for path, p in exact.items())
-    assert min(exact.values()) * draws > 3
-    assert chi_square < freedom + 3.1 * (2 * freedom) ** 0.5  # about p = 0.001
-
-
-def _next_tokens(target: Target, context: list[int], *, temperature: float, topk: int) -> dict[int, float]:
-    """The exact distribution of the next token."""
-    best = torch.tensor(raw_logits(target, context)).topk(topk)
-    return dict(
-        zip(best.indices.tolist(), (best.values.double() / temperature).softmax(0).tolist(), strict=True)
-    )
 
 
 def _keywords(params: SamplingParams) -> dict[str, object]:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fledge.engine import Engine, SamplingParams, TokenLogprob, TreeShape
+from fledge.engine import Completion, Engine, SamplingParams, TokenLogprob, TreeShape
 from fledge.engine.fixed import FixedPlanner
 from fledge.target.target import Target
 from tests.engine.conftest import Uneven, scripted_head, serve
@@ -87,15 +87,23 @@ def test_penalties_do_what_they_are_for(plain: Engine, prompts: list[list[int]])
         assert all(len(set(answer.token_ids)) > 3 for answer in freed)
 
 
-def test_mixed_options_share_batches_and_survive_preemption(
-    target: Target, plain: Engine, prompts: list[list[int]]
-) -> None:
+@pytest.fixture(scope="module")
+def mixed(plain: Engine, prompts: list[list[int]]) -> tuple[list[SamplingParams], list[Completion]]:
+    """Options of all kinds, and plain decode's answers to the prompts one by one."""
     rng = random.Random(4)
     wanted = [
         SamplingParams(max_tokens=rng.randrange(5, 40), seed=n, ignore_eos=True, **OPTIONS[n % len(OPTIONS)])  # type: ignore[arg-type]
         for n in range(len(prompts))
     ]
-    alone = [serve(plain, [prompt], [params])[0] for prompt, params in zip(prompts, wanted, strict=True)]
+    return wanted, [
+        serve(plain, [prompt], [params])[0] for prompt, params in zip(prompts, wanted, strict=True)
+    ]
+
+
+def test_mixed_options_share_batches_and_survive_preemption(
+    target: Target, mixed: tuple[list[SamplingParams], list[Completion]], prompts: list[list[int]]
+) -> None:
+    wanted, alone = mixed
     head = scripted_head(target, alone, 0.7)
     head.strict = False
     engine = Engine(target, head, max_batch=6, tree=TreeShape(4, 3, 12), kv_tokens=160, max_context=100)
@@ -109,13 +117,13 @@ def test_mixed_options_share_batches_and_survive_preemption(
 
 @pytest.mark.parametrize("shape", [*SHAPES, TreeShape(2, 2, 10, lookup=7)], ids=str)
 def test_requests_with_options_may_have_trees_of_different_sizes(
-    target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, monkeypatch: pytest.MonkeyPatch
+    target: Target,
+    mixed: tuple[list[SamplingParams], list[Completion]],
+    prompts: list[list[int]],
+    shape: TreeShape,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = [
-        SamplingParams(max_tokens=24, seed=n, ignore_eos=True, **OPTIONS[n % len(OPTIONS)])  # type: ignore[arg-type]
-        for n in range(len(prompts))
-    ]
-    alone = [serve(plain, [prompt], [params])[0] for prompt, params in zip(prompts, wanted, strict=True)]
+    wanted, alone = mixed
     head, plan = scripted_head(target, alone, 0.8), Uneven(shape)
     monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests, behind: plan)
     engine = Engine(target, head, max_batch=7, tree=shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -34,35 +34,54 @@ def ids_of(count: int) -> list[int]:
     return torch.randint(10, VOCAB_SIZE, (count,), generator=torch.Generator().manual_seed(count)).tolist()
 
 
-@pytest.mark.parametrize("tree", [None, TreeShape(4, 3, 16), TreeShape(5, 1, 6)])
-@pytest.mark.parametrize(
-    ("architecture", "backend"),
-    [(name, backend) for name in TARGETS for backend in ("native", "torch") if (name, backend) != NO_KERNELS],
+@dataclass(frozen=True)
+class Served:
+    """A target with a head of its own, and plain decode's answers."""
+
+    target: Target
+    head: Head
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+
+OPTIONS: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (name, backend)
+        for name in TARGETS
+        for backend in ("native", "torch")
+        if (name, backend) != NO_KERNELS
+    ],
+    ids="-".join,
 )
-def test_answers_are_plain_decode_s(
-    architecture: str, backend: Any, tree: TreeShape | None, tmp_path: Path
-) -> None:
-    save_tiny_target(tmp_path, architecture, **TARGETS[architecture])
-    if backend == "torch":  # bf16 there has near-ties
-        target = Target.load(str(tmp_path), backend=backend, dtype="float32")
-    else:
-        target = Target.load(str(tmp_path), backend=backend)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    architecture, backend = request.param
+    folder = save_tiny_target(tmp_path_factory.mktemp("other"), architecture, **TARGETS[architecture])
+    dtype = "float32" if backend == "torch" else "bfloat16"  # which has near-ties on torch
+    target = Target.load(str(folder), backend=backend, dtype=dtype)
     vocabulary = DraftVocabulary.from_counts(torch.ones(VOCAB_SIZE), 256)
     if target.config.experts:  # its last layer is no head's
         head = random_head(target, vocabulary, keep_output=True)
     else:
         head = Head.from_target(target, vocabulary)
     prompts = [ids_of(length) for length in LENGTHS]
-    options: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
-    engine = Engine(target, head) if tree is None else Engine(target, head, tree=tree)
-    first, again = (engine.generate(prompts, **options) for _ in range(2))  # the second with prefix hits
-    plain = Engine(target).generate(prompts, **options)
+    plain = Engine(target).generate(prompts, **OPTIONS)
     expected = [answer.token_ids for answer in plain]
-    assert [answer.token_ids for answer in first] == expected
-    assert [answer.token_ids for answer in again] == expected
     if backend == "torch":
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         for prompt, answer in zip(prompts, expected, strict=True):
             with torch.no_grad():
                 logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
             assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == list(answer)
+    return Served(target, head, prompts, expected)
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(4, 3, 16), TreeShape(5, 1, 6)], ids=str)
+def test_answers_are_plain_decode_s(served: Served, tree: TreeShape | None) -> None:
+    engine = Engine(served.target, served.head, tree=tree)
+    for _ in range(2):  # the second time with prefix hits
+        answers = engine.generate(served.prompts, **OPTIONS)
+        assert [answer.token_ids for answer in answers] == served.expected

@@ -11,7 +11,7 @@ from fledge.engine.lane import InlineLane
 from fledge.engine.planner import RoundPlan
 from fledge.errors import EngineError
 from fledge.target.target import Target
-from tests.engine.conftest import SHAPES, scripted_head
+from tests.engine.conftest import SHAPES, Greedy, scripted_head
 from tests.engine.lazy_lane import LazyLane
 
 SHAPE = TreeShape(4, 2, 9)
@@ -63,8 +63,11 @@ def essence(answer: Completion) -> tuple[object, ...]:
     return answer.token_ids, answer.text, answer.finish_reason, answer.stop_reason, logprobs
 
 
-def every_option(plain: Engine, prompts: list[list[int]]) -> list[SamplingParams]:
-    whole = plain.generate(prompts, max_tokens=24, ignore_eos=True)
+@pytest.fixture(scope="module")
+def every_option(
+    plain: Engine, greedy: Greedy, prompts: list[list[int]]
+) -> tuple[list[SamplingParams], list[tuple[object, ...]]]:
+    """Options, and the essence of plain decode's answers with them."""
     options: list[dict[str, object]] = [
         {},
         {"temperature": 0.9, "top_p": 0.9},
@@ -76,24 +79,28 @@ def every_option(plain: Engine, prompts: list[list[int]]) -> list[SamplingParams
         {"max_tokens": 2},
     ]
     made = []
-    for number, answer in enumerate(whole):
+    for number, answer in enumerate(greedy(24)):
         chosen = {"max_tokens": 24, "ignore_eos": True, "seed": number, **options[number % len(options)]}
         if number % 5 == 0:
             chosen["stop"] = answer.text[6:9]
         if number % 5 == 1:
             chosen["stop_token_ids"] = [answer.token_ids[7]]
         made.append(SamplingParams(**chosen))  # type: ignore[arg-type]
-    return made
+    return made, [essence(one) for one in answers(plain, prompts, made)]
 
 
 @pytest.mark.parametrize("shape", [None, SHAPES[1], SHAPES[3]], ids=str)
 def test_every_option_gives_what_it_gives_without_overlap(
-    target: Target, plain: Engine, prompts: list[list[int]], lane: str, shape: TreeShape | None
+    target: Target,
+    greedy: Greedy,
+    every_option: tuple[list[SamplingParams], list[tuple[object, ...]]],
+    prompts: list[list[int]],
+    lane: str,
+    shape: TreeShape | None,
 ) -> None:
     """In a small pool; shape None: trees and plain rounds in turn."""
-    params = every_option(plain, prompts)
-    expected = [essence(one) for one in answers(plain, prompts, params)]
-    head = scripted_head(target, plain.generate(prompts, max_tokens=24, ignore_eos=True), 0.8)
+    params, expected = every_option
+    head = scripted_head(target, greedy(24), 0.8)
     head.strict = False  # requests that don't speculate
     engine = overlapping(
         target, head, tree=shape, max_batch=6, max_context=100, kv_tokens=260, prefill_rows=48,
@@ -128,10 +135,10 @@ def test_requests_are_preempted_once_all_is_known_of_them(
 
 @pytest.mark.parametrize("speculative", [True, False])
 def test_cancelling_at_any_moment_frees_everything(
-    target: Target, plain: Engine, prompts: list[list[int]], lane: str, speculative: bool
+    target: Target, greedy: Greedy, prompts: list[list[int]], lane: str, speculative: bool
 ) -> None:
     """While they wait, in the middle of their prompts, with a round in flight, in their last one."""
-    expected = plain.generate(prompts[:6], max_tokens=12, ignore_eos=True)
+    expected = greedy(12)[:6]
     head = scripted_head(target, expected, 0.7) if speculative else None
     engine = overlapping(
         target, head, tree=SHAPE if speculative else None, max_batch=4, prefill_rows=13, busy_prefill_rows=7

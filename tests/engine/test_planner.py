@@ -21,7 +21,7 @@ from fledge.engine.feedback import HostSeconds
 from fledge.engine.planner import Planner, RoundPlan
 from fledge.engine.shapes import MAX_DEPTH
 from fledge.target.target import Target
-from tests.engine.conftest import scripted_head
+from tests.engine.conftest import Greedy, scripted_head
 
 # A decode step of 10 ms, nearly flat up to 16 rows; a draft step of 0.7 ms.
 COST = CostModel(
@@ -387,10 +387,10 @@ def choose_randomly(engine: Engine, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("rate", [0.05, 0.9])
 def test_adaptive_output_equals_plain_decode(
-    target: Target, plain: Engine, prompts: list[list[int]], rate: float
+    target: Target, greedy: Greedy, prompts: list[list[int]], rate: float
 ) -> None:
     """Plain and speculative rounds alternate; the head catches up each time (the scripted head checks on what)."""
-    expected = plain.generate(prompts, max_tokens=60, ignore_eos=True)
+    expected = greedy(60)
     head = scripted_head(target, expected, rate, best_first=True)
     head.strict = False
     engine = Engine(target, head, max_batch=5)

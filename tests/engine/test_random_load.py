@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import time
@@ -31,7 +32,9 @@ def bf16_target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target.load(str(save_tiny_target(tmp_path_factory.mktemp("load") / "llama", shape=shape)))
 
 
+@functools.cache
 def jobs_for(target: Target, count: int, seed: int) -> list[Job]:
+    """Read only: plain decode's answers to them are made once."""
     rng = random.Random(seed)
     return make_jobs(
         target, rng, count, draw=lambda n: rng.choices(range(6, 512), k=n), longest=CONTEXT, most_tokens=100

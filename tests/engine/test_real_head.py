@@ -13,7 +13,7 @@ from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.carried import Carried
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
-from tests.engine.conftest import SHAPES, noisy_head
+from tests.engine.conftest import SHAPES, Greedy, noisy_head
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,9 @@ def head(target: Target) -> Head:
 
 @pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)
 def test_greedy_output_equals_plain_decode(
-    target: Target, plain: Engine, head: Head, prompts: list[list[int]], shape: TreeShape | None
+    target: Target, greedy: Greedy, head: Head, prompts: list[list[int]], shape: TreeShape | None
 ) -> None:
-    expected = plain.generate(prompts, max_tokens=25, ignore_eos=True)
+    expected = greedy(25)
     answers = Engine(target, head, max_batch=5, tree=shape).generate(prompts, max_tokens=25, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     if shape is not None and shape.nodes > 4:
