@@ -51,8 +51,9 @@ $(STAMP): $(USER_STAMP)
 demo: $(USER_STAMP)
 	$(BIN)/fledge run demo --run-dir runs/demo $(RUN)
 
+# A process per core, four at most, for each holds torch. A file's tests stay together, and share what they made.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest
