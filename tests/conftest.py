@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fledge.native.build import cache_folder
+from tests.command import Fledge
 from tests.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
 
@@ -28,6 +29,12 @@ os.environ["FLEDGE_CACHE"] = _CACHE.name
 # Timings belong in benchmarks: a busy machine must not fail a test.
 hypothesis.settings.register_profile("fledge", deadline=None)
 hypothesis.settings.load_profile("fledge")
+
+
+@pytest.fixture
+def fledge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fledge:
+    """Calls the command line."""
+    return Fledge(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

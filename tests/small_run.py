@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import yaml
@@ -60,22 +61,27 @@ def write_small_recipe(path: Path, target: Path) -> Path:
     return path
 
 
-def start_fledge(*arguments: str) -> subprocess.Popen[str]:
-    """The command line in a process of its own, on one thread."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FLEDGE_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", "from fledge.cli import main; main()", *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start_fledge(*arguments: str, output: Path) -> BaseProcess:
+    """The command line in a process of its own, on one thread; what it prints goes to `output`.
+
+    It is forked off a process that has imported everything, and runs no threads.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fledge.pipeline"])
+    process = context.Process(target=_run, args=(arguments, output))
+    process.start()
+    return process
 
 
-def run_fledge(*arguments: str, expect: int = 0) -> str:
-    """Run to the end and return the output."""
-    process = start_fledge(*arguments)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == expect, output
-    return output
+def _run(arguments: tuple[str, ...], output: Path) -> None:
+    os.environ["FLEDGE_THREADS"] = "1"
+    printed = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    import torch
+
+    from fledge.cli import main
+
+    torch.set_num_threads(1)
+    sys.argv = ["fledge", *arguments]
+    main()

@@ -14,10 +14,11 @@ import pytest
 from filelock import FileLock
 
 from fledge import __version__
-from fledge.cli import app, main
+from fledge.cli import app
 from fledge.recipe import load_recipe
 from fledge.run_folder import Run
 from fledge.server import logs
+from tests.command import Fledge
 from tests.tiny import save_tiny_target
 
 COMMANDS = {
@@ -37,33 +38,6 @@ COMMANDS = {
 }
 GROUPS = {"bench": {"engine", "server", "peers", "ratios"}, "deploy": {"vertex"}}
 COMMANDS |= {"export", "import", "doctor", "template", "card"}
-
-
-class Fledge:
-    """Calls the entry point in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str | Path, expect: int = 0) -> str:
-        """Output and errors of a command that must end with the given exit code."""
-        self._monkeypatch.setattr(sys, "argv", ["fledge", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = self._capsys.readouterr()
-        assert (ended.value.code or 0) == expect, captured
-        return captured.out + captured.err
-
-    def error(self, *arguments: str | Path) -> str:
-        """The one line a failing command prints last."""
-        last = self(*arguments, expect=2).splitlines()[-1]
-        assert last.startswith("error: ")
-        return last
-
-
-@pytest.fixture
-def fledge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fledge:
-    return Fledge(monkeypatch, capsys)
 
 
 def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.test_cli import Fledge, fledge
-
-__all__ = ["fledge"]  # a fixture
+from tests.command import Fledge
 
 
 def test_verify_names_a_fault_or_says_that_the_store_is_sound(

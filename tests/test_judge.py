@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from fledge.train.compare import difference
-from tests.test_cli import Fledge, fledge
-
-__all__ = ["fledge"]  # a fixture
+from tests.command import Fledge
 
 
 def test_a_head_is_judged_by_category_context_and_tree(

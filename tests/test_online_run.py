@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from fledge.features import FeatureStore
-from tests.test_cli import Fledge, fledge
-
-__all__ = ["fledge"]  # a fixture
+from tests.command import Fledge
 
 
 def test_a_hybrid_run_stores_held_out_features_and_keeps_the_others_while_training(

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from tests.small_run import run_fledge, start_fledge
+from tests.small_run import start_fledge
 
 # Stage folder, and the file whose appearance means that the stage is at work.
 STAGES = [
@@ -39,30 +39,39 @@ def checksums(folder: Path) -> dict[str, str]:
 
 def kill_in_stage(recipe: Path, folder: Path, stage: str, sign: str) -> None:
     """Start a run and SIGKILL it while the stage is at work. A stage that was too fast is undone and tried again."""
+    output = folder.with_name("output")
     for _ in range(10):
-        process = start_fledge("run", str(recipe), "--run-dir", str(folder))
+        process = start_fledge("run", str(recipe), "--run-dir", str(folder), output=output)
         try:
-            while process.poll() is None and not (folder / sign).exists():
+            while process.is_alive() and not (folder / sign).exists():
                 time.sleep(0.001)
         finally:
             process.kill()
-            output, _ = process.communicate()
-        assert (folder / sign).exists(), output
+            process.join()
+        assert (folder / sign).exists(), output.read_text()
         if not (folder / stage / "done.json").exists():
             return
         shutil.rmtree(folder / stage)
     raise AssertionError(f"{stage} was always finished before it could be killed")
 
 
+def run_to_the_end(recipe: Path, folder: Path) -> str:
+    output = folder.with_name("output")
+    process = start_fledge("run", str(recipe), "--run-dir", str(folder), output=output)
+    process.join()
+    assert process.exitcode == 0, output.read_text()
+    return output.read_text()
+
+
 def test_killed_in_every_stage_and_started_again_ends_with_the_same_files(
     tmp_path: Path, small_recipe: Path
 ) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    run_fledge("run", str(small_recipe), "--run-dir", str(undisturbed))
+    run_to_the_end(small_recipe, undisturbed)
 
     for stage, sign in STAGES:
         kill_in_stage(small_recipe, killed, stage, sign)
-    output = run_fledge("run", str(small_recipe), "--run-dir", str(killed))
+    output = run_to_the_end(small_recipe, killed)
 
     assert output.count("done before") == 5  # all but the benchmark, which was killed last
     assert checksums(killed) == checksums(undisturbed)

@@ -12,8 +12,8 @@ from fledge.data.contract import Shape, check_shape, check_template, check_tools
 from fledge.errors import TargetError
 from fledge.target import ChatTemplate, Target
 from fledge.template import render
+from tests.command import Fledge
 from tests.data.templates import A1, A2, FIXTURES, SYSTEM, U1, U2, Fixture
-from tests.small_run import run_fledge
 from tests.tiny import CHATML, TinyShape, make_tokenizer, save_tiny_target
 
 TWO_TURNS = Shape("two turns", (U1, U2), (A1, A2))
@@ -110,17 +110,17 @@ def test_the_date_in_a_template_is_noted(target: Target) -> None:
     assert "today's date" in notes(dated)[0]
 
 
-def test_the_command_shows_every_shape_and_fails_when_serving_differs(tmp_path: Path) -> None:
+def test_the_command_shows_every_shape_and_fails_when_serving_differs(fledge: Fledge, tmp_path: Path) -> None:
     shape = TinyShape(layers=1)
     good = save_tiny_target(tmp_path / "good", shape=shape)
-    output = run_fledge("template", str(good), "--ids")
+    output = fledge("template", good, "--ids")
     assert "three turns with system prompt: training and serving ids are the same" in output
     assert re.search(r"«I\w*\[\d+\]", output)
     changing = "{{ strftime_now('%f') }}" + CHATML  # another text at every rendering
     bad = save_tiny_target(tmp_path / "bad", shape=shape, chat_template=changing)
-    assert "DIFFERENT (turn 1" in run_fledge("template", str(bad), expect=1)
+    assert "DIFFERENT (turn 1" in fledge("template", bad, expect=1)
     none = save_tiny_target(tmp_path / "none", shape=shape, chat_template=None)
-    assert "no chat template" in run_fledge("template", str(none), expect=2)
+    assert "no chat template" in fledge.error("template", none)
 
 
 def test_a_target_without_template_can_t_be_checked(target: Target) -> None:

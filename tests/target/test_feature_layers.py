@@ -14,9 +14,9 @@ from fledge.engine import Engine
 from fledge.errors import TargetError
 from fledge.features.hooks import HookExtractor
 from fledge.target import Target
+from tests.command import Fledge
 from tests.engine.conftest import noisy_head
 from tests.features.test_features import make_conversations
-from tests.small_run import run_fledge
 from tests.target.paging import make_batch, scattered_pages
 from tests.target.test_decoder import random_ids
 
@@ -70,10 +70,11 @@ def test_transformers_hooks_take_the_layers_chosen(tiny_target_folder: Path) -> 
     assert not torch.equal(apart[0].features.chunk(3, dim=1)[2], together[0].features.chunk(3, dim=1)[2])
 
 
-def test_a_run_trains_and_measures_a_head_on_the_layers_chosen(small_recipe: Path, tmp_path: Path) -> None:
+def test_a_run_trains_and_measures_a_head_on_the_layers_chosen(
+    fledge: Fledge, small_recipe: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    run_fledge("run", str(small_recipe), "target.feature_layers=[0,2,6]", "--run-dir", str(folder))
+    fledge("run", small_recipe, "target.feature_layers=[0,2,6]", "--run-dir", folder)
     assert Head.load(str(folder / "head")).metadata.feature_layers == LAYERS
     assert json.loads((folder / "summary.json").read_text())["workloads"]["mixed"]["different"] == 0
-    output = run_fledge("features", str(small_recipe), "--run-dir", str(folder), expect=2)
-    assert "feature_layers" in output
+    assert "feature_layers" in fledge.error("features", small_recipe, "--run-dir", folder)
