@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fledge.train.compare import difference
+from fledge.train.compare import tau_difference
 from tests.command import Fledge
 
 
@@ -62,13 +62,13 @@ def test_the_interval_covers_the_difference_and_narrows_with_data() -> None:
         first = rounds * (1.5 + torch.rand(n, generator=generator, dtype=torch.float64))
         return torch.stack((torch.stack((first, rounds), 1), torch.stack((first + gain * rounds, rounds), 1)))
 
-    small, large = difference("all", counts(20, 0.0)), difference("all", counts(20, 0.3))
+    small, large = tau_difference("all", counts(20, 0.0)), tau_difference("all", counts(20, 0.3))
     assert not small.certain
     assert large.certain
     assert large.low <= large.tau[1] - large.tau[0] <= large.high
     noisy = counts(400, 0.0)
     noisy[1, :, 0] += torch.randn(400, generator=generator, dtype=torch.float64)
-    few, many = difference("all", noisy[:, :20]), difference("all", noisy)
+    few, many = tau_difference("all", noisy[:, :20]), tau_difference("all", noisy)
     assert many.high - many.low < few.high - few.low
 
 
@@ -80,9 +80,9 @@ def test_few_conversations_seldom_claim_a_difference_that_isnt_there() -> None:
         tau = 1.8 + 0.4 * torch.randn(2, n, generator=generator, dtype=torch.float64)
         return torch.stack((tokens.expand(2, n), tokens / tau.clamp(min=1)), 2)
 
-    assert not any(difference("code", same(4)).certain for _ in range(20))
+    assert not any(tau_difference("code", same(4)).certain for _ in range(20))
     for n in (5, 8, 20):
-        assert sum(difference("code", same(n)).certain for _ in range(300)) <= 0.09 * 300
+        assert sum(tau_difference("code", same(n)).certain for _ in range(300)) <= 0.09 * 300
 
 
 def test_tensorboard_events_hold_every_step_once(finished_run: Path) -> None:

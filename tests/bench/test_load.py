@@ -24,7 +24,7 @@ from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import between, parse_metrics
 from fledge.bench.load.drive import Arrival, closed_loop, poisson
 from fledge.bench.load.metrics import level_figures
-from fledge.bench.load.results import Comparison, compare_level, compare_levels
+from fledge.bench.load.results import Comparison, Level, compare_level, compare_levels
 from fledge.bench.load.servers import ServerSpec
 from fledge.bench.options import refused_by_name
 from fledge.bench.report.served import served_view
@@ -210,10 +210,10 @@ def row(server: str, repeat: int, tpot: float, **changes: object) -> dict:
     return base | {"total_output_tokens": 1000} | changes
 
 
-def above_tau(level: tuple[int | None, float | None], tau: float) -> Comparison:
+def above_tau(level: Level, tau: float) -> Comparison:
     """2.5 times the baseline's speed."""
     rows = [
-        row(server, n, tpot, max_concurrency=level[0], request_rate=level[1], accept_length=tau)
+        row(server, n, tpot, max_concurrency=level.concurrency, request_rate=level.rate, accept_length=tau)
         for server, tpot in (("plain", 10.0), ("eagle3", 4.0))
         for n in range(8)
     ]
@@ -221,12 +221,12 @@ def above_tau(level: tuple[int | None, float | None], tau: float) -> Comparison:
 
 
 def test_a_speedup_above_tau_is_remarked_as_not_the_heads_alone() -> None:
-    found = above_tau((4, None), 2.0)  # as with another engine for the baseline
+    found = above_tau(Level(4, None), 2.0)  # as with another engine for the baseline
     assert (found.speedup, found.rejected, found.significant) == (pytest.approx(2.5), None, True)
     assert "speed-up 2.50 exceeds tau 2.00" in (found.remark or "")
-    assert above_tau((4, None), 3.0).remark is None
-    assert above_tau((4, None), 1.0).remark is None  # neither drafts
-    assert above_tau((None, 4.0), 2.0).remark is None  # an open loop: the slower one has more in flight
+    assert above_tau(Level(4, None), 3.0).remark is None
+    assert above_tau(Level(4, None), 1.0).remark is None  # neither drafts
+    assert above_tau(Level(None, 4.0), 2.0).remark is None  # an open loop: the slower one has more in flight
 
 
 def test_requests_sent_at_once_are_written_as_valid_json(tmp_path: Path) -> None:
@@ -247,11 +247,11 @@ def test_requests_sent_at_once_are_written_as_valid_json(tmp_path: Path) -> None
 def test_failures_and_unequal_work_are_rejected() -> None:
     plain = [row("plain", 0, 10.0)]
     failing = compare_level(
-        [*plain, row("e", 0, 9.0, failed=2, errors=["HTTP 500"])], "plain", "e", (4, None), (0, 0)
+        [*plain, row("e", 0, 9.0, failed=2, errors=["HTTP 500"])], "plain", "e", Level(4, None), (0, 0)
     )
     assert failing.rejected == "2 requests failed: HTTP 500"
     short = compare_level(
-        [*plain, row("e", 0, 9.0, total_output_tokens=300)], "plain", "e", (4, None), (0, 0)
+        [*plain, row("e", 0, 9.0, total_output_tokens=300)], "plain", "e", Level(4, None), (0, 0)
     )
     assert "didn't do the same work" in (short.rejected or "")
 

@@ -23,7 +23,7 @@ from fledge.features import FeatureStore
 from fledge.storage import exists, join, make_fingerprint, read_json, write_json
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
-from fledge.train.compare import Difference, difference, round_counts
+from fledge.train.compare import TauDifference, round_counts, tau_difference
 from fledge.train.evaluate import heldout_rounds
 from fledge.train.options import EvaluateOptions, TrainOptions
 from fledge.train.trainer import train
@@ -67,14 +67,14 @@ class AblationRow:
     counts: list[list[float]]  # per held-out conversation: tokens emitted, rounds
     made_from: str  # digest of what must be equal in rows that are compared
 
-    def against(self, base: AblationRow) -> Difference:
+    def against(self, base: AblationRow) -> TauDifference:
         """This row minus the base, on the same conversations."""
         if self.made_from != base.made_from:
             raise DataError(
                 f"rows {base.name} and {self.name} of {self.size:,} tokens were made from other features or judged "
                 "differently; delete the folder `ablation` and run `fledge ablate` again"
             )
-        return difference(self.name, torch.tensor([base.counts, self.counts], dtype=torch.float64))
+        return tau_difference(self.name, torch.tensor([base.counts, self.counts], dtype=torch.float64))
 
 
 def rows_for(options: TrainOptions) -> list[str]:

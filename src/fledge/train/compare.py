@@ -26,7 +26,7 @@ _FEWEST = 5  # conversations; fewer may all speak for the same head by chance
 
 
 @dataclass(frozen=True)
-class Difference:
+class TauDifference:
     """Chain tau of two heads on some conversations, and the interval of their difference."""
 
     name: str  # a category, or "all"
@@ -47,7 +47,7 @@ def compare_heads(
     features_url: str,
     options: EvaluateOptions,
     progress: Progress = silent,
-) -> list[Difference]:
+) -> list[TauDifference]:
     """The second head against the first: over all held-out conversations, then by category."""
     store = FeatureStore(features_url)
     measured = [heldout_rounds(target, head, store, options, progress) for head in heads]
@@ -57,7 +57,7 @@ def compare_heads(
     groups = {"all": list(range(len(infos)))}
     if len(categories) > 1:
         groups |= {name: [i for i, info in enumerate(infos) if info.category == name] for name in categories}
-    return [difference(name, both[:, chosen]) for name, chosen in groups.items()]
+    return [tau_difference(name, both[:, chosen]) for name, chosen in groups.items()]
 
 
 def round_counts(measured: HeldoutRounds) -> Tensor:
@@ -69,19 +69,19 @@ def round_counts(measured: HeldoutRounds) -> Tensor:
     return counts
 
 
-def difference(name: str, counts: Tensor) -> Difference:
+def tau_difference(name: str, counts: Tensor) -> TauDifference:
     """The second head's tau against the first's, from their `round_counts` [2, n, 2] of the same n conversations."""
     n = counts.shape[1]
     first, second = (float(part[:, 0].sum() / part[:, 1].sum().clamp(min=1)) for part in counts)
     if n < _FEWEST:
-        return Difference(name, n, (first, second), -math.inf, math.inf)
+        return TauDifference(name, n, (first, second), -math.inf, math.inf)
     drawn = torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(0))
     sums = counts[:, drawn].sum(2)  # [2, resamples, 2]
     tau = sums[..., 0] / sums[..., 1].clamp(min=1)
     middle = (tau[1] - tau[0]).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
     gain = second - first
     low, high = (gain + _widening(n) * (middle - gain)).tolist()
-    return Difference(name, n, (first, second), low, high)
+    return TauDifference(name, n, (first, second), low, high)
 
 
 def _widening(n: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -94,16 +94,28 @@ def _strict(value: Any) -> Any:
     return _ALL_AT_ONCE if value == math.inf else value
 
 
-def level_key(row: Row) -> tuple[int | None, float | None]:
-    """Rows with equal keys are of one level."""
-    return row["max_concurrency"], row["request_rate"]
+class Level(NamedTuple):
+    """One amount of load: requests in flight, or requests per second; neither: a replayed traffic log."""
+
+    concurrency: int | None
+    rate: float | None
+
+    def __str__(self) -> str:
+        if self.concurrency is not None:
+            return f"{self.concurrency} in flight"
+        return f"{self.rate:g} requests/s" if self.rate is not None else "log"
+
+
+def level_of(row: Row) -> Level:
+    """The level at which a row was measured."""
+    return Level(row["max_concurrency"], row["request_rate"])
 
 
 def compare_levels(
-    rows: Sequence[Row], servers: Sequence[str], same: Mapping[tuple[str, Any], tuple[int, int]]
+    rows: Sequence[Row], servers: Sequence[str], same: Mapping[tuple[str, Level], tuple[int, int]]
 ) -> list[Comparison]:
     """Every server against the first one, level by level. `same`: (equal, compared) answers by server and level."""
-    levels = list(dict.fromkeys(level_key(row) for row in rows))
+    levels = list(dict.fromkeys(level_of(row) for row in rows))
     return [
         compare_level(rows, servers[0], server, level, same.get((server, level), (0, 0)))
         for level in levels
@@ -116,7 +128,7 @@ def compare_level(
     rows: Sequence[Row],
     baseline: str,
     server: str,
-    level: tuple[int | None, float | None],
+    level: Level,
     same: tuple[int, int],
 ) -> Comparison:
     """One server against the baseline at one level, paired by repeat."""
@@ -133,8 +145,8 @@ def compare_level(
     )
     return Comparison(
         server=server,
-        concurrency=level[0],
-        request_rate=level[1],
+        concurrency=level.concurrency,
+        request_rate=level.rate,
         tpot_ms=median_of(b for _, b in timed),
         tpot_baseline_ms=median_of(a for a, _ in timed),
         ttft_ms=median_of(row["median_ttft_ms"] for row in other),
@@ -180,8 +192,8 @@ def _remark(other: Sequence[Row], speedup: float | None, tau: float | None) -> s
     )
 
 
-def _repeats(rows: Iterable[Row], server: str, level: tuple[int | None, float | None]) -> dict[int, Row]:
-    return {row["repeat"]: row for row in rows if row["backend"] == server and level_key(row) == level}
+def _repeats(rows: Iterable[Row], server: str, level: Level) -> dict[int, Row]:
+    return {row["repeat"]: row for row in rows if row["backend"] == server and level_of(row) == level}
 
 
 def _errors(rows: Iterable[Row]) -> list[str]:

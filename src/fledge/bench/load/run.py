@@ -13,10 +13,10 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 
@@ -25,7 +25,7 @@ from fledge.bench.load.counters import between, read_counters
 from fledge.bench.load.drive import Arrival, closed_loop, drive, poisson
 from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.options import LoadOptions
-from fledge.bench.load.results import LoadResult, compare_levels
+from fledge.bench.load.results import Level, LoadResult, compare_levels
 from fledge.bench.load.servers import ServerSpec, running
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.statistics import interleaved
@@ -34,14 +34,6 @@ from fledge.data.options import Progress, silent
 from fledge.errors import ServerError
 
 Answers = dict[tuple[str, int], str]  # (question, turn) -> text
-
-
-class Level(NamedTuple):
-    """One amount of load."""
-
-    concurrency: int | None
-    rate: float | None
-    arrivals: Sequence[Arrival]
 
 
 def run_load(
@@ -71,15 +63,17 @@ def run_load(
     return test.result()
 
 
-def plan_levels(workload: Workload, options: LoadOptions, traffic: Sequence[Arrival] = ()) -> list[Level]:
-    """The levels in the order they are measured."""
+def plan_levels(
+    workload: Workload, options: LoadOptions, traffic: Sequence[Arrival] = ()
+) -> dict[Level, Sequence[Arrival]]:
+    """What is sent at each level, in the order they are measured."""
     if traffic:
-        return [Level(None, None, traffic)]
+        return {Level(None, None): traffic}
     prompts = workload.prompts
     if options.rates:
         count = options.requests_at(None)
-        return [Level(None, rate, poisson(prompts, count, rate, options.seed)) for rate in options.rates]
-    return [Level(c, None, closed_loop(prompts, options.requests_at(c))) for c in options.concurrency]
+        return {Level(None, rate): poisson(prompts, count, rate, options.seed) for rate in options.rates}
+    return {Level(c, None): closed_loop(prompts, options.requests_at(c)) for c in options.concurrency}
 
 
 @dataclass
@@ -89,12 +83,12 @@ class _LoadTest:
     specs: Sequence[ServerSpec]
     workload: str
     options: LoadOptions
-    levels: Sequence[Level]
+    levels: Mapping[Level, Sequence[Arrival]]
     api_key: str | None
     progress: Progress
     rows: list[dict[str, Any]] = field(default_factory=list)
     models: dict[str, str] = field(default_factory=dict)
-    answers: dict[tuple[str, Any], Answers] = field(default_factory=dict)  # by server and level
+    answers: dict[tuple[str, Level], Answers] = field(default_factory=dict)  # by server and level
 
     async def run(self) -> None:
         by_name = {spec.name: spec for spec in self.specs}
@@ -102,13 +96,13 @@ class _LoadTest:
             calls: dict[str, Call] = {}
             for spec in () if self.options.fresh else self.specs:
                 calls[spec.name] = await whole.enter_async_context(self._ready(session, spec))
-            for turn in interleaved(self.levels, list(by_name), self.options.repeats):
+            for turn in interleaved(list(self.levels), list(by_name), self.options.repeats):
                 async with AsyncExitStack() as block:
                     call = calls.get(turn.name)
                     if call is None:
                         call = await block.enter_async_context(self._ready(session, by_name[turn.name]))
                     row = await self._block(session, call, turn.name, turn.level, turn.repeat)
-                note = f"{turn.name} at {_describe(turn.level)}: {_brief(row)}"
+                note = f"{turn.name} at {turn.level}: {_brief(row)}"
                 self.progress(turn.number, turn.total, note)
 
     def result(self) -> LoadResult:
@@ -143,7 +137,7 @@ class _LoadTest:
                 api_key=self.api_key,
                 timeout_s=options.timeout_s,
             )
-            prompts = [arrival.prompt for arrival in self.levels[0].arrivals]
+            prompts = [arrival.prompt for arrival in next(iter(self.levels.values()))]
             if options.warmup:
                 arrivals = closed_loop(prompts, options.warmup)
                 warm = await drive(session, call, arrivals, options.warmup)
@@ -162,7 +156,7 @@ class _LoadTest:
     ) -> dict[str, Any]:
         """One server at one level, once."""
         options, before = self.options, await read_counters(session, call.url)
-        driven = await drive(session, call, level.arrivals, level.concurrency)
+        driven = await drive(session, call, self.levels[level], level.concurrency)
         speculation = between(before, await read_counters(session, call.url))
         row = {
             "backend": name,
@@ -176,10 +170,10 @@ class _LoadTest:
         self.rows.append(row)
         if not repeat and not options.temperature:  # only greedy answers can be compared
             texts = {(record.question_id, record.turn): record.text for record in driven.records if record.ok}
-            self.answers[name, (level.concurrency, level.rate)] = texts
+            self.answers[name, level] = texts
         return row
 
-    def _same(self) -> dict[tuple[str, Any], tuple[int, int]]:
+    def _same(self) -> dict[tuple[str, Level], tuple[int, int]]:
         """By server and level: answers equal to the baseline's, and those that both gave."""
         found = {}
         for (server, level), answers in self.answers.items():
@@ -209,12 +203,6 @@ class _LoadTest:
                 "for one token. Under speculation a chunk may hold several, and then TPOT is too low."
             )
         return notes
-
-
-def _describe(level: Level) -> str:
-    if level.concurrency is not None:
-        return f"{level.concurrency} in flight"
-    return f"{level.rate:g} requests/s" if level.rate is not None else "the log's own times"
 
 
 def _brief(row: dict[str, Any]) -> str:

@@ -8,12 +8,11 @@ from statistics import median
 from typing import Any
 
 from fledge.bench.load import LoadResult
-from fledge.bench.load.results import Comparison, level_key
+from fledge.bench.load.results import Comparison, Level, level_of
 from fledge.bench.report.charts import Axes, Series, line_chart
 from fledge.bench.report.formats import ABSENT, Table, interval, number, percent, times
 from fledge.bench.statistics import median_of, range_note
 
-Level = tuple[int | None, float | None]  # as `level_key` has it
 _STYLES = ("s-plain", "s-trained", "s-released", "s-third", "s-fourth")
 _CHARTS = {
     "median_tpot_ms": ("Time per output token", "median, ms; lower is better", "ms per output token"),
@@ -123,15 +122,13 @@ def _failures(load: LoadResult) -> list[str]:
         if failed := sum(row["failed"] for row in rows):
             errors = sorted({error for row in rows for error in row.get("errors", ())})
             sent = failed + sum(row["completed"] for row in rows)
-            lines.append(
-                f"{_load(level)}, {server}: {failed} of {sent} requests failed: {'; '.join(errors[:2])}"
-            )
+            lines.append(f"{level}, {server}: {failed} of {sent} requests failed: {'; '.join(errors[:2])}")
     return lines
 
 
 def _remarks(load: LoadResult) -> list[str]:
     return [
-        f"{_load((c.concurrency, c.request_rate))}, {c.server}: {told}"
+        f"{Level(c.concurrency, c.request_rate)}, {c.server}: {told}"
         for c in load.comparisons
         if (told := f"rejected, {c.rejected}" if c.rejected else c.remark)
     ]
@@ -139,9 +136,9 @@ def _remarks(load: LoadResult) -> list[str]:
 
 def _blocks(load: LoadResult) -> Iterator[tuple[Level, str, list[dict[str, Any]]]]:
     """Each level's rows by server, in the order of the table."""
-    for level in dict.fromkeys(level_key(row) for row in load.rows):
+    for level in dict.fromkeys(level_of(row) for row in load.rows):
         for server in load.servers:
-            rows = [row for row in load.rows if row["backend"] == server and level_key(row) == level]
+            rows = [row for row in load.rows if row["backend"] == server and level_of(row) == level]
             if rows:
                 yield level, server, rows
 
@@ -173,11 +170,4 @@ def _line(
         noise = percent(c.noise, 1)
     figures = [number(middle("median_tpot_ms"), 2), number(middle("median_ttft_ms"), 0)]
     figures += [number(middle("output_throughput")), speedup, number(middle("accept_length"), 2), same, noise]
-    return [_load(level), server, *figures, *(number(middle(field), 2) for field in more)]
-
-
-def _load(level: Level) -> str:
-    concurrency, rate = level
-    if concurrency is not None:
-        return f"{concurrency} in flight"
-    return f"{rate:g}/s" if rate is not None else "log"
+    return [str(level), server, *figures, *(number(middle(field), 2) for field in more)]
