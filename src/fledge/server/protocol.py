@@ -19,6 +19,7 @@ StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 # Lists end at their first error (fail_fast): reporting millions of them would keep all other requests waiting.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _MOST_BIASES = 4096
 
@@ -124,7 +125,7 @@ class Generation(Sampling):
     model: str | None = Field(None, max_length=512, description="one of /v1/models; left out: the first")
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer before")
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    seed: Seed | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

@@ -1,4 +1,4 @@
-"""SGLang's own /generate, for clients written for it: its request as a text completion, its form of an answer.
+"""SGLang's own /generate: its request, answered as a text completion, and its form of an answer.
 
     {"text": ..., "sampling_params": {"max_new_tokens": 8}}  ->  {"text": ..., "output_ids": [...], "meta_info": {...}}
 
@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 
 from fledge.engine import TokenLogprob
 from fledge.server.job import Delta, Job
-from fledge.server.protocol import CompletionRequest, Sampling, TokenIds
-from fledge.server.render import Json, json_number, usage
+from fledge.server.protocol import CompletionRequest, Sampling, Seed, TokenIds
+from fledge.server.render import Json, json_number
 from fledge.server.strict import Several, StrictBody, read
 from fledge.server.tokens import Tokens
 
@@ -28,8 +28,8 @@ class NativeSampling(Sampling):
     """`sampling_params`."""
 
     max_new_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    min_new_tokens: int | None = None
-    sampling_seed: int | None = None
+    min_new_tokens: int | None = Field(None, ge=0, lt=1 << 31)
+    sampling_seed: Seed | None = None
     json_schema: str | None = Field(None, max_length=1 << 20)
     regex: str | None = None
 
@@ -55,7 +55,7 @@ class GenerateRequest(StrictBody):
         return self
 
     def completion(self) -> CompletionRequest:
-        """The same as a text completion; an ApiError if that is out of its limits."""
+        """The same as a text completion; an ApiError if it can't be one."""
         sampling = self.sampling_params or NativeSampling()
         forms = {"json": sampling.json_schema, "regex": sampling.regex}
         given = {kind: value for kind, value in forms.items() if value is not None}
@@ -75,7 +75,7 @@ class GenerateRequest(StrictBody):
 
     @property
     def several(self) -> bool:
-        """A list of prompts, or several answers to one, are answered with a list."""
+        """Whether the answer is a list: to a list of prompts, or of several answers to one."""
         prompts = self.input_ids if self.text is None else self.text
         listed = isinstance(prompts, list) and not isinstance(prompts[0], int)
         return listed or (self.sampling_params is not None and (self.sampling_params.n or 1) > 1)
@@ -106,12 +106,11 @@ class NativeRenderer:
         raise AssertionError("a request of this form has no stream_options")
 
     def _answer(self, index: int, job: Job) -> Json:
-        counts = usage([job])
         about: Json = {
             "id": f"{self.id}-{index}" if self._several else self.id,
             "finish_reason": _finish(job),
-            "prompt_tokens": counts["prompt_tokens"],
-            "completion_tokens": counts["completion_tokens"],
+            "prompt_tokens": len(job.prompt_ids),
+            "completion_tokens": len(job.token_ids),
         }
         if job.completion is not None:
             stats = job.completion.stats
