@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 
 from fledge.engine import Engine, TreeShape
-from fledge.server.app import Server, create_app
+from fledge.server.app import create_app
+from fledge.server.generation import Server
 from fledge.server.launch import DrainingServer, bind
 from fledge.server.options import ServerOptions
 from fledge.target.target import Target

@@ -18,10 +18,9 @@ from starlette.responses import Response
 from fledge import __version__
 from fledge.engine import Engine
 from fledge.server import errors, playground
-from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
-from fledge.server.generation import Generator
+from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import (
     ChatRequest,
@@ -33,8 +32,6 @@ from fledge.server.protocol import (
 from fledge.server.render import Json
 from fledge.server.sglang import GenerateRequest, NativeRenderer
 from fledge.server.strict import read
-from fledge.server.tokens import Tokens
-from fledge.server.worker import EngineWorker
 
 
 class ErrorDetail(BaseModel):
@@ -50,20 +47,6 @@ class ErrorBody(BaseModel):
     """Every error."""
 
     error: ErrorDetail
-
-
-class Server:
-    """The application's parts."""
-
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
-        self.options = options
-        self.engine = engine
-        self.model_names = options.model_names or (engine.target.name,)
-        self.target_name = options.target or engine.target.name  # from which clients may load its tokenizer
-        self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
-        self.tokens = Tokens(engine.target, engine.max_context)
-        dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
-        self.generator = Generator(self.worker, self.tokens, dialect, options, self.model_names)
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
@@ -110,11 +93,11 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
 def _add_openai(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions", tags=["OpenAI"])
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await server.generator.respond(body, request)
+        return await server.respond(body, request)
 
     @app.post("/v1/completions", tags=["OpenAI"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await server.generator.respond(body, request)
+        return await server.respond(body, request)
 
     def card(name: str) -> Json:
         return {
@@ -133,13 +116,13 @@ def _add_openai(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"])
     async def model(model: str) -> Json:
-        return card(server.generator.check_model(model))
+        return card(server.check_model(model))
 
 
 def _add_tokens(app: FastAPI, server: Server) -> None:
     @app.post("/tokenize", tags=["Tokens"])
     async def tokenize(body: TokenizeRequest) -> Json:
-        server.generator.check_model(body.model)
+        server.check_model(body.model)
         if body.messages is not None:
             ids = await server.tokens.chat(body.messages, body.chat_template_kwargs, body.tools or ())
         else:
@@ -154,7 +137,7 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
 
     @app.post("/detokenize", tags=["Tokens"])
     async def detokenize(body: DetokenizeRequest) -> Json:
-        server.generator.check_model(body.model)
+        server.check_model(body.model)
         server.tokens.check(body.tokens, "tokens")
         return {"prompt": await server.tokens.decode(body.tokens)}
 
@@ -163,7 +146,7 @@ def _add_sglang(app: FastAPI, server: Server) -> None:
     @app.post("/generate", tags=["SGLang"])
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """SGLang's own interface."""
-        return await server.generator.respond(body.completion(), request, NativeRenderer(body, server.tokens))
+        return await server.respond(body.completion(), request, NativeRenderer(body, server.tokens))
 
     @app.get("/model_info", tags=["SGLang"])
     @app.get("/get_model_info", include_in_schema=False)
@@ -184,12 +167,12 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
         Its rawPredict and streamRawPredict hand over a chat or text completion as it is, which is answered as such.
         """
         if "instances" not in body:
-            return await server.generator.respond(_completion(body), request)
+            return await server.respond(_completion(body), request)
         given = read(PredictRequest, body)
         requests = [_completion({**(given.parameters or {}), **instance}) for instance in given.instances]
         if any(each.stream for each in requests):
             raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
-        return {"predictions": await server.generator.predictions(requests, request)}
+        return {"predictions": await server.predictions(requests, request)}
 
 
 def _completion(fields: Json) -> ChatRequest | CompletionRequest:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fledge.engine import SamplingParams
+from fledge.engine import Engine, SamplingParams
 from fledge.server import errors
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
@@ -29,15 +28,17 @@ from fledge.server.worker import EngineWorker
 _STATUS_WAIT_S = 5.0  # how long a stream's first token may still decide about its HTTP status
 
 
-@dataclass(frozen=True)
-class Generator:
-    """Answers chat and text completions."""
+class Server:
+    """Answers chat and text completions with an engine."""
 
-    worker: EngineWorker
-    tokens: Tokens
-    dialect: Dialect
-    options: ServerOptions
-    model_names: tuple[str, ...]
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.model_names = options.model_names or (engine.target.name,)
+        self.target_name = options.target or engine.target.name  # from which clients may load its tokenizer
+        self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
+        self.tokens = Tokens(engine.target, engine.max_context)
+        self._dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
 
     async def respond(
         self, body: ChatRequest | CompletionRequest, request: Request, rendering: Rendering | None = None
@@ -97,12 +98,12 @@ class Generator:
             Job(
                 prompt,
                 self._params(body, prompt, copy, form),
-                tokenizer=self.worker.engine.target.tokenizer,
+                tokenizer=self.engine.target.tokenizer,
                 client=visit.client,
                 speculate=body.speculate is not False,
                 trace=bool(body.return_trace),
                 echo=echo,
-                reader=self.dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
+                reader=self._dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
             )
             for prompt, echo in prompts
             for copy in range(body.n or 1)
@@ -113,11 +114,11 @@ class Generator:
 
         It is compiled here, in a thread, because a large schema takes a while, and to refuse a bad one.
         """
-        form = self.dialect.form(body) if isinstance(body, ChatRequest) else body.form
+        form = self._dialect.form(body) if isinstance(body, ChatRequest) else body.form
         if form is not None:
             given = "response_format" if body.structured_outputs is None else "structured_outputs"
             with errors.refused("tools" if body.form is None else given):
-                await asyncio.to_thread(self.worker.engine.follower, SamplingParams(structured_outputs=form))
+                await asyncio.to_thread(self.engine.follower, SamplingParams(structured_outputs=form))
         return form
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
@@ -145,13 +146,13 @@ class Generator:
         self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int, form: Json | None
     ) -> SamplingParams:
         """The engine's parameters for one answer; an ApiError for what it can't do."""
-        room = self.worker.engine.max_context - len(prompt)
+        room = self.engine.max_context - len(prompt)
         wanted = body.wanted_tokens
         if not prompt:
             raise errors.invalid("the prompt is empty; send at least one token", "prompt")
         if room < (wanted or 1):
             raise errors.invalid(
-                f"this model's maximum context length is {self.worker.engine.max_context} tokens; the prompt has "
+                f"this model's maximum context length is {self.engine.max_context} tokens; the prompt has "
                 f"{len(prompt)}, and {wanted or 1} were asked for. Shorten the prompt or lower max_tokens",
                 "messages" if isinstance(body, ChatRequest) else "prompt",
                 "context_length_exceeded",
@@ -181,7 +182,7 @@ class Generator:
                 logprobs=body.wanted_logprobs,
                 stop=[stop for stop in given if isinstance(stop, str)],
                 structured_outputs=form,
-                skip_special_tokens=self.dialect.skips_special(body),
+                skip_special_tokens=self._dialect.skips_special(body),
             )
 
     async def _finish(self, jobs: list[Job], request: Request, deadline: float) -> None:

@@ -22,7 +22,8 @@ from fledge.child import http_url
 from fledge.engine import Engine, EngineOptions
 from fledge.errors import ServerError
 from fledge.released import load_head
-from fledge.server.app import Server, create_app
+from fledge.server.app import create_app
+from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
 from fledge.target import Target
 from fledge.target.config import DecoderConfig
