@@ -26,9 +26,8 @@ logger = logging.getLogger("fledge.server.access")
 
 OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/metrics"})  # need no key
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # ids of the client's own that are taken over
-_DISCARD_S = (
-    10.0  # for the rest of a body that is too large: a client that is still sending doesn't read the answer
-)
+# For the rest of a body that is too large: a client that is still sending doesn't read the answer.
+_DISCARD_S = 10.0
 
 
 class Gate:
