@@ -162,4 +162,9 @@ def _known(bench: BenchResult, head: str) -> tuple[Costs, HostTimes, list[Answer
         )
     host = host_times(costs, rows)
     step = median(row.tpot_plain_ms for row in rows) - host.step
+    if step <= 0:
+        raise DataError(
+            "in this run the host took as long as plain decode's whole steps, so nothing can be predicted from it: the "
+            "machine was too busy; measure again with `fledge bench`"
+        )
     return costs.at_pace(step), host, rows
