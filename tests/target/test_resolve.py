@@ -217,8 +217,12 @@ def test_the_default_falls_back_to_the_package_and_says_so(
 ) -> None:
     monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", package)
     with caplog.at_level(logging.WARNING, logger="fledge"):
-        assert resolve_target(DEFAULT_TARGET, tmp_path / "cache").name == "inside"
-    (line,) = caplog.messages
+        found = resolve_target(DEFAULT_TARGET, tmp_path / "cache")
+    assert found.name == "inside"
+    assert config_place(DEFAULT_TARGET, tmp_path / "cache") == str(
+        found.folder
+    )  # `fledge plan` finds it, too
+    line = caplog.messages[0]
     assert line == (
         f"{DEFAULT_TARGET}: HF_HUB_OFFLINE is set; using inside.gguf from the package {package} instead"
     )
@@ -238,6 +242,8 @@ def test_the_package_where_it_is_not_installed_means_the_default(
     monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", "no-such-package")
     with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
         resolve_target("no-such-package", tmp_path)
+    with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
+        config_place("no-such-package", tmp_path)
     assert f"taking {DEFAULT_TARGET} from the model hub" in caplog.text
 
 

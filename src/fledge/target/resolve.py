@@ -16,6 +16,7 @@ import importlib.util
 import logging
 import posixpath
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,15 +69,8 @@ def config_place(spec: str, cache_dir: str | Path | None = None) -> str:
     """Where the config.json of what `spec` means lies, or its folder; of a hub's model no weights are downloaded."""
     if given_name(spec) is None:
         return spec
-    file = _package_gguf(spec)
-    if file is not None:
-        return str(converted_folder(file, Path(cache_dir) if cache_dir is not None else cache_folder()))
-    try:
-        return str(hub_config(spec))
-    except TargetError as error:
-        raise TargetError(
-            f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}"
-        ) from error
+    cache = Path(cache_dir) if cache_dir is not None else cache_folder()
+    return str(_named(spec, cache, hub_config)[0])
 
 
 def _find(spec: str, cache: Path) -> tuple[Path, str]:
@@ -98,18 +92,25 @@ def _find(spec: str, cache: Path) -> tuple[Path, str]:
             f"no target {spec!r}: there is no such folder or file (looked at {path.absolute()}), and it can't be a "
             "hub id. Check the path, or give a hub id such as " + DEFAULT_TARGET
         )
+    return _named(spec, cache, hub_folder)
+
+
+def _named(spec: str, cache: Path, from_hub: Callable[[str], Path]) -> tuple[Path, str]:
+    """What a package or a hub's model of that name holds; `from_hub` fetches the whole model, or its config alone."""
     file = _package_gguf(spec)
     if file is not None:
         return converted_folder(file, cache), file.stem
     if spec == FALLBACK_PACKAGE:
         logger.warning("%s isn't installed; taking %s from the model hub instead", spec, DEFAULT_TARGET)
-        return _find(DEFAULT_TARGET, cache)
+        return _named(DEFAULT_TARGET, cache, from_hub)
     try:
-        return hub_folder(spec), spec
+        return from_hub(spec), spec
     except HubUnreachableError as error:
         return _without_hub(spec, error, cache)
     except TargetError as error:
-        raise TargetError(f"no target {spec!r}: no folder or file {path.absolute()}, and {error}") from error
+        raise TargetError(
+            f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}"
+        ) from error
 
 
 def _local_folder(folder: Path, cache: Path) -> tuple[Path, str]:
