@@ -20,7 +20,7 @@ What they stand on:
                     logprobs.py, structured.py (answers of a wanted form; guided.py: drafts of that form)
     a plan          plans.py: what is decided while a tree grows; shapes.py: the trees there are; fixed.py: one tree
     its numbers     speeds.py, cost.py, acceptance.py, pace.py; feedback.py brings in what rounds told
-    results         outcome.py: what a round's parts hand on; result.py: what the host gets of it; trace.py
+    results         outcome.py: what a round's parts hand on; result.py: what the host gets of it
     native rounds   native_round.py, native_plain.py: a round in one C++ call; native_tree.py: its steps one by one
     CUDA graphs     graphs.py
     around it       options.py, checks.py, memory.py, phases.py (where time goes), stats.py

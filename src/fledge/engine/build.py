@@ -37,7 +37,7 @@ _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What `Engine` works with."""
+    """All that an engine holds."""
 
     models: Models
     pool: PagePool
@@ -61,70 +61,30 @@ def refuse_unfit(target: Target, options: EngineOptions) -> None:
 
 
 def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOptions) -> EngineParts:
-    """Size the pool, allocate, and measure costs if there is anything to choose; see if the limits allow it."""
-    max_batch, tree, tuned = options.max_batch, options.tree, options.tuned
-    head = None if tree == PLAIN else head
+    """All that an engine holds. Raises an EngineError if its limits leave no room for a request."""
+    head = None if options.tree == PLAIN else head
     tree, lookup = _with_lookup(head, options)
     bounds = _bounds(head, tree, lookup)
     adaptive = head is not None and tree is None
-    if tuned is not None:
-        _check_tuned(tuned, bounds)
-    pending = _PENDING_PAGES * decoder.page_size if adaptive else 0
-    window = max(shape.window for shape in bounds)
+    if options.tuned is not None:
+        _check_tuned(options.tuned, bounds)
     overlap = decoder.device.type in _OVERLAPS if options.overlap is None else options.overlap
+    window = max(shape.window for shape in bounds)
     # The host composes a round while the one before it may still commit this many tokens.
     ahead = max(shape.reach for shape in bounds) + 1 if overlap else 0
     reserve = window + ahead
-    limit = decoder.config.max_position_embeddings
-    context = limit if options.max_context is None else options.max_context
-    size = decoder.page_size
-    token_bytes = decoder.kv_bytes_per_token() + (head.kv_bytes_per_token() if head else 0)
-    wanted = max_batch * (-(-(context + reserve) // size) * size)
-    tokens = options.kv_tokens
-    if tokens is None:
-        tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes)
-    free = free_memory(decoder.device)
-    if tokens * token_bytes > free:
-        raise EngineError(
-            f"a KV pool of {tokens} tokens takes {tokens * token_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are "
-            "free; lower kv_tokens"
-        )
-    pages = tokens // size + 1  # page 0 is nobody's
-    pool = PagePool(pages, size)
-    if options.max_context is None:
-        context = min(context, pool.usable_tokens - reserve)
-    if context < 2 or pool.usable_tokens < context + reserve:
-        raise EngineError(
-            f"a KV pool of {pool.usable_tokens} tokens can't hold a request of {max(context, 2)} tokens and its window "
-            f"of {reserve}; raise kv_tokens or lower max_context"
-        )
+    pool, context = _size_pool(decoder, head, options, reserve)
     topk = max(shape.topk for shape in bounds) if head else 0
-    kv, head_kv = decoder.allocate_kv(pages), head.allocate_kv(pages) if head else None
-    native = native_round(decoder, kv, head, head_kv, limit - 1)
-    models = Models(
-        decoder=decoder,
-        kv=kv,
-        head=head,
-        head_kv=head_kv,
-        pages=pages,
-        sampler=getattr(decoder, "sample", None),
-        drawn=getattr(decoder, "forward_drawn", None),
-        layouts=Layouts(decoder.device),
-        last_position=limit - 1,
-        topk=topk,
-        native=native,
-        native_plain=native or native_plain(decoder, kv, limit - 1),
-        rounds=RecordedRounds(make_recorder(decoder.device)) if options.cuda_graphs else None,
-    )
+    models = _allocate(decoder, head, pool.pages, topk, cuda_graphs=options.cuda_graphs)
     sizes = CarriedSizes(
-        rows=max_batch,
+        rows=options.max_batch,
         pages=pool.pages_for(context + reserve),
         topk=topk,
         hidden=head.config.hidden_size if head else 0,
         features=3 * decoder.config.hidden_size if head else 0,
         vocabulary=decoder.config.vocab_size,
         dtype=decoder.dtype,
-        pending=pending,
+        pending=_PENDING_PAGES * decoder.page_size if adaptive else 0,
         history=context + reserve + 1 if lookup else 0,
     )
     batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device, overlap)
@@ -132,12 +92,10 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     lane.own_kernels = decoder.backend == "native"
     planner: Planner
     if adaptive:
-        nodes = max(shape.nodes for shape in bounds)
         with torch.inference_mode():
-            cost = measure_cost(models, max_batch * nodes)
-        planner = Planner(
-            cost, topk=topk, confident=native_tree.reads_are_free(kv), lookup=lookup, start=tuned
-        )
+            cost = measure_cost(models, options.max_batch * max(shape.nodes for shape in bounds))
+        confident = native_tree.reads_are_free(models.kv)
+        planner = Planner(cost, topk=topk, confident=confident, lookup=lookup, start=options.tuned)
     else:
         planner = FixedPlanner(_NO_COST, tree or PLAIN)
     return EngineParts(
@@ -148,7 +106,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
             pool,
             batch,
             lane,
-            max_batch=max_batch,
+            max_batch=options.max_batch,
             window=window,
             ahead=ahead,
             prefill_rows=options.prefill_rows,
@@ -161,6 +119,59 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         lane=lane,
         overlap=overlap,
         max_context=context,
+    )
+
+
+def _size_pool(
+    decoder: Decoder, head: HeadRunner | None, options: EngineOptions, reserve: int
+) -> tuple[PagePool, int]:
+    """The pool, and how many tokens of context a request may have; `reserve` more are kept for its next rounds."""
+    limit = decoder.config.max_position_embeddings
+    context = limit if options.max_context is None else options.max_context
+    size = decoder.page_size
+    token_bytes = decoder.kv_bytes_per_token() + (head.kv_bytes_per_token() if head else 0)
+    tokens = options.kv_tokens
+    if tokens is None:
+        wanted = options.max_batch * (-(-(context + reserve) // size) * size)
+        tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes)
+    free = free_memory(decoder.device)
+    if tokens * token_bytes > free:
+        raise EngineError(
+            f"a KV pool of {tokens} tokens takes {tokens * token_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are "
+            "free; lower kv_tokens"
+        )
+    pool = PagePool(tokens // size + 1, size)  # page 0 is nobody's
+    if options.max_context is None:
+        context = min(context, pool.usable_tokens - reserve)
+    if context < 2 or pool.usable_tokens < context + reserve:
+        raise EngineError(
+            f"a KV pool of {pool.usable_tokens} tokens can't hold a request of {max(context, 2)} tokens and its window "
+            f"of {reserve}; raise kv_tokens or lower max_context"
+        )
+    return pool, context
+
+
+def _allocate(
+    decoder: Decoder, head: HeadRunner | None, pages: int, topk: int, *, cuda_graphs: bool
+) -> Models:
+    """Both models, with KV for so many pages."""
+    kv, head_kv = decoder.allocate_kv(pages), head.allocate_kv(pages) if head else None
+    last_position = decoder.config.max_position_embeddings - 1
+    native = native_round(decoder, kv, head, head_kv, last_position)
+    return Models(
+        decoder=decoder,
+        kv=kv,
+        head=head,
+        head_kv=head_kv,
+        pages=pages,
+        sampler=getattr(decoder, "sample", None),
+        drawn=getattr(decoder, "forward_drawn", None),
+        layouts=Layouts(decoder.device),
+        last_position=last_position,
+        topk=topk,
+        native=native,
+        native_plain=native or native_plain(decoder, kv, last_position),
+        rounds=RecordedRounds(make_recorder(decoder.device)) if cuda_graphs else None,
     )
 
 

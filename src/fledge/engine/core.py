@@ -23,12 +23,11 @@ from fledge.engine.feedback import Feedback, FinishedRound
 from fledge.engine.lane import FutureMap, torch_alone
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
-from fledge.engine.planner import RoundPlan
+from fledge.engine.plans import RoundPlan
 from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, PrefillRun
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
 from fledge.engine.result import RoundResult, run_round
 from fledge.engine.stats import Counts, EngineStats
-from fledge.engine.trace import tree_traces
 from fledge.errors import EngineError
 
 
@@ -267,12 +266,12 @@ class EngineCore:
             return False
         speculating = any(request.speculate for request in running)
         plan = self._planner.choose(len(running), behind=self._behind(running)) if speculating else None
-        most = 1 if plan is None else plan.bound.reach + 1
+        most = _most_tokens(plan)
         for request in running:
             request.take_off(1, most)
         trace = any(request.trace for request in running)
-        work = partial(run_round, self._models, self._batch, plan, self._clock, trace)
-        self._flight.launch(work, partial(self._round_done, running, plan))
+        task = partial(run_round, self._models, self._batch, plan, self._clock, trace)
+        self._flight.launch(task, partial(self._round_done, running, plan))
         return True
 
     def _behind(self, running: Sequence[Request]) -> int:
@@ -284,19 +283,15 @@ class EngineCore:
         self, running: Sequence[Request], plan: RoundPlan | None, result: RoundResult, seconds: float
     ) -> None:
         """Deliver what a round brought, and learn from it."""
-        rows = result.emitted.tolist()
+        rows = result.emitted.tolist()  # per request: how many tokens it emits, then the tokens
         told = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
-        traces = tree_traces(result, running)
-        drafted, counts = result.drafted, self._counts
+        traces = result.traces(running)
+        drafted, counts, most = result.drafted, self._counts, _most_tokens(plan)
+        sizes = result.tree_sizes(len(running))
+        depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
         counts.rounds += 1
-        depths = []  # accepted, of the trees of those who are still there
-        nodes = 0 if drafted is None else drafted.shape.nodes - 1
-        sizes = [nodes] * len(running)
-        if drafted is not None and drafted.counts is not None:
-            sizes = drafted.counts.tolist()
-        proposed = 0
         for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
-            request.land(1, 1 if plan is None else plan.bound.reach + 1)
+            request.land(1, most)
             if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
                 continue
             request.head_pending = result.pending[number]
@@ -356,5 +351,10 @@ class EngineCore:
             )
 
 
-# Origins of `count` tokens of a round: accepted drafts by depth, then the bonus token.
+def _most_tokens(plan: RoundPlan | None) -> int:
+    """Tokens that a round with this plan emits at most, per request."""
+    return 1 if plan is None else plan.bound.reach + 1
+
+
+# By how many tokens a request emits in a round: their origins, accepted drafts by depth, then the bonus token.
 _ORIGINS = [[*range(1, count), 0] for count in range(66)]

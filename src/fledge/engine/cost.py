@@ -140,7 +140,7 @@ class LearntCurve:
         return pace + (_CHANGE + jump) / variance * surprise
 
     def _shares(self, rows: int) -> dict[int, float]:
-        """Of which points, in ascending order, a forward of this many rows tells, and what part of it is theirs."""
+        """The points next to so many rows, in ascending order, and each one's share of the interpolated seconds."""
         sizes, seconds = self.curve.rows, self.curve.seconds
         right = min(bisect_left(sizes, rows), len(sizes) - 1)
         if right == 0 or rows >= sizes[right]:

@@ -30,5 +30,5 @@ class FixedPlanner(Planner):
         return True
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
-        """The same: nothing is known of costs."""
+        """As `pays`: nothing is known of costs."""
         return self.pays(requests)

@@ -121,8 +121,8 @@ def choose_tokens(
 ) -> TargetRows:
     """A target forward and the token each wanted row yields; `position` [M] is where that token stands.
 
-    Where logits are only drawn from, among what a form allows, and where every row takes its most likely token
-    (`selection` None), the forward does that, and no logits are copied.
+    Where every row takes its most likely token (`selection` None), and where tokens are drawn without filters or edits
+    other than wanted forms, the forward itself chooses, if it can, and no logits are copied.
     """
     decoder = models.decoder
     if selection is None:

@@ -102,7 +102,10 @@ class TreeGrowth:
 
     @property
     def open_mass(self) -> Tensor:
-        """[B] probability that the next token is a child of a frontier node which only the head can name."""
+        """[B] probability that the next token is a child of a frontier node and isn't proposed by lookup.
+
+        That is what drafting another level may find.
+        """
         merge, level = self._merge, self._level + 1
         if native_tree.runs_here(self.frontier_scores):
             state = None if merge is None else merge.state

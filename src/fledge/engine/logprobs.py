@@ -29,7 +29,7 @@ class LogprobRows(NamedTuple):
 
 
 class PathLogprobs(NamedTuple):
-    """Of n requests, for W places each; places beyond the accepted path mean nothing."""
+    """Log probabilities of n requests, at W places each; places beyond the accepted path mean nothing."""
 
     numbers: list[int]  # which of the batch's requests
     chosen: Tensor  # [n, W] float32
@@ -51,7 +51,7 @@ class PathLogprobs(NamedTuple):
 
 
 def path_logprobs(logits: Tensor, wanted: LogprobRows, rows: Tensor | None, chosen: Tensor) -> PathLogprobs:
-    """Of raw `logits` [R, V]; `rows` [B, W] are each request's rows (None: one each), `chosen` [B, W] their tokens."""
+    """From raw `logits` [R, V]; `rows` [B, W]: each request's rows, None: one each; `chosen` [B, W]: their tokens."""
     chosen = chosen.index_select(0, wanted.requests)  # [n, W]
     own = wanted.requests[:, None] if rows is None else rows.index_select(0, wanted.requests)
     values = logits.index_select(0, own.reshape(-1)).float()

@@ -34,7 +34,7 @@ _MOST_SEEN = 200.0  # and all there were: older ones fade
 
 
 class Proposal(NamedTuple):
-    """What a batch's own tokens propose, M tokens for each of B requests."""
+    """What prompt lookup proposes: M tokens for each of B requests."""
 
     token_ids: Tensor  # [B, M] int64; -1 throughout where nothing repeats
     log_probs: Tensor  # [B, M] float32, each token's given those before it; -inf where there is none
@@ -42,7 +42,7 @@ class Proposal(NamedTuple):
 
 
 def chain(proposal: Proposal, root: Tensor, node_bit: Tensor, counts: Tensor) -> DraftTree:
-    """The first `counts` [B] tokens of each proposal as a tree below `root` [B, 1], without a head's."""
+    """The first `counts` [B] tokens of each proposal as a chain below `root` [B, 1], for rounds without the head."""
     size = int(counts.max()) + 1
     node = torch.arange(size, device=root.device)
     tokens = torch.cat((root, proposal.token_ids[:, : size - 1]), 1)
@@ -66,7 +66,7 @@ class MatchRates:
         self._changed = False
 
     def observe(self, proposal: Proposal, rows: Sequence[Sequence[int]]) -> None:
-        """Compare with a round's result; each row holds how many tokens were emitted, then the tokens."""
+        """Compare a proposal with the round's result; each row holds how many tokens were emitted, then the tokens."""
         if not proposal.token_ids.shape[1]:
             return
         for matched, proposed, (count, *emitted) in zip(

@@ -59,7 +59,7 @@ class Pace:
         return math.exp(state[0] + state[kind] if kind else state[0])
 
     def extra(self, group: int, kind: Kind) -> float:
-        """The kind's own part in it."""
+        """The kind's own factor in `slower`."""
         return math.exp(self._nearest(group)[kind]) if kind else 1.0
 
     def observe(self, group: int, kind: Kind, ratio: float) -> None:

@@ -21,7 +21,7 @@ from fledge.engine.structured import Follower, unpacked
 
 
 class TokenCounts(NamedTuple):
-    """What M requests have seen."""
+    """How often each token stands in the prompts and answers of M requests."""
 
     generated: Tensor  # [M, V] int32, times in the answer so far
     in_prompt: Tensor  # [M, V] bool
@@ -38,8 +38,8 @@ class LogitEdits(NamedTuple):
     bias_ids: Tensor  # [n, K] int64; requests with fewer than K are padded with token 0
     bias: Tensor  # [n, K] float32, 0 for padding
     ends: Tensor  # [n, E] int64, tokens that mustn't stand before
-    ends_from: Tensor  # [n, 1] int64, this position, 0: they may anywhere
-    followers: Sequence[Follower | None]  # n, of answers that have to have a form
+    ends_from: Tensor  # [n, 1] int64, this position; 0: they may stand anywhere
+    followers: Sequence[Follower | None]  # n, for structured outputs
 
     @property
     def only_forms(self) -> bool:
@@ -56,12 +56,10 @@ def edited(
     *,
     keep: bool,
 ) -> Tensor:
-    """The logits [R, V] with bias, penalties, min_tokens and what a wanted form forbids.
+    """The logits [R, V] with bias, penalties, min_tokens and the masks of structured outputs.
 
-    `tree` None: nothing is drafted, one row per request.
-
-    `position` [R]: where the token chosen from a row is going to stand. `picked` [R] int64: which of the B * N nodes
-    the rows are; None: all. `keep`: leave the tensor given as it is.
+    `position` [R]: where the token chosen from a row is going to stand. `tree`: what the rows are, None: one row per
+    request. `picked` [R] int64: which of the tree's B * N nodes; None: all. `keep`: leave `logits` as they are.
     """
     nodes = 1 if tree is None else tree.token_ids.shape[1]
     rows, own, node = _edited_rows(edits.requests, nodes, picked)

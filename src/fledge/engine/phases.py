@@ -31,7 +31,7 @@ class PhaseSeconds:
 
 
 class PhaseClock:
-    """Adds the time since the last lap to a phase. It belongs to the lane: only works use it."""
+    """Adds the time since the last lap to a phase. It belongs to the lane: only its tasks use it."""
 
     def __init__(self) -> None:
         self._seconds: dict[Phase, float] = {}
@@ -43,7 +43,7 @@ class PhaseClock:
         self._seconds = dict.fromkeys(get_args(Phase), 0.0)
 
     def start(self) -> None:
-        """Begin a work."""
+        """Begin a task."""
         self._mark = time.perf_counter()
 
     def lap(self, phase: Phase) -> None:

@@ -75,13 +75,13 @@ def prefill_head(models: Models, chunks: Sequence[PrefillChunk], done: Prefilled
     """The head over the same positions, each with the token that follows it; one proposal row per chunk."""
     last = done.rows.row_start[1:] - 1
     following = following_tokens(chunks, done).to(torch.int32)
-    rows = _of_the_head(done.rows, [chunk.request.head_start for chunk in chunks], models.decoder.page_size)
+    rows = _head_rows(done.rows, [chunk.request.head_start for chunk in chunks], models.decoder.page_size)
     rows = rows._replace(token_ids=following, logit_rows=last)
     return models.head_forward(rows, done.features, None, models.topk, None)
 
 
-def _of_the_head(rows: ForwardBatch, starts: Sequence[int], page_size: int) -> ForwardBatch:
-    """The rows over KV that begins at these positions, page borders, of each request."""
+def _head_rows(rows: ForwardBatch, starts: Sequence[int], page_size: int) -> ForwardBatch:
+    """The same rows over the heads' KV, which begins at these positions, page borders, of each request."""
     if not any(starts):
         return rows
     before = torch.tensor(starts, dtype=torch.int32, device=rows.prefix_length.device)
@@ -138,7 +138,7 @@ class Joining(NamedTuple):
 class PrefillRun:
     """One prefill on the lane: the target over the chunks, then the head, then rows for those whose prompts are done.
 
-    They are two works, so that the host has the first tokens before the head has run.
+    These are two tasks, so that the host has the first tokens before the head has run.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class PrefillRun:
         *,
         follow: bool,
     ) -> None:
-        """`follow`: the features are needed."""
+        """`follow`: some request speculates, so that the target's features are needed."""
         self._models, self._batch, self._chunks, self._clock = models, batch, chunks, clock
         self._follow = follow
         self._done: Prefilled | None = None
@@ -160,12 +160,12 @@ class PrefillRun:
         self._clock.start()
         self._done = done = prefill_target(self._models, self._chunks, features=self._follow)
         self._clock.lap("prefill")
-        # The host's own: `join` still reads the other.
+        # A copy for the host: `join` still reads the original.
         chosen = None if done.chosen is None else done.chosen.clone()
         return FirstTokens(chosen, done.logprobs)
 
     def join(self, joining: Sequence[Joining], *, head: bool) -> None:
-        """The head over all chunks (without `head`, it is left behind), and the requests' rows in the batch."""
+        """The head over all chunks (without `head` it catches up later), and rows in the batch for the `joining`."""
         self._clock.start()
         done, batch, first = self._done, self._batch, self._batch.size
         if done is None:

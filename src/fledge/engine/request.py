@@ -113,7 +113,7 @@ class Request:
     head_follows: bool = False  # the running batch has all the head needs to go on from there
     head_pending: int = 0  # positions the head was behind after the last round the host knows of
     head_restarted: bool = False  # by then its KV had a gap
-    flying_least: int = 0  # tokens that works in flight will emit at least,
+    flying_least: int = 0  # tokens that tasks in flight will emit at least,
     flying_most: int = 0  # and at most
     prefix_tokens: int = 0  # where prefill started: all before it was in the prefix cache
     cached_tokens: int = 0  # the same for the prompt, when it was first prefilled
@@ -150,7 +150,7 @@ class Request:
 
     @property
     def ends_in_flight(self) -> bool:
-        """True if works in flight will bring the last token in any case."""
+        """True if tasks in flight will bring the last token in any case."""
         return len(self.output_ids) + self.flying_least >= self.params.max_tokens
 
     @property
@@ -159,12 +159,12 @@ class Request:
         return self.params.min_tokens > 0 and bool(self.stop_ids)
 
     def take_off(self, least: int, most: int) -> None:
-        """A work that will emit so many of its tokens is in flight; see `land`."""
+        """A task that will emit so many tokens for it is put on the lane; `land` is called when it is done."""
         self.flying_least += least
         self.flying_most += most
 
     def land(self, least: int, most: int) -> None:
-        """That work's result is there."""
+        """Such a task is done."""
         self.flying_least -= least
         self.flying_most -= most
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from fledge.engine.lookup import Proposal
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner import RoundPlan
+from fledge.engine.plans import RoundPlan
+from fledge.engine.request import Request, TreeTrace
 from fledge.engine.round import catch_up, lookup_round, plain_round, speculative_round
 from fledge.engine.shapes import TreeShape
 
@@ -85,6 +87,32 @@ class RoundResult(NamedTuple):
     catch_up: float  # seconds, of the time the round took
     draft: float  # seconds of the draft steps alone,
     verify: float  # and of the verify
+
+    def tree_sizes(self, requests: int) -> list[int]:
+        """Nodes below the root that were verified for each of the B `requests`."""
+        if self.drafted is None:
+            return [0] * requests
+        if self.drafted.counts is None:
+            return [self.drafted.shape.nodes - 1] * requests
+        sizes: list[int] = self.drafted.counts.tolist()
+        return sizes
+
+    def traces(self, running: Sequence[Request]) -> dict[int, TreeTrace]:
+        """By request id, the draft trees of those B requests that were submitted with `trace`."""
+        tree, path, found = self.tree, self.path, {}
+        if tree is None or path is None:
+            return {}
+        for row, request in enumerate(running):
+            if request.trace and request.speculate:
+                # Its neighbours may have more nodes: the last ones are empty then.
+                nodes = int((tree.token_ids[row] >= 0).sum())
+                found[request.id] = TreeTrace(
+                    token_ids=tree.token_ids[row, :nodes].tolist(),
+                    parents=tree.parents.expand_as(tree.token_ids)[row, :nodes].tolist(),
+                    log_probs=tree.log_probs[row, :nodes].tolist(),
+                    path=path[row, : int(self.emitted[row, 0])].tolist(),
+                )
+        return found
 
 
 def run_round(

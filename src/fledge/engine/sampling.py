@@ -38,12 +38,12 @@ class RowSampling(NamedTuple):
     greedy_too: bool = False  # rows that are greedy are among the `sampled`, which then are all
 
     def of(self, rows: Tensor) -> RowSampling:
-        """Of these rows [R] int64 alone. Which of them are sampled is read on the host, if that isn't all."""
+        """The sampling of these rows [R] int64. Waits for the device, if some rows are greedy and some aren't."""
         some = self.warm(rows)
         return some if self.sampled is None else some._replace(sampled=some.temperature.nonzero()[:, 0])
 
     def warm(self, rows: Tensor) -> RowSampling:
-        """Of these rows [R] int64 alone, none of which is greedy."""
+        """The sampling of these rows [R] int64, none of which is greedy."""
         return self._replace(
             temperature=self.temperature.index_select(0, rows),
             top_k=self.top_k.index_select(0, rows),

@@ -50,7 +50,7 @@ class Scheduler:
         rereads: Rereads,
         forget: Callable[[Sequence[int]], Callable[[], object]] | None = None,
     ) -> None:
-        """`forget`: what is done to pages, on the lane, before they get a new owner."""
+        """`forget`: makes a call that clears pages, to be run on the lane before they get a new owner."""
         self.pool = pool
         self.batch = batch
         self.lane = lane
@@ -91,7 +91,7 @@ class Scheduler:
     def schedule_decode(self, *, preempt: bool) -> bool:
         """Give each running request room for one window; if the pool is full, the youngest make room.
 
-        Without `preempt` nobody has to: the answer is False then. Preempting takes that nothing is in flight.
+        Without `preempt` nobody does: the answer is False if the pool is full. With it nothing may be in flight.
         """
         for request in [r for r in self.running if len(r.pages) * self.pool.page_size < self._needs(r)]:
             while request.row >= 0 and not self._reserve(request):
@@ -145,7 +145,7 @@ class Scheduler:
         self.pool.release(request.pages)
 
     def reset(self) -> None:
-        """Forget all requests and free all pages, without trusting what is recorded of either."""
+        """Forget all requests and free all pages, even where the records of them are wrong."""
         self.waiting.clear()
         self.prefilling.clear()
         self.running.clear()
@@ -212,11 +212,14 @@ class Scheduler:
         return self._add_pages(request, tokens)
 
     def _to_fill(self, request: Request) -> list[bytes]:
-        """What the pages stand for that a request's prefill has yet to fill and share."""
+        """Keys of the pages that a request's prefill has yet to fill, and will then share (see `prefix.py`)."""
         return [] if self.prefix is None else self.prefix.keys(request)[request.shared_pages :]
 
     def _match(self, request: Request) -> Match:
-        """What the prefix cache has of a request: for one that speculates, all of it or what the head has seen."""
+        """The pages of the prefix cache that a request starts with.
+
+        One that speculates leaves out those without the head's entries, where running them again pays.
+        """
         if self.prefix is None:
             return Match([], 0)
         pages, with_head = self.prefix.match(request)
@@ -228,14 +231,14 @@ class Scheduler:
         return Match(pages, with_head)
 
     def _soon_shared(self, request: Request, filling: set[bytes]) -> int:
-        """Pages right behind those the prefix cache has of a request that others are filling just now."""
+        """How many pages, right behind those a request starts with, other prefills are `filling` just now."""
         if self.prefix is None:
             return 0
         missing = self.prefix.keys(request)[len(self._match(request).pages) :]
         return sum(1 for _ in takewhile(filling.__contains__, missing))
 
     def _needs(self, request: Request) -> int:
-        """KV indices the next round may use, whatever the works in flight bring."""
+        """KV indices the next round may use, whatever the tasks in flight bring."""
         return request.length - 1 + request.flying_most + self.window
 
     def _reserve(self, request: Request) -> bool:
@@ -256,7 +259,7 @@ class Scheduler:
         return True
 
     def _leave_batch(self, request: Request) -> None:
-        """Out of the batch; the last row takes its place, here and on the lane."""
+        """Take a request out of the batch; the last row takes its place, here and on the lane."""
         self.lane.defer(partial(self.batch.remove, request.row))
         moved = self.running.pop()
         if moved is not request:

@@ -48,7 +48,7 @@ class SelectionRows:
         self._penalized: Tensor | None = None  # [m] int64, requests with penalties, until the batch changes
         self._selections: dict[int, Selection | None] = {}  # by rows per request, until the batch changes
         self._drawing: Drawing | None = None  # likewise
-        self._followers: dict[int, Follower] = {}  # by request, of those whose answers have to have a form
+        self._followers: dict[int, Follower] = {}  # by request id, for structured outputs
         self.settles = False  # for recorded rounds, see `graphs.py`
         # By requests, rows to each, and whether some are filtered.
         self._settled: dict[tuple[int, int, bool], RowSampling] = {}
@@ -94,7 +94,7 @@ class SelectionRows:
 
     @property
     def choice(self) -> str | None:
-        """How tokens are chosen, as far as a round's kernels depend on it; None: by tensors that aren't settled."""
+        """How tokens are chosen, as far as a CUDA graph depends on it; None: in a way that can't be recorded."""
         selection = self.selection(1)
         if selection is None:
             return "greedy"
@@ -103,7 +103,7 @@ class SelectionRows:
         return "filtered" if selection.sampling.truncates else "drawn"
 
     def settle(self) -> None:
-        """Bring up to date what recorded rounds of as many requests read."""
+        """Bring the tensors up to date that recorded rounds of as many requests read (see `graphs.py`)."""
         for requests, nodes, _ in list(self._settled):
             if requests == len(self._requests):
                 self.selection(nodes)
@@ -126,7 +126,7 @@ class SelectionRows:
         return self._drawing
 
     def guided(self) -> GuidedDrafts | None:
-        """What keeps a round's drafts within the forms that answers have to have; None if none has to."""
+        """What keeps a round's drafts within the grammars of structured outputs; None if no request has one."""
         if not self._followers:
             return None
         rows = enumerate(self._requests)
@@ -153,7 +153,7 @@ class SelectionRows:
         self._counts.generated.index_put_((rows[:, None].expand_as(tokens), tokens), times, accumulate=True)
 
     def _settle(self, made: Selection | None, nodes: int) -> Selection | None:
-        """The same numbers, where those of the last batch of this size lay."""
+        """The same numbers, written to the memory where those of the last batch of this size lie."""
         if made is None or made.sampling is None:
             return made
         key = len(self._requests), nodes, made.sampling.truncates
@@ -171,7 +171,7 @@ class SelectionRows:
 
 
 def _prefilled(request: Request) -> list[int]:
-    """Its answer up to the prefill. What came after isn't looked at: the host may have it already, or not yet."""
+    """A request's answer as it was when prefill began. Whether the host has later tokens depends on timing."""
     return request.context(len(request.prompt_ids), request.prefill_length)
 
 
