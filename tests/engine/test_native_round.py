@@ -162,7 +162,8 @@ def rounds(
         if done is None:
             found.append({**left(models, batch), "kinds": ["nothing_to_copy"]})
             return None
-        assert isinstance(done.drafted, NativeDraft) == (native and not batch.selection.wants_logits)
+        by_calls = native and (plan.drafts or not batch.selection.wants_logits)
+        assert isinstance(done.drafted, NativeDraft) == by_calls
         found.append({**copied(done), **left(models, batch), "kinds": kinds(done, plan, batch)})
         return done
 

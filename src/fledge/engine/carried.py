@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine import native_tree
-from fledge.engine.native_tree import Passed, Rows
+from fledge.engine.native_tree import Passed, RowCopier
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.selection import SelectionRows
@@ -115,8 +115,8 @@ class RunningBatch:
             history=torch.zeros(rows, sizes.history, dtype=torch.int32, device=device),
         )
         self._views: dict[int, Carried] = {}
-        self._rows = Rows((*self._state[:-3], self._state.history))
-        self._recent = Rows((self._state.recent_tokens, self._state.recent_features))
+        self._rows = RowCopier((*self._state[:-3], self._state.history))
+        self._recent = RowCopier((self._state.recent_tokens, self._state.recent_features))
         # Lists: after a forward numpy's code is out of the caches, and a sum of two numbers takes 60 us.
         self.pending = [0] * rows  # positions each row's head is behind, however many
         self.restarted = [False] * rows  # rows whose head's KV has a gap before its head_start

@@ -88,7 +88,7 @@ class VerifyRows(NamedTuple):
 
 
 class NativeDraft:
-    """A round's draft trees and all that is known of them (see `outcome.Grown`).
+    """A round's draft trees and all that is known of them (see `outcome.Drafts`).
 
     A call wrote everything into one buffer; each part is cut out of it when it is first asked for.
     """
@@ -151,7 +151,7 @@ class NativeDraft:
         )
 
     @cached_property
-    def verified(self) -> VerifyRows:
+    def ready(self) -> VerifyRows:
         """The rows of the verify."""
         picked, masks, first = self._whole[7:]
         row_start, tokens, positions = _sections(

@@ -167,11 +167,11 @@ def page_entry(
     return partial(_kernel("fledge_enter_pages", 4, len(sizes)), entries, *pointers, *sizes)
 
 
-class Rows:
-    """Tensors with a row per request; also on other devices."""
+class RowCopier:
+    """Copies rows of tensors that have one per request; on any device."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """They are contiguous, and stay where they are."""
+        """The tensors are contiguous, and stay where they are."""
         self._tensors = tensors
         self._places: Tensor | None = None
         if runs_here(tensors[0]):

@@ -1,4 +1,4 @@
-"""What the parts of a round hand on: `Drafted` from draft, `Accepted` from accept; and what a round ends with."""
+"""What the parts of a round hand on: `Drafts` from draft, `Accepted` from accept; and what a round ends with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from fledge.engine.native_round import VerifyRows
 from fledge.engine.shapes import TreeShape
 
 
-class Grown(Protocol):
-    """Draft trees and what is known of them: `Drafted`, or a `NativeDraft`."""
+class Drafts(Protocol):
+    """Draft trees ready for verify, and what is known of them: `Drafted`, or a `NativeDraft`."""
 
     @property
     def tree(self) -> DraftTree:
         """N nodes per request."""
+
+    @property
+    def shape(self) -> TreeShape:
+        """The trees' shape, as it will be verified."""
 
     @property
     def levels(self) -> list[Tensor]:
@@ -32,17 +36,25 @@ class Grown(Protocol):
     def counts(self) -> Tensor | None:
         """[B] int64, nodes of each request below the root; None: all have the shape's."""
 
+    @property
+    def seconds(self) -> float:
+        """Of the draft steps."""
+
+    @property
+    def ready(self) -> VerifyRows | None:
+        """The rows of the verify, if they are laid out already."""
+
 
 class Drafted(NamedTuple):
-    """Trees ready for verify."""
+    """`Drafts` that were grown in Python."""
 
     tree: DraftTree
     shape: TreeShape
-    levels: list[Tensor]  # as in Grown
+    levels: list[Tensor]
     proposal: Proposal | None
-    counts: Tensor | None  # as in Grown
-    seconds: float = 0.0  # of the draft steps
-    ready: VerifyRows | None = None  # what will be verified, if it is known already
+    counts: Tensor | None
+    seconds: float = 0.0
+    ready: VerifyRows | None = None
 
 
 class Accepted(NamedTuple):
@@ -58,7 +70,7 @@ class Outcome(NamedTuple):
 
     emitted: Tensor  # [B, 1 + D + 1] int64: how many tokens each request emits, then the tokens
     logprobs: PathLogprobs | None  # of those requests that want them
-    drafted: Grown
+    drafted: Drafts
     shape: TreeShape  # as verified
     path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
     rows: int  # of all requests that were verified

@@ -178,8 +178,8 @@ def _round_key(batch: RunningBatch, plan: RoundPlan | None) -> RoundKey | None:
 
 
 def _drafted(done: Outcome, rows: Tensor | None) -> Trees | LateTrees:
-    """Of those requests that speculate; `rows` None: of all."""
+    """The trees of those requests that speculate; `rows` are their numbers, None: all."""
     late = LateTrees(done, rows)
-    if isinstance(done.drafted, NativeDraft):  # on a CPU, where looking is free
+    if isinstance(done.drafted, NativeDraft):  # in the host's own memory, where it stays
         return late
     return Trees(late.shape, late.depths, late.log_probs, late.levels, late.rows, late.proposal, late.counts)

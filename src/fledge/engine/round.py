@@ -39,7 +39,7 @@ from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.lookup import Proposal, chain, find
 from fledge.engine.native_round import DraftInputs, NativeOutcome, NativeRound
 from fledge.engine.native_tree import Passed, PathRows
-from fledge.engine.outcome import Accepted, Drafted, Outcome, PlainOutcome
+from fledge.engine.outcome import Accepted, Drafted, Drafts, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
 from fledge.engine.plans import RoundPlan
 from fledge.engine.selection import Selection
@@ -113,7 +113,7 @@ def _outcome(done: NativeOutcome, clock: PhaseClock) -> Outcome:
 
 
 def _verify_accept_extend(
-    models: Models, batch: RunningBatch, drafted: Drafted, clock: PhaseClock, *, follow: bool
+    models: Models, batch: RunningBatch, drafted: Drafts, clock: PhaseClock, *, follow: bool
 ) -> Outcome:
     """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
     tree, shape, ready = drafted.tree, drafted.shape, drafted.ready
@@ -171,15 +171,12 @@ def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> Plain
     return PlainOutcome(torch.cat((layout.ones[:, None], chosen), 1), logprobs)
 
 
-def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafted:
+def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafts:
     """Grow a tree per request from the carried first level, level by level, with what prompt lookup proposes."""
     now, bound, native = batch.view(), plan.bound, models.native
     guided = batch.selection.guided()
     if native is not None and plan.by_terms and guided is None:
-        made = native.draft(DraftInputs.of(batch, plan))
-        return Drafted(
-            made.tree, made.shape, made.levels, made.proposal, made.counts, made.seconds, made.verified
-        )
+        return native.draft(DraftInputs.of(batch, plan))
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
     proposal = _look_up(batch, plan, guided) if bound.lookup else None
     first = now.first_token_ids[:, :topk], now.first_log_probs[:, :topk]
