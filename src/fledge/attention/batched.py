@@ -1,6 +1,12 @@
 """Paged tree attention in plain torch, for all requests at once: pad to a rectangle, mask, one call.
 
-The rectangle, its slots and its mask are the same in every layer, so they are made once per forward.
+                 rows [B, Q]     keys [B, S]
+    request 0    r . .           k k k k . .         `.` is padding: a row whose output is dropped,
+    request 1    r r r           k k k k k k         a key that the mask hides
+    request 2    r r .           k k k . . .
+
+Where padding would be more than twice the work, each request is a rectangle (`_Block`) of its own. Rectangles, slots
+and masks are the same in every layer, so they are made once per forward.
 """
 
 from __future__ import annotations
@@ -14,8 +20,8 @@ from torch import Tensor
 
 from fledge.attention.layout import PagedRows, first_seen, kv_slots, row_indices, row_requests
 
-# Padding may make the rectangle this many times the work of going request by request, plus a flat allowance
-# (query rows * keys) below which the call itself costs more than the padding.
+# The rectangle may be this many times the work (query rows * keys) of going request by request; or have this much work,
+# below which a call itself costs more than the padding.
 _MAX_PADDING, _FREE_AREA = 2, 1 << 18
 _MOST_SCORES = 1 << 24  # that are kept at once where heads have sinks
 

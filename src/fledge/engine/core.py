@@ -147,8 +147,8 @@ class EngineCore:
         launched |= self._decode()
         flight.take(keep=flight.ahead if launched else 0)
         if flight.ahead:
-            busy = time.perf_counter() - begun - (flight.waited - waited)
-            self._hidden += max(busy - (lane.exposed - exposed), 0.0)
+            worked = time.perf_counter() - begun - (flight.waited - waited)
+            self._hidden += max(worked - (lane.exposed - exposed), 0.0)
         if not self._scheduler.busy:
             flight.clear()  # at most the extra round of requests that are done
             self._feedback.learn()

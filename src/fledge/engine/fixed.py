@@ -1,4 +1,4 @@
-"""The planner of an engine whose tree was given."""
+"""The planner of an engine with a fixed tree, or without a head."""
 
 from __future__ import annotations
 

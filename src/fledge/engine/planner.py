@@ -41,16 +41,20 @@ from fledge.engine.speeds import EARLY_ROUNDS, Speeds, group_of
 _SEARCH_ROUNDS = 32  # between searches for the best tree
 _PLAIN_ROUNDS_AGE = 0.125  # of a round: without drafts hardly anything new is learnt
 _LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
-_ENTER, _LEAVE = 1.03, 0.99  # speculation over plain: what it takes to begin, and to go on
-_PLAIN_TRY_ROUNDS = (8, 128)  # between tries of plain decode while speculation isn't far ahead: doubles
-_FAR_AHEAD = 1.5
-# Lookup's gain over plain decode: what it takes to ask for lookup, and how much less is enough to go on with one
-# request, as rounds of many tell more.
-_ASK, _ASK_LESS = 0.997, 0.025
-_PLAIN_AMONG_LOOKUP = 16  # rounds between those that don't ask for lookup, while it pays
+_ENTER, _LEAVE = 1.03, 0.99  # speed with the head over that without: what it takes to begin, and to go on
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
+_PLAIN_TRY_ROUNDS = (
+    8,
+    128,
+)  # between plain rounds while speculation pays, to compare: doubles from first to last
+_FAR_AHEAD = 1.5  # where speculation is so much faster there is nothing to compare
+# Lookup's gain over plain decode: what it takes to ask for lookup, and how much less is enough to go on asking. That
+# is for one request; a round of many requests says more about the gain.
+_ASK, _ASK_LESS = 0.997, 0.025
+_PLAIN_AMONG_LOOKUP = 16  # rounds between plain rounds while lookup pays
 _TRY_LENGTH = 3  # rounds of a try of speculation
-# Of all time, for tries that don't pay: at first, and after many, each of which halves it. Seconds to begin with.
+# The share of all time that tries may lose: at first, and at least, as each try in vain halves it. Then seconds to
+# begin with.
 _TRY_SHARE, _LEAST_TRY_SHARE, _FIRST_CREDIT = 0.008, 0.001, 0.02
 _START_ROUNDS = 32  # of a batch size, that follow what was tuned
 
@@ -69,7 +73,7 @@ class _BatchSize:
 class Planner:
     """Plans rounds and learns from what came of them. One per engine."""
 
-    learns = True  # from more than what matches of prompt lookup came to
+    learns = True  # False: from no more than what matches of prompt lookup came to
 
     def __init__(
         self,
@@ -105,6 +109,10 @@ class Planner:
         return plan
 
     def _decide(self, requests: int, behind: int) -> RoundPlan | None:
+        """What was tuned, at first; the rest of a try; else with the head or without it, whichever is faster.
+
+        Where it is the head, a plain round now and then; where it isn't, a try of the head as far as `_credit` allows.
+        """
         size = self._size(requests)
         self._age += 1.0 if size.speculates else _PLAIN_ROUNDS_AGE
         if self._age >= _SEARCH_ROUNDS:
