@@ -54,8 +54,9 @@ void fledge_enter_pages(const int32_t* pages, int32_t* page_table, int32_t* head
 // Row `from` of `count` tensors over their row `to`; `places` [count, 2]: where each begins, and the bytes of a row.
 void fledge_copy_row(const int64_t* places, int64_t count, int64_t from, int64_t to) {
   for (int64_t n = 0; n < count; ++n) {
-    char* rows = reinterpret_cast<char*>(places[2 * n]);
-    std::memcpy(rows + to * places[2 * n + 1], rows + from * places[2 * n + 1], places[2 * n + 1]);
+    char* rows = reinterpret_cast<char*>(places[2 * n]);  // null for rows of nothing
+    int64_t bytes = places[2 * n + 1];
+    std::copy_n(rows + from * bytes, bytes, rows + to * bytes);
   }
 }
 

@@ -1,10 +1,26 @@
-// The unroll's attention on one block, around its matrix products; attention.py says what is computed.
+// The unroll's attention on one block, all but its matrix products, which torch makes; attention.py says what is
+// computed.
 //
-// A block is a rectangle of b conversations: rows [b, q] of the supervised rows, padded. In memory a row's heads lie as
-// [b, kv, q, group, width], so that heads which share a KV head are neighbours.
+// A block is a rectangle of b conversations by q of their supervised rows, padded. Each row sees step-0 keys of its
+// conversation, and its own keys: one for each later step of the unroll. Queries and scores lie as
+// [b, kv, q, group, width or keys], so that query heads which share a KV head are neighbours:
+//
+//     fledge_gather_heads         rows of all S  ->  the block's
+//     (scores = query . keys)
+//     fledge_attend               scores  ->  weights of step-0 keys and of own keys, one softmax
+//     (mixed = weights . values)
+//     fledge_attend_finish        mixed + own weights . own values  ->  rows of all S
+//
+// and likewise for the gradients.
 #include "kernels.h"
 
 using namespace fledge;
+
+namespace {
+
+constexpr int64_t kMostSteps = 16, kMostWidth = 256;  // see `usable` in attention_kernels.py
+
+}  // namespace
 
 extern "C" {
 
@@ -13,8 +29,8 @@ struct FledgeBlock {
   const int32_t* seen;  // [b * q], step-0 keys the row sees; 0: padding
   int64_t b, q, kv, group, width, keys, steps;
   int64_t key_stride, value_stride;  // between rows of own keys and values
-  const bf16* own_keys[16];          // [S, kv * width] of each later step
-  const bf16* own_values[16];
+  const bf16* own_keys[kMostSteps];  // [S, kv * width] of each later step
+  const bf16* own_values[kMostSteps];
   int threads;
 };
 
@@ -45,7 +61,7 @@ struct Place {
 
 extern "C" {
 
-// Rows of x -> [b, kv, q, group, width] times scale, in float32 and, if not null, in bf16.
+// The block's rows of x, times scale, as [b, kv, q, group, width] in float32 and, if not null, in bf16.
 void fledge_gather_heads(const bf16* x, int64_t stride, const int64_t* rows, float* high, bf16* low, float scale,
                          int64_t b, int64_t q, int64_t kv, int64_t group, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -59,7 +75,7 @@ void fledge_gather_heads(const bf16* x, int64_t stride, const int64_t* rows, flo
   }
 }
 
-// Scores [.., keys] of the step-0 keys and those of the own keys become weights of one softmax.
+// One softmax over the given scores [.., keys] of the step-0 keys and those of the own keys, computed here.
 void fledge_attend(const FledgeBlock* p, const float* query, const float* scores, bf16* weights, float* own_weights,
                    float* log_sum) {
   const FledgeBlock& block = *p;
@@ -108,7 +124,7 @@ void fledge_attend_finish(const FledgeBlock* p, const bf16* mixed, const float* 
       int64_t r = place.first + g;
       const bf16* in = mixed + r * block.width;
       bf16* out = output + ((place.row * block.kv + place.head) * block.group + g) * block.width;
-      float sum[256];
+      float sum[kMostWidth];
       for (int64_t i = 0; i < block.width; ++i) sum[i] = load(in[i]);
       for (int64_t s = 0; s < block.steps; ++s) {
         const bf16* value = block.own_values[s] + place.row * block.value_stride + place.head * block.width;
@@ -120,8 +136,9 @@ void fledge_attend_finish(const FledgeBlock* p, const bf16* mixed, const float* 
   }
 }
 
-// From scores and the slopes of the weights: weights and slopes of the scores, in bf16; the gradients of own keys and
-// values [S, kv * width]; and what own keys give to the query's gradient, [.., width].
+// The backward pass up to its products. From the scores and the gradients of the weights: the weights again and the
+// gradients of the scores, in bf16; the gradients of own keys and values [S, kv * width]; and the part of the query's
+// gradient that comes from own keys, [.., width].
 void fledge_attend_back(const FledgeBlock* p, const float* query, const float* slope, const bf16* output,
                         const float* log_sum, const float* scores, const float* d_weights, bf16* weights,
                         bf16* d_scores, float* d_query, bf16* const* d_own_keys, bf16* const* d_own_values) {
@@ -130,7 +147,7 @@ void fledge_attend_back(const FledgeBlock* p, const float* query, const float* s
 #pragma omp parallel for num_threads(block.threads) schedule(static)
   for (int64_t item = 0; item < block.b * block.kv * block.q; ++item) {
     Place place(block, item);
-    float d_key[16][256], d_value[16][256];
+    float d_key[kMostSteps][kMostWidth], d_value[kMostSteps][kMostWidth];
     for (int64_t s = 0; s < block.steps; ++s) {
       std::memset(d_key[s], 0, sizeof(float) * width);
       std::memset(d_value[s], 0, sizeof(float) * width);
@@ -171,7 +188,7 @@ void fledge_attend_back(const FledgeBlock* p, const float* query, const float* s
   }
 }
 
-// d_query [S, heads * width] = (d_scores @ keys (mixed) + what own keys gave) * scale.
+// d_query [S, heads * width] = (mixed, which is d_scores @ keys, + the part from own keys) * scale.
 void fledge_attend_back_finish(const FledgeBlock* p, const bf16* mixed, const float* from_own, float scale,
                                bf16* d_query) {
   const FledgeBlock& block = *p;
