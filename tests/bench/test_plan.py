@@ -301,7 +301,7 @@ def test_a_benchmark_on_a_machine_that_did_other_things_is_nothing_to_check_with
     result = result_with_shapes()
     rows = [row.model_copy(update={"phases_plain_ms": {"host": 127 * 12.0}}) for row in result.answers]
     with pytest.raises(DataError, match="the machine was too busy"):
-        check_rows(result.model_copy(update={"answers": rows}), shape_of(SMOLLM2), 8192)
+        check_table(result.model_copy(update={"answers": rows}), shape_of(SMOLLM2), 8192)
 
 
 def test_a_machine_is_known_by_its_plain_step_and_its_largest_verify() -> None:
