@@ -5,10 +5,11 @@ the choice: it is token i with probability w[i] / sum(w) (the exponential race, 
 
     time[i] = unit_time[i] / w[i]        unit_time depends on the position's coin and on the token alone
 
-The coin comes from the request's seed and the position, so it is known before anything is drafted. A head knows the
-unit times, too, and nearly the weights: its own race tells which token is likely to win the target's, far better than
-its probabilities do. The target's choice depends on its own weights and the coin alone, so what is drafted changes no
-token (a coupling by shared randomness: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+A coin is 64 random bits that follow from the request's seed and the position (`engine/sampling.py`), so it is known
+before anything is drafted. The head can work out the same unit times, and its weights are close to the target's: its
+own race tells which token is likely to win the target's, far better than its probabilities do. The target's choice
+depends on its own weights and the coin alone, so what is drafted changes no token (a coupling by shared randomness:
+Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BEHIND = 1e-6  # of its weight is left to a token that the filters drop
 
 
 class Draws(NamedTuple):
-    """How M tokens are going to be drawn; `temperature` 0: greedily."""
+    """How M tokens are going to be drawn by the target; `temperature` 0: greedily."""
 
     temperature: Tensor  # [M] float32
     top_k: Tensor  # [M] int64, 0: all

@@ -1,4 +1,7 @@
-"""A plain round in one C++ call, where the target runs on the CPU kernels; the same result as `plain_round`'s."""
+"""A plain round in one C++ call, where the target runs on the CPU kernels; with the result of `round.plain_round`.
+
+The structures are those of native/round.h, field by field.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from fledge.target.cpu import NativeDecoder
 
 
 class ModelsStruct(Structure):
-    """The models and their KV; null: no head."""
+    """`RoundModels`: the models and their KV; null: no head."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("target", "head", "head_kv", "kv")),
@@ -28,7 +31,7 @@ class ModelsStruct(Structure):
 
 
 class CarriedStruct(Structure):
-    """What B requests carry; see `Carried`."""
+    """`CarriedState`: what B requests carry; see `Carried`."""
 
     _fields_ = [
         *((name, c_int64) for name in ("requests", "pages", "topk", "known")),
@@ -38,13 +41,13 @@ class CarriedStruct(Structure):
 
 
 class DrawingStruct(Structure):
-    """How they draw; see `Drawing`."""
+    """How B requests draw their tokens; see `selection.Drawing`."""
 
     _fields_ = [("filters", c_void_p), ("keys", c_void_p)]
 
 
 class RecentStruct(Structure):
-    """Where B requests keep what a head that falls behind will need; null: nowhere."""
+    """`Recent`: where B requests keep what a head that falls behind will need; null: nowhere."""
 
     _fields_ = [("tokens", c_void_p), ("features", c_void_p), ("kept", c_int64)]
 
@@ -85,10 +88,10 @@ class NativePlain:
         return emitted, self._plain(models, carried, drawn, byref(recent_of(now, keep)), emitted.data_ptr())
 
     def forget(self, pages: Sequence[int]) -> Callable[[], object]:
-        """What forgets the values in these pages of both pools, ready to be called on the lane.
+        """A call that clears these pages of both pools, to be made on the lane.
 
-        Attention takes whole pages and gives what isn't a request's own the weight 0, which is nothing if it is a
-        number. One request's NaN would become that of all who ever get its pages.
+        Attention reads whole pages and gives entries that aren't the request's the weight 0. That makes nothing of any
+        number, but not of a NaN, which would pass from one request to all that ever get its pages.
         """
         ids = (c_int32 * len(pages))(*pages)
         return partial(self._forget, addressof(self._models), ids, len(pages))
@@ -117,7 +120,7 @@ def native_plain(decoder: Decoder, kv: Tensor, last_position: int) -> NativePlai
 
 
 def recent_of(now: Carried, keep: bool) -> RecentStruct:
-    """It points into `now`."""
+    """It points into `now`; all null without `keep`."""
     tokens, features = now.recent_tokens, now.recent_features
     if not keep:
         return RecentStruct()

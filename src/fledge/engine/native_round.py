@@ -41,7 +41,9 @@ from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder
 
 
-class _Terms(Structure):
+class _DraftTerms(Structure):
+    """`DraftTerms` of native/round.h: a plan's bound and `Terms`."""
+
     _fields_ = [
         *((name, c_int64) for name in ("depth", "topk", "nodes", "lookup", "longest")),
         ("log_rates", c_void_p),
@@ -56,6 +58,8 @@ class _Terms(Structure):
 
 
 class _Drafts(Structure):
+    """`Drafts` of native/round.h: where a call writes its trees."""
+
     _fields_ = [
         *((name, c_void_p) for name in ("integers", "floats", "smalls")),
         *((name, c_int64) for name in ("levels", "nodes", "rows")),
@@ -64,6 +68,8 @@ class _Drafts(Structure):
 
 
 class _Accepted(Structure):
+    """`Accepted` of native/round.h: where a call writes what a round accepted."""
+
     _fields_ = [
         *((name, c_void_p) for name in ("emitted", "path")),
         ("width", c_int64),
@@ -166,6 +172,7 @@ class NativeDraft:
 
     @cached_property
     def _whole(self) -> list[Tensor]:
+        """The int64 parts, as in round.h: proposed, matched, counts, the tree's four, picked, masks, first."""
         requests, all_nodes = self._requests, self._requests * self.raw.nodes
         copies = requests * self._bound.lookup
         sizes = [copies, requests, requests, *[all_nodes] * 4, self.rows, self.rows, requests]
@@ -173,6 +180,7 @@ class NativeDraft:
 
     @cached_property
     def _probabilities(self) -> list[Tensor]:
+        """The float32 parts: the proposals', the candidates', the tree's."""
         requests, copied = self._requests, self._bound.lookup
         candidates = sum(self._grown) + copied
         sizes = [requests * copied, requests * candidates, requests * self.raw.nodes]
@@ -238,7 +246,7 @@ class NativeRound(NativePlain):
         self, decoder: NativeDecoder, kv: Tensor, head: NativeHeadRunner, head_kv: Tensor, last_position: int
     ) -> None:
         super().__init__(decoder, kv, last_position, head, head_kv)
-        self._last: tuple[TreeShape | None, Terms | None, _Terms] = None, None, _Terms()
+        self._last: tuple[TreeShape | None, Terms | None, _DraftTerms] = None, None, _DraftTerms()
         self._draft: Callable[..., None] = library().fledge_draft
         self._round: Callable[..., None] = library().fledge_round
         self._lookup: Callable[..., None] = library().fledge_lookup_round
@@ -284,15 +292,15 @@ class NativeRound(NativePlain):
             path.shape[1], move,
         )  # fmt: skip
 
-    def _inputs(self, given: DraftInputs) -> tuple[ModelsStruct, CarriedStruct, _Terms, DrawingStruct]:
+    def _inputs(self, given: DraftInputs) -> tuple[ModelsStruct, CarriedStruct, _DraftTerms, DrawingStruct]:
         return self._models, self._view(given.now), self._bounds(given), drawing_of(given.drawing)
 
-    def _bounds(self, given: DraftInputs) -> _Terms:
+    def _bounds(self, given: DraftInputs) -> _DraftTerms:
         """The plan as the kernels read it, kept while the next rounds have the same plan."""
         bound, terms = given.bound, given.terms
         last_bound, last_terms, wanted = self._last
         if bound != last_bound or terms is not last_terms:
-            wanted = _Terms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
+            wanted = _DraftTerms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
             if terms is not None:
                 points = len(terms.rows)
                 wanted.calibration = (c_double * len(terms.calibration))(*terms.calibration)

@@ -99,36 +99,41 @@ class Request:
     trace: bool = False  # results carry the round's draft tree
     grammar: Follower | None = None  # at the answer's beginning; set if it has to have a form
     id: int = -1  # from when it is queued on; later ones have larger ones
-    submitted: float = field(default_factory=time.perf_counter)
+    key: int = 0  # of the seed's coins
+    row: int = -1  # in the running batch
+    # The answer so far.
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    # Its pages, and what prefill has written of them.
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)  # what full pages stand for (see `prefix.py`)
     shared_pages: int = 0  # of `pages`, the first ones, that others may use too
+    prefix_tokens: int = 0  # where prefill started: all before it was in the prefix cache
+    cached_tokens: int = 0  # the same for the prompt, when it was first prefilled
+    prefilled: int = 0  # tokens of `context` whose KV is written
+    prefill_length: int = 0  # len(context) when prefill started
+    # What the head has seen of it (see `carried.py`).
     head_start: int = 0  # positions before it are none of the head's: its history began behind them
     head_written: int = 0  # positions from the first on that the head's KV holds without a gap
     head_follows: bool = False  # the running batch has all the head needs to go on from there
     head_pending: int = 0  # positions the head was behind after the last round the host knows of
     head_restarted: bool = False  # by then its KV had a gap
-    flying_least: int = 0  # tokens that tasks in flight will emit at least,
+    # What tasks in flight will emit.
+    flying_least: int = 0  # tokens at least,
     flying_most: int = 0  # and at most
-    prefix_tokens: int = 0  # where prefill started: all before it was in the prefix cache
-    cached_tokens: int = 0  # the same for the prompt, when it was first prefilled
-    prefilled: int = 0  # tokens of `context` whose KV is written
-    prefill_length: int = 0  # len(context) when prefill started
+    # For its statistics.
+    submitted: float = field(default_factory=time.perf_counter)
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
     rounds: int = 0
     round_tokens: int = 0  # emitted by rounds, not by prefill
     drafted_rounds: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
     preemptions: int = 0
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
     phases_at_start: PhaseSeconds = field(default_factory=PhaseSeconds)
-    key: int = 0  # of the seed's coins
-    row: int = -1  # in the running batch
 
     def __post_init__(self) -> None:
         self.key = seed_key(self.seed)

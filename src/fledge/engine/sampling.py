@@ -1,10 +1,10 @@
 """Which token a row of logits yields: greedy, or one draw from the row's own processed distribution.
 
-A draw is a race (`draft/race.py`) whose coin depends only on the request's seed and on the logical position of the
-token being drawn. The same seed therefore gives the same text with and without speculation, in any batch and in any
-tree: every node of a tree draws *its* next token with the coin of *its* position, and a child is accepted only if it is
-that very token. Nothing is ever rejected and redrawn, so the output distribution is plain decode's by construction. The
-head runs the same race beforehand, to draft what is likely to win.
+A draw is a race (`draft/race.py`) between tokens, decided by the position's coin: 64 random bits that depend only on
+the request's seed and the position of the token being drawn. The same seed therefore gives the same text with and
+without speculation, in any batch and in any tree: every node of a tree draws *its* next token with the coin of *its*
+position, and a child is accepted only if it is that very token. Nothing is ever rejected and redrawn, so the output
+distribution is plain decode's by construction. The head runs the same race beforehand, to draft what is likely to win.
 """
 
 from __future__ import annotations
