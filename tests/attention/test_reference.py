@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fledge.attention import reference_attention, write_slots
+from fledge.attention import PagedAttention, reference_attention
 from fledge.attention.reference import seen_indices
 from tests.target.paging import make_batch, scattered_pages
 
@@ -20,7 +20,7 @@ def test_causal_rows_equal_dense_causal_attention() -> None:
         torch.randn(count, n, size, generator=generator) for n in (heads, kv_heads, kv_heads)
     )
     keys, values = torch.zeros(5 * PAGE, kv_heads, size), torch.zeros(5 * PAGE, kv_heads, size)
-    slots = write_slots(batch, PAGE)
+    slots = PagedAttention(batch, PAGE).write_slots
     keys[slots], values[slots] = key, value
     dense = F.scaled_dot_product_attention(
         query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=True, enable_gqa=True
@@ -66,4 +66,4 @@ def test_later_causal_rows_see_earlier_windows() -> None:
 def test_rows_are_written_behind_the_prefix_and_the_window_offset() -> None:
     table = torch.tensor([[5, 2], [7, 3]], dtype=torch.int32)
     batch = make_batch([[0, 0], [0]], table, prefix=[2, 1], offset=[1, 0])
-    assert write_slots(batch, PAGE).tolist() == [5 * PAGE + 3, 2 * PAGE, 7 * PAGE + 1]
+    assert PagedAttention(batch, PAGE).write_slots.tolist() == [5 * PAGE + 3, 2 * PAGE, 7 * PAGE + 1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fledge.attention import reference_attention, write_slots
+from fledge.attention import PagedAttention, reference_attention
 from fledge.draft import Head, TorchHeadRunner, head_runner
 from fledge.errors import EngineError, HeadError
 from fledge.target import Target
@@ -57,7 +57,7 @@ def reference_forward(head: Head, embedding: torch.Tensor, rows: ForwardBatch, k
         part.view(len(entry), -1, c.head_dim) for part in (attention_input @ w.qkv.T).split(parts, dim=-1)
     )
     cos, sin = (t[rows.positions.long()] for t in rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, 256))
-    slots = write_slots(rows, page_size)
+    slots = PagedAttention(rows, page_size).write_slots
     kv[0][slots], kv[1][slots] = apply_rope(k, cos, sin), v
     entry = norm(entry, w.hidden_norm) if c.norm_before_residual else entry
     h = entry + reference_attention(apply_rope(q, cos, sin), kv[0], kv[1], rows, page_size).flatten(1) @ w.o.T

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fledge.attention.batched import PagedAttention
-from fledge.attention.layout import PagedRows, kv_slots, row_requests, write_slots
+from fledge.attention.layout import PagedRows
 from fledge.attention.reference import reference_attention
 
 
@@ -43,9 +43,6 @@ __all__ = [
     "Attention",
     "PagedAttention",
     "PagedRows",
-    "kv_slots",
     "paged_attention",
     "reference_attention",
-    "row_requests",
-    "write_slots",
 ]

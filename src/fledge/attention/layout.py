@@ -70,9 +70,3 @@ def first_seen(rows: PagedRows, index: Tensor, request: Tensor, window: int) -> 
         bits = rows.window_mask.unsqueeze(1) >> torch.arange(64, device=index.device)
         index = rows.prefix_length.long()[request] + (bits & 1).sum(1) - 1
     return (index + 1 - window).clamp(min=0)
-
-
-def write_slots(rows: PagedRows, page_size: int) -> Tensor:
-    """The pool slot each row's key and value go to, [R] int64."""
-    request = row_requests(rows)
-    return kv_slots(rows.page_table, request, row_indices(rows, request), page_size)
