@@ -202,8 +202,8 @@ class EngineCore:
         chunks = self._scheduler.schedule_prefill()
         if not chunks:
             return False
-        # The head sees prompts only if it will be used. Where drafting won't pay at once, it isn't shown the prompts'
-        # ends; it can catch up later.
+        # The head runs over prompts of requests that speculate. Where all prompts end with these chunks and speculation
+        # doesn't pay now, it catches up on the ends later, if it is used at all.
         follow = any(chunk.request.speculate for chunk in chunks)
         finishing = [chunk.request for chunk in chunks if chunk.finishes]
         company = len(self._scheduler.running) + len(finishing)
