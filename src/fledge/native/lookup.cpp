@@ -49,7 +49,7 @@ float log_rest(float log_prob) {
 // is the proposal's there, with log probability `rate` given those before it; the candidates are numbered from
 // `first` on.
 void raise_scores(const Level& level, int64_t depth, int64_t first, int64_t token, float rate, Agreement with,
-                         float* raised) {
+                  float* raised) {
   int64_t parent = *with.number, hit = -1;
   for (int64_t n = 0; n < level.count && hit < 0; ++n)
     if (level.token_ids[n] == token && level.below(n, parent)) hit = n;
@@ -68,7 +68,7 @@ void raise_scores(const Level& level, int64_t depth, int64_t first, int64_t toke
 // `number` with `score`. They are numbered behind the head's `candidates`. Slots for tokens that are candidates, or
 // that the proposal lacks, stay empty.
 void fill_slots(const int64_t* proposed, const float* rates, int64_t count, int64_t agreed, int64_t number,
-                       float score, int64_t candidates, int64_t* token_ids, float* scores, int64_t* parents) {
+                float score, int64_t candidates, int64_t* token_ids, float* scores, int64_t* parents) {
   double sum = 0.0;
   for (int64_t n = 0; n < count; ++n) {
     bool empty = n < agreed || proposed[n] < 0;

@@ -55,8 +55,8 @@ struct Better {
 // Walks down the tree as long as a node is what its parent chose. Returns how many tokens are emitted, the bonus token
 // included. path [width] and emitted [width] hold valid nodes and tokens beyond them, too.
 int64_t accept_path(const int64_t* token_ids, const int64_t* parents, const int64_t* depths,
-                           const int64_t* chosen, int64_t nodes, bool speculates, int64_t width, int64_t* path,
-                           int64_t* emitted) {
+                    const int64_t* chosen, int64_t nodes, bool speculates, int64_t width, int64_t* path,
+                    int64_t* emitted) {
   bool on[kMostNodes] = {true};
   int64_t deepest = 0;
   for (int64_t d = 0; d < width; ++d) path[d] = d;
