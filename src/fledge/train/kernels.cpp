@@ -45,7 +45,7 @@ void fledge_rms_norm(const bf16* x, const bf16* gain, bf16* y, float* scale, int
   }
 }
 
-// dx (if not null), and the gain's gradient added to d_gain [width].
+// Writes dx, if it isn't null, and adds the gain's gradient to d_gain [width].
 void fledge_rms_norm_back(const bf16* x, const bf16* gain, const float* scale, const bf16* dy, bf16* dx, float* d_gain,
                           int64_t rows, int64_t width, int threads) {
   std::vector<float> partial(static_cast<size_t>(threads) * width, 0.0f);
@@ -84,6 +84,7 @@ void fledge_swiglu(const bf16* gate_up, bf16* y, int64_t rows, int64_t width, in
   }
 }
 
+// slope [rows, 2 * width]: the gradients of gate and up.
 void fledge_swiglu_back(const bf16* gate_up, const bf16* dy, bf16* slope, int64_t rows, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t r = 0; r < rows; ++r) {
@@ -97,7 +98,8 @@ void fledge_swiglu_back(const bf16* gate_up, const bf16* dy, bf16* slope, int64_
   }
 }
 
-// Turns rows of `heads` vectors of 2 * half by cos and sin [rows, half]; direction -1 turns back.
+// RoPE ("rotate half") of rows of `heads` vectors of 2 * half numbers, by cos and sin [rows, half]; direction -1: its
+// inverse, which is the gradient's.
 void fledge_rope(const bf16* x, int64_t x_stride, bf16* y, int64_t y_stride, const float* cos, const float* sin,
                  float direction, int64_t rows, int64_t heads, int64_t half, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -153,10 +155,13 @@ void fledge_softmax(bf16* logits, int64_t rows, int64_t width, int threads) {
   }
 }
 
-// Logits become the gradient of the loss, 0 in rows that are not counted. `mix` holds the shares of soft cross-entropy
-// against the teacher, hard cross-entropy against place `target` [rows], 1 - overlap, and -log(overlap), where overlap
-// is the sum of the smaller of both probabilities. If asked for (not null): loss [rows], overlap [rows], and best
-// [rows], the first highest logit's place.
+// Logits become the gradient of the loss, 0 in rows that are not counted. With q the head's probabilities, p the
+// teacher's and overlap = sum of min(p, q), a row's loss is
+//
+//     mix[0] * -sum(p log q)  +  mix[1] * -log q[target]  +  mix[2] * (1 - overlap)  +  mix[3] * -log(overlap)
+//
+// A negative `target` [rows]: the row has none. If asked for (not null): loss [rows], overlap [rows], and best [rows],
+// the place of the first highest logit.
 void fledge_loss_gradient(bf16* logits, const bf16* teacher, const int64_t* target, const uint8_t* counted,
                           const float* mix, float* loss, float* overlap, int64_t* best, int64_t rows, int64_t width,
                           int threads) {
