@@ -180,7 +180,7 @@ void gemm_int8(Team& t, int id, const bf16* a, int stride, int rows, const Packe
       for (int r = 0; r < block; r += at_once) {
         int here = block - r < at_once ? block - r : at_once;
         multiply_int8(x, r, here, w, p, c, product.panel(p, base + r));
-        for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
+        for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * kPanel);
       }
     });
   }
@@ -208,7 +208,7 @@ void gemm(Team& t, int id, const bf16* a, int stride, int rows, const Packed& w,
         int here = block - r < at_once ? block - r : at_once;
         Prefetch prefetch = product.panel(p, base + r);
         multiply_panel(rows_in, stride, here, w.panel(p), w.inputs, c, kPanel, prefetch);
-        for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * 32);
+        for (int i = 0; i < here; ++i) finish(base + r + i, p, c + i * kPanel);
       }
     });
   }

@@ -99,8 +99,8 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-    _mm512_storeu_ps(c + r * 32, _mm512_mul_ps(sum[r][0], _mm512_loadu_ps(output_scale)));
-    _mm512_storeu_ps(c + r * 32 + 16, _mm512_mul_ps(sum[r][1], _mm512_loadu_ps(output_scale + 16)));
+    _mm512_storeu_ps(c + r * kPanel, _mm512_mul_ps(sum[r][0], _mm512_loadu_ps(output_scale)));
+    _mm512_storeu_ps(c + r * kPanel + 16, _mm512_mul_ps(sum[r][1], _mm512_loadu_ps(output_scale + 16)));
   }
 }
 
@@ -116,7 +116,7 @@ inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t
     const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups_of(inputs);
     switch (here) {
 #define FLEDGE_ROWS(n) \
-  case n: int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * 32, prefetch, group); break;
+  case n: int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * kPanel, prefetch, group); break;
       FLEDGE_ROWS(1) FLEDGE_ROWS(2) FLEDGE_ROWS(3) FLEDGE_ROWS(4) FLEDGE_ROWS(5) FLEDGE_ROWS(6)
 #undef FLEDGE_ROWS
     }
