@@ -147,6 +147,11 @@ class Job:
         delta, self._pending = self._pending, Delta()
         return delta
 
+    def answer(self) -> Delta:
+        """The whole answer as one delta; for answers that weren't read piece by piece."""
+        said = self.said(self.text, last=True)
+        return Delta(self.text, self.token_ids, self.logprobs, said=said, completion=self.completion)
+
 
 async def deltas(jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta]]:
     """What is new of one request's jobs, as it comes, with the job's number, until all are done.

@@ -48,14 +48,29 @@ class Renderer:
         self._created = int(time.time())
 
     def whole(self, jobs: Sequence[Job]) -> Json:
-        choices = [self._choice(index, job) for index, job in enumerate(jobs)]
+        choices = []
+        for index, job in enumerate(jobs):
+            answer = job.answer()
+            message = {"message": _message(answer.said)} if self._chat else {}
+            choices.append({**self._choice(index, job, answer, first=True), **message})
         return {**self._head(chunk=False), "choices": choices, "usage": usage(jobs)}
 
     def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
+        message = {"delta": _delta(delta.said, first=first)} if self._chat else {}
+        choice = {**self._choice(index, job, delta, first=first), **message}
+        return {**self._head(chunk=True), "choices": [choice]}
+
+    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
+        return {**self._head(chunk=True), "choices": [], "usage": usage(jobs)}
+
+    def _head(self, *, chunk: bool) -> Json:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self._chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+
+    def _choice(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
+        """A choice, or what is new of it, without a chat's message."""
         choice: Json = {"index": index}
-        if self._chat:
-            choice["delta"] = _delta(delta.said, first=first)
-        else:
+        if not self._chat:
             choice["text"] = job.echo + delta.text if first else delta.text
         choice["logprobs"] = self._logprobs(delta.logprobs, job) if self._with_logprobs else None
         choice["finish_reason"] = job.finish_reason if delta.completion else None
@@ -66,31 +81,8 @@ class Renderer:
             if first:
                 choice["prompt_token_ids"] = job.prompt_ids
         if job.trace:
-            choice["trace"] = {
-                "pieces": delta.pieces,
-                "trees": [self._tree(tree, bonus) for tree, bonus in delta.trees],
-            }
-        return {**self._head(chunk=True), "choices": [choice]}
-
-    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        return {**self._head(chunk=True), "choices": [], "usage": usage(jobs)}
-
-    def _head(self, *, chunk: bool) -> Json:
-        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self._chat else "text_completion"
-        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
-
-    def _choice(self, index: int, job: Job) -> Json:
-        assert job.completion is not None
-        choice: Json = {"index": index}
-        if self._chat:
-            choice["message"] = _message(job.said(job.text, last=True))
-        else:
-            choice["text"] = job.echo + job.text
-        choice["logprobs"] = self._logprobs(job.logprobs, job) if self._with_logprobs else None
-        choice["finish_reason"] = job.finish_reason
-        choice["stop_reason"] = job.completion.stop_reason
-        if self._with_token_ids:
-            choice["prompt_token_ids"], choice["token_ids"] = job.prompt_ids, job.token_ids
+            trees = [self._tree(tree, bonus) for tree, bonus in delta.trees]
+            choice["trace"] = {"pieces": delta.pieces, "trees": trees}
         return choice
 
     def _logprobs(self, entries: Sequence[TokenLogprob], job: Job) -> Json:
