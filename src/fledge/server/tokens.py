@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
+from fledge.engine.detokenize import decode
 from fledge.server import errors
 from fledge.server.conversation import ChatMessage, Tool
 from fledge.target.target import Target
@@ -17,6 +18,7 @@ _INLINE_CHARS = 4096  # shorter texts are encoded in less time than another thre
 _CHARS_PER_TOKEN = (
     64  # more than any text has; what is longer than a context of such tokens isn't encoded at all
 )
+Result = TypeVar("Result")
 _INCOMPLETE = "\ufffd"
 _SPACE = "▁"  # what SentencePiece tokens hold for a space
 
@@ -68,14 +70,9 @@ class Tokens:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-
-        def all_of_it() -> str:
-            text: str = self._tokenizer.decode(
-                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-            return text
-
-        return await self._run(all_of_it, len(token_ids), limited=False)
+        return await self._run(
+            lambda: decode(self._tokenizer, token_ids, skip_special=False), len(token_ids), limited=False
+        )
 
     def check(self, token_ids: Sequence[int], param: str) -> None:
         """Raise an ApiError for ids that the target hasn't; `param`: the field that holds them."""
@@ -101,7 +98,7 @@ class Tokens:
         raw = _bytes_of(name)
         return raw.decode("utf-8", errors="replace"), raw
 
-    async def _run(self, work: Any, size: int, *, limited: bool = True) -> Any:
+    async def _run(self, work: Callable[[], Result], size: int, *, limited: bool = True) -> Result:
         if limited and size > self._most_chars:
             raise errors.invalid(
                 f"a text of {size} characters is longer than this server's context",
