@@ -57,8 +57,7 @@ def export_head(
     loaded = None if target is None else Target.load(target)
     head = Head.load(_source(source, loaded))
     if loaded is not None:
-        loaded = head.target_it_reads(loaded)
-        head = _described(head.fitted_to(loaded), loaded)
+        head = _fitted(head, loaded)
     if embedding or (embedding is None and chosen == "eagle" and loaded is not None):
         head = _with_embedding(head, loaded)
     elif embedding is False and head.weights.embedding is not None:
@@ -99,9 +98,7 @@ def import_head(
             raise HeadError(f"--layers {layers} can't be: give three layers in order, such as 1,14,26")
         head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
     if target is not None:
-        loaded = Target.load(target)
-        loaded = head.target_it_reads(loaded)
-        head = _described(head.fitted_to(loaded), loaded)
+        head = _fitted(head, Target.load(target))
     write_head(head, destination, dtype=None)
     _compare(head, read_head(destination), None, destination)
     say(f"head: {destination} (every tensor read back and compared)")
@@ -165,8 +162,10 @@ def first_difference(one: Head, other: Head) -> str | None:
     return None
 
 
-def _described(head: Head, target: Target) -> Head:
-    """The head with what its target tells filled in where nothing was recorded."""
+def _fitted(head: Head, target: Target) -> Head:
+    """The head checked against its target, and with what that tells filled in where nothing was recorded."""
+    target = head.target_it_reads(target)
+    head = head.fitted_to(target)
     m, c = head.metadata, target.config
     known = replace(
         m,

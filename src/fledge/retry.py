@@ -21,13 +21,8 @@ ATTEMPTS = 5  # object stores' own clients have tried several times before each 
 FIRST_PAUSE = 0.25  # seconds; doubles each time
 _STATUS = {408, 425, 429, 500, 502, 503, 504}
 _ERRNO = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EIO}
-_CLIENTS = (
-    "aiohttp.",
-    "aiobotocore.",
-    "botocore.",
-    "urllib3.",
-    "requests.",
-)  # their connection errors are transient
+# Libraries whose errors without a status are of the connection, and so transient.
+_CLIENTS = ("aiohttp.", "aiobotocore.", "botocore.", "urllib3.", "requests.")
 
 
 def retried(action: Callable[[], T], place: str) -> T:

@@ -46,9 +46,8 @@ class ServedEngine:
             raise EngineError(
                 f"{self.url} names no model at /v1/models: give an OpenAI-compatible server"
             ) from None
-        self.plans = (
-            found["data"][0].get("owned_by") == "fledge"
-        )  # how much to draft, by the load it is under
+        # fledge's own server plans how much to draft, by the load it is under.
+        self.plans = found["data"][0].get("owned_by") == "fledge"
         self.kind = "sglang" if self._try("/get_model_info") or self._try("/model_info") else "vllm"
 
     def prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int] | None:

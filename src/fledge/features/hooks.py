@@ -76,9 +76,8 @@ class HookExtractor:
             model, loading = kind.from_pretrained(
                 spec, dtype=getattr(torch, dtype), device_map=device_map, output_loading_info=True
             )
-        except (
-            Exception
-        ) as error:  # of any type: what the model, a missing package or the device happens to cause
+        # Of any type: what the model, a missing package or the device happens to cause.
+        except Exception as error:
             raise TargetError(
                 f"transformers can't load {spec}: {first_line(error)}; install what it asks for, or check the name or "
                 "the folder"

@@ -138,9 +138,8 @@ def verify_store(url: str, progress: Progress = silent) -> StoreCheck:
         done += entry.bytes
         progress(done, manifest.size, f"{len(faults)} faults")
     known = {entry.name for entry in manifest.shards}
-    known.add(
-        _shard_name(len(known))
-    )  # which a killed extraction may have left, and which will be written again
+    # The next one may have been left by an extraction that was killed, and will be written again.
+    known.add(_shard_name(len(known)))
     for place in list_files(url, ".safetensors"):
         if place.rsplit("/", 1)[-1] not in known:
             faults.append(

@@ -181,6 +181,7 @@ class DecoderConfig:
         else:
             quantised = raw.get("quantization_config")  # of the whole model
             raw = {"quantization_config": quantised, **(as_transformers_reads(raw) or {**raw, **text})}
+        # The decoder's own architecture: of a multimodal checkpoint, its text model's.
         family, text_type = _TEXT_MODELS.get(architecture, (architecture, raw.get("model_type")))
         if raw.get("model_type") != text_type:  # a Mistral 3 may hold a text model of another kind
             family = f"{architecture} around {raw.get('model_type')}"
