@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from fledge.storage import Manifest
 from tests.command import Fledge
 
 
@@ -52,6 +53,16 @@ def test_the_estimate_shows_bytes_time_and_money_and_starts_nothing(
     ]
     assert 0.85 * tokens / 1e3 < money[0] < tokens / 1e3  # a million per GB, without the headers
     assert 0.45 < money[1] / money[0] < 0.55
+
+
+def test_the_estimate_knows_conversations_that_were_put_there(
+    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    given = Path(shutil.copytree(finished_run / "conversations", tmp_path / "conversations"))
+    for name in ("fingerprint.json", "done.json"):
+        (given / name).unlink()
+    output = fledge("features", small_recipe, "--estimate", "prompts.count=5000", "--run-dir", tmp_path)
+    assert f"{Manifest.load(str(given)).tokens:,} tokens of the conversations on disk" in output
 
 
 def test_the_estimate_needs_no_decoder_where_transformers_makes_the_features(

@@ -17,7 +17,8 @@ _SHOWN = 20  # faults
 
 def print_feature_estimate(run: Run) -> None:
     """Bytes, time and money of the features, stored in either form or made again in every pass."""
-    recipe, known = run.recipe, exists(run.url("conversations", DONE_NAME))
+    recipe = run.recipe
+    known = exists(run.url("conversations", DONE_NAME)) or run.is_given("conversations")
     tokens = conversation_tokens(run, known=known)
     # Of a target that transformers spreads over devices nothing is timed: fledge's decoder may not even know it.
     speed = None if recipe.features.device_map else Calibration(run).prefill

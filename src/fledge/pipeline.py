@@ -22,7 +22,7 @@ from fledge.estimate import print_estimate
 from fledge.recipe import RECIPE_NAME
 from fledge.run_folder import Record, Run
 from fledge.stages import STAGES, Stage, finished_records
-from fledge.storage import Fingerprint, Manifest, exists, write_atomic
+from fledge.storage import Fingerprint, exists, write_atomic
 from fledge.train import refuse_without_wandb
 
 
@@ -34,7 +34,7 @@ def run_pipeline(run: Run) -> None:
         )
     with run.locked():
         estimated = False
-        given = [number for number, stage in enumerate(STAGES) if _is_given(run, stage)]
+        given = [number for number, stage in enumerate(STAGES) if run.is_given(stage.folder)]
         for number, stage in enumerate(STAGES):
             if given and number <= given[-1]:
                 if number in given:
@@ -66,11 +66,11 @@ def run_stage(run: Run, name: str) -> None:
     if stage.always or (stage.needs and not run.given_heads):
         run.check_exists()
     with run.locked():
-        if _is_given(run, stage):  # nothing is added to what isn't ours
+        if run.is_given(stage.folder):  # nothing is added to what isn't ours
             _print_given(run, stage)
             return
         for before in map(_named, () if run.given_heads else stage.needs):
-            if not _is_given(run, before) and finished(run, before, before.fingerprint(run)) is None:
+            if not run.is_given(before.folder) and finished(run, before, before.fingerprint(run)) is None:
                 raise StorageError(
                     f"{run.folder} has no finished {before.name}, which {name} needs; "
                     f"run `fledge {before.name}` first, or `fledge run` for all"
@@ -140,12 +140,6 @@ def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
             f"{run.target.config.undecodable}. Take prompts from sources, answers from a server (respond.server) and "
             "features by features.device_map, set evaluate.shapes=[], and run these stages one by one, without bench"
         )
-
-
-def _is_given(run: Run, stage: Stage) -> bool:
-    """Whether the stage's folder holds shards that no stage of this run made."""
-    folder = run.url(stage.folder)
-    return bool(Manifest.load(folder).shards) and Fingerprint.load(folder) is None
 
 
 def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:

@@ -22,7 +22,7 @@ from fledge.draft.checkpoint import CONFIG_NAME, local_url, weight_urls
 from fledge.errors import RecipeError, StorageError
 from fledge.recipe import Recipe
 from fledge.released import head_url, load_head, released_folder
-from fledge.storage import Fingerprint, join
+from fledge.storage import Fingerprint, Manifest, join
 from fledge.target import Target
 from fledge.train import TrainOptions
 
@@ -143,6 +143,11 @@ class Run:
     def heads(self) -> dict[str, Head]:
         """The heads to measure, loaded and checked against the target."""
         return {name: load_head(self.target, url) for name, url in self.head_urls.items()}
+
+    def is_given(self, folder: str) -> bool:
+        """Whether a stage's folder holds shards that no stage of this run made: the user put them there."""
+        url = self.url(folder)
+        return bool(Manifest.load(url).shards) and Fingerprint.load(url) is None
 
     def of_earlier_head(self, folder: str) -> bool:
         """Whether a stage's folder holds figures of a head that the run's own has replaced since."""
