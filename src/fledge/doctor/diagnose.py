@@ -183,27 +183,8 @@ def _served(
     steps: Steps,
 ) -> list[Finding]:
     """What the server makes of the prompts; `answers` are our own, none where fledge can't run the target."""
-    findings = []
-    ids = [
-        target.chat.prompt_ids([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else prompt
-        for prompt in prompts
-    ]
-    for prompt, expected in zip(prompts, ids, strict=True):
-        theirs = served.prompt_ids([{"role": "user", "content": prompt}]) if isinstance(prompt, str) else None
-        if theirs is not None and theirs != expected:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(theirs, expected, strict=False)) if a != b),
-                min(len(theirs), len(expected)),
-            )
-            findings.append(
-                Finding(
-                    "served-prompt",
-                    f"for {prompt!r} the server makes {len(theirs)} tokens, the target's template {len(expected)}; "
-                    f"they part at token {at}",
-                    "serve with the target's own chat template and tokenizer",
-                )
-            )
-            break
+    ids = [target.chat.prompt_ids(_question(p)) if isinstance(p, str) else p for p in prompts]
+    findings = _prompt_findings(served, prompts, ids)
     replies = []
     for number, prompt_ids in enumerate(ids, 1):
         steps.next(f"the server answers {number} of {len(ids)}")
@@ -217,29 +198,45 @@ def _served(
     for number, reply in enumerate(replies, 1):
         name, ours = ("tau served / ours", f" / {own[number - 1]:.2f}") if own else ("tau served", "")
         measured.append(Measured(f"prompt {number}: {name}", f"{reply.tau:.2f}{ours}"))
-    told = [r.tau for r in replies if r.tau]
-    comparable = bool(own) and not served.plans
-    least = (1 - _SERVED_SHORTFALL) * mean(own) if comparable else _USELESS_TAU
-    if not told:
-        findings.append(
-            Finding(
-                "served-tau",
-                "the server reports no drafts at all",
-                "switch speculation on (EAGLE3 / eagle3); of vLLM they are counted on its /metrics page",
-            )
+    return findings + _tau_findings([r.tau for r in replies if r.tau], [] if served.plans else own, depth)
+
+
+def _prompt_findings(
+    served: ServedEngine, prompts: Sequence[str | list[int]], ids: Sequence[list[int]]
+) -> list[Finding]:
+    """The first question that becomes other ids in the server than by the target's own template."""
+    for prompt, expected in zip(prompts, ids, strict=True):
+        theirs = served.prompt_ids(_question(prompt)) if isinstance(prompt, str) else None
+        if theirs is None or theirs == expected:
+            continue
+        pairs = zip(theirs, expected, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(theirs), len(expected)))
+        what = (
+            f"for {prompt!r} the server makes {len(theirs)} tokens, the target's template {len(expected)}; "
+            f"they part at token {at}"
         )
-    elif mean(told) < least:
-        beside = (
-            f", our engine's {mean(own):.2f} with chains of {depth}" if comparable else ": it accepts nothing"
-        )
-        findings.append(
-            Finding(
-                "served-tau",
-                f"the server's mean tau is {mean(told):.2f}{beside}",
-                "compare the server's draft length, method (EAGLE3, not EAGLE) and head with the ones given here",
-            )
-        )
-    return findings
+        remedy = "serve with the target's own chat template and tokenizer"
+        return [Finding("served-prompt", what, remedy)]
+    return []
+
+
+def _tau_findings(served: Sequence[float], own: Sequence[float], depth: int) -> list[Finding]:
+    """Whether the server accepts too little. `own`: what our chains reached; empty where that is no measure for it."""
+    if not served:
+        what = "the server reports no drafts at all"
+        remedy = "switch speculation on (EAGLE3 / eagle3); of vLLM they are counted on its /metrics page"
+        return [Finding("served-tau", what, remedy)]
+    least = (1 - _SERVED_SHORTFALL) * mean(own) if own else _USELESS_TAU
+    if mean(served) >= least:
+        return []
+    beside = f", our engine's {mean(own):.2f} with chains of {depth}" if own else ": it accepts nothing"
+    what = f"the server's mean tau is {mean(served):.2f}{beside}"
+    remedy = "compare the server's draft length, method (EAGLE3, not EAGLE) and head with the ones given here"
+    return [Finding("served-tau", what, remedy)]
+
+
+def _question(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def _against(head: Head, other: Head) -> list[Finding]:
