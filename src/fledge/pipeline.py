@@ -34,19 +34,18 @@ def run_pipeline(run: Run) -> None:
         )
     with run.locked():
         estimated = False
-        given = [number for number, stage in enumerate(STAGES) if run.is_given(stage.folder)]
-        for number, stage in enumerate(STAGES):
-            if given and number <= given[-1]:
-                if number in given:
-                    _print_given(run, stage)
-                continue
+        given = [stage for stage in STAGES if run.is_given(stage.folder)]
+        for stage in given:
+            _print_given(run, stage)
+        stages = STAGES[STAGES.index(given[-1]) + 1 :] if given else STAGES
+        for number, stage in enumerate(stages):
             fingerprint = stage.fingerprint(run)
             record = finished(run, stage, fingerprint)
             if record is not None:
                 _print_done(record)
                 continue
             if not estimated and not stage.always:
-                pending = [later.name for later in STAGES[number:]]
+                pending = [later.name for later in stages[number:]]
                 _refuse_late_failures(run, pending)
                 print_estimate(run, pending)
                 estimated = True

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,23 +65,16 @@ class Record:
             raise StorageError(f"{url} is not a stage's record ({error}); delete it and run again") from error
 
 
+@dataclass(eq=False)
 class Run:
     """A recipe in a folder. Target and heads are loaded on first use and shared by the stages."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        folder: str,
-        *,
-        command: str = "",
-        given_heads: Sequence[str] = (),
-        ray: RayOptions | None = None,
-    ) -> None:
-        self.recipe = recipe
-        self.folder = folder
-        self.command = command  # as typed, for the report
-        self.given_heads = tuple(given_heads)  # to measure instead of the run's own
-        self.ray = ray  # where prompts, respond and features run, if not in this process
+    recipe: Recipe
+    folder: str
+    _: KW_ONLY
+    command: str = ""  # as typed, for the report
+    given_heads: Sequence[str] = ()  # to measure instead of the run's own
+    ray: RayOptions | None = None  # where prompts, respond and features run, if not in this process
 
     def url(self, *parts: str) -> str:
         """A place in the run folder."""

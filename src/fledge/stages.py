@@ -33,8 +33,13 @@ from fledge.data.ray_respond import respond_on_ray
 from fledge.draft import Head
 from fledge.engine import Engine
 from fledge.errors import DataError, RecipeError
-from fledge.features import HookExtractor, OnlineFeatures, extract_features, features_fingerprint
-from fledge.features.ray_extract import extract_features_on_ray
+from fledge.features import (
+    HookExtractor,
+    OnlineFeatures,
+    extract_features,
+    extract_features_on_ray,
+    features_fingerprint,
+)
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.storage import Fingerprint, Manifest, exists, make_fingerprint
 from fledge.train import evaluate, train, train_fingerprint
