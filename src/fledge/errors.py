@@ -7,7 +7,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of it, or its type where it says nothing: what follows is often pages of advice."""
+    """The first line of what another library's error says, or its type: what follows is often pages of advice."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -176,7 +176,7 @@ class Calibration:
 
     @cached_property
     def sampled(self) -> float:
-        """The same of prompts, which are sampled."""
+        """The same for prompts, which are sampled."""
         batch, wanted = self._recipe.respond.max_batch, self._recipe.prompts
         params = SamplingParams(temperature=wanted.temperature, top_p=wanted.top_p)
         return batch / self._step_seconds(batch, params)
@@ -220,7 +220,7 @@ class Calibration:
         return min(self._recipe.train.draft_vocab_size, self._target.config.vocab_size)
 
     def _step_seconds(self, batch: int, params: SamplingParams) -> float:
-        """A round of so many requests, once all of them are running."""
+        """Seconds of a decode step of `batch` requests, once all of them are running."""
         engine = Engine(self._target, max_batch=batch, max_context=self._length, prefix_cache=False)
         # Short, so that the first request doesn't end before the last has begun.
         prompt = self._token_ids(min(_DECODED_PROMPT, self._length // 2))

@@ -106,7 +106,7 @@ def diagnose(
 def _answers(
     target: Target, prompts: Sequence[str | list[int]], max_tokens: int, steps: Steps
 ) -> list[Completion]:
-    """The target's own, greedy and all together."""
+    """The target's own greedy answers, made in one batch."""
     steps.next("the target answers")
     engine = Engine(target, None)
     params, written, done = SamplingParams(max_tokens=max_tokens), 0, dict[int, Completion]()

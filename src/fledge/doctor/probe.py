@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
 
 class Probe:
-    """A target's answers, and a head's score on them."""
+    """Scores a head, and the head with suspected faults undone, on a target's answers."""
 
     SCORES = 4  # at most: as the head is, and with each of three suspected faults undone
 
@@ -45,14 +45,14 @@ class Probe:
         answers: Sequence[Completion],
         begins: Callable[[str], None] = lambda what: None,
     ) -> None:
-        """`begins` is told of each score that is worked out."""
+        """`begins` is called before each score that is worked out."""
         self._target = target
         self._begins = begins
         self.answers = [a for a in answers if len(a.token_ids) > 1]
         self._features: dict[int, list[Tensor]] = {}
 
     def score(self, head: Head, shift: int = 0) -> Score:
-        """The head's score with the target's features, or those of layers `shift` further."""
+        """The head's score. `shift`: with the features of layers so many further up."""
         self._begins("the head proposes")
         # The record of another target is a finding already, not an error here.
         head = Head(head.config, head.weights).running_with(self._target)

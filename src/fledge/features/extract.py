@@ -72,12 +72,12 @@ def extract_features(
 
 
 def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversation]:
-    """Those whose features are stored, in order: all, or only the held-out ones where training makes its own."""
+    """The conversations whose features are stored, in order: all, or the held-out ones where training makes its own."""
     return (c for c in read_conversations(url) if options.feed == "offline" or c.split == "heldout")
 
 
 def wanted_tokens(url: str, options: FeatureOptions) -> int:
-    """How many tokens those have."""
+    """How many tokens the wanted conversations have."""
     if options.feed == "offline":  # all of them
         return Manifest.load(url).tokens
     return sum(map(tokens_of, wanted_conversations(url, options)))
@@ -118,7 +118,10 @@ def sample_of(c: Conversation, argmax: Tensor, features: Tensor, hidden: Tensor)
 
 
 def likeliest_next(c: Conversation, hidden: Tensor, lm_head: Callable[[Tensor], Tensor]) -> Tensor:
-    """The most probable next token where that is generated, else -1, [n] int32; from the lm_head's inputs [n, Ht]."""
+    """The most probable next token of each row, -1 where the next token wasn't generated, [n] int32.
+
+    `hidden` [n, Ht] are the lm_head's inputs.
+    """
     found = torch.full((len(c.token_ids),), -1, dtype=torch.int32)
     rows = torch.tensor(c.loss_mask[1:]).nonzero().flatten()
     for chunk in rows.split(_LOGIT_ROWS):

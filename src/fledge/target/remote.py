@@ -16,7 +16,7 @@ logger = logging.getLogger("fledge.once")
 
 
 def is_remote(spec: str) -> bool:
-    """Whether this is the URL of another place than this machine's disk."""
+    """Whether this is a URL of an object store, not a path on this machine."""
     return "://" in spec and storage.local_path(spec) is None
 
 

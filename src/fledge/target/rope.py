@@ -1,4 +1,4 @@
-"""Rotary position embedding, in HF's "rotate half" convention: dimension i turns together with i + head_dim/2."""
+"""Rotary position embedding, in HF's "rotate half" convention: dimension i rotates together with i + head_dim/2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rope_table(config: DecoderConfig, length: int) -> tuple[Tensor, Tensor]:
 
 
 def window_rope_table(config: DecoderConfig, length: int) -> tuple[Tensor, Tensor] | None:
-    """The same of windowed layers; None: they turn as all others do."""
+    """The same for windowed layers; None: they rotate as all others do."""
     theta = config.window_rope_theta
     return None if theta is None else rope_tables(config.head_dim, theta, None, length)
 
@@ -36,7 +36,7 @@ def rope_tables(
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x [R, heads, head_dim] by its rows' angles, cos and sin [R, head_dim // 2] float32; x's dtype is kept."""
+    """Rotate x [R, heads, head_dim] by its rows' angles, cos and sin [R, head_dim // 2] float32; x's dtype is kept."""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [R, 1, head_dim // 2]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -30,7 +30,7 @@ def read_rope(raw: Mapping[str, Any], positions: int) -> tuple[float, dict[str, 
 
 
 def rotary_share(raw: Mapping[str, Any]) -> float:
-    """The part of a head's dimensions that RoPE turns."""
+    """The part of a head's dimensions that RoPE rotates."""
     named = _rope_parameters(raw).get("partial_rotary_factor") or raw.get("partial_rotary_factor")
     return float(named or 1.0)
 

@@ -192,7 +192,7 @@ class _TensorSource:
         return out
 
     def read_stored(self, name: str, *shape: int) -> Tensor:
-        """As the file holds it."""
+        """The tensor as the file holds it, checked for its shape."""
         if name not in self._tensors:
             raise TargetError(f"{self._folder} has no tensor {name}: download or save the model again")
         handle, stored_name = self._tensors[name]
@@ -223,7 +223,7 @@ def _read_layer(source: _TensorSource, config: DecoderConfig, index: int) -> Lay
             return source.read(f"{attention}.qkv_proj.{kind}", config.qkv_size, *columns)
         parts = {n: source.read(f"{attention}.{n}_proj.{kind}", rows, *columns) for n, rows in sizes.items()}
         if llama4 and has_rope:
-            parts |= {n: _half_turns(parts[n], head) for n in ("q", "k")}
+            parts |= {n: _rotate_half_order(parts[n], head) for n in ("q", "k")}
         return torch.cat(list(parts.values()))
 
     def read_head_norm(name: str) -> Tensor | None:
@@ -265,8 +265,8 @@ def _scaled(weight: Tensor, scale: float) -> Tensor:
     return weight if scale == 1.0 else weight * scale
 
 
-def _half_turns(weight: Tensor, head_dim: int) -> Tensor:
-    """Rows of q or k whose dimensions turn in neighbouring pairs, reordered so that i turns with i + head_dim / 2."""
+def _rotate_half_order(weight: Tensor, head_dim: int) -> Tensor:
+    """Rows of q or k that rotate in neighbouring pairs, reordered so that dimension i rotates with i + head_dim / 2."""
     heads = weight.view(-1, head_dim // 2, 2, weight.shape[-1])
     return heads.transpose(1, 2).reshape(weight.shape)
 
