@@ -11,6 +11,7 @@ is the prompt's number, gives the same tokens with and without a head.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -47,41 +48,34 @@ def measure_answers(
     progress: Progress,
 ) -> Answers:
     """Answer every prompt with every engine. `engines` holds "plain" and the heads by name."""
-    found = Answers([], [], [])
+    found, heads = Answers([], [], []), [name for name in engines if name != PLAIN]
     total, done = sum(len(workload.prompts) for workload in workloads), 0
     wanted = _sample_ids(workloads[0], options.samples) if workloads else set()
     orders = alternation(list(engines), total * options.repeats)
     _warm_up(target, engines, workloads, options)
     for workload in workloads:
-        begin = time.perf_counter()
+        end = time.perf_counter() + (options.max_seconds or math.inf)
         for index, prompt in enumerate(workload.prompts):
-            if (
-                options.max_seconds is not None
-                and index
-                and time.perf_counter() - begin > options.max_seconds
-            ):
+            if index and time.perf_counter() > end:
                 left = len(workload.prompts) - index
                 found.notes.append(
                     f"{workload.name}: {left} prompts left out after {options.max_seconds:.0f} s"
                 )
                 done += left
                 break
+            done += 1
             ids = target.chat.prompt_ids(prompt.messages)
             if len(ids) + options.max_tokens > target.config.max_position_embeddings:
                 found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
-                done += 1
                 continue
             draw = Draw(options.temperature, seed=index)
             runs, shapes = _answers(engines, islice(orders, options.repeats), ids, options, draw)
-            for head in engines:
-                if head == PLAIN:
-                    continue
+            for head in heads:
                 answers = runs[PLAIN], runs[head]
                 row = answer_row(target, workload.name, prompt, head, *answers, shapes[head], draw)
                 found.rows.append(row)
                 if workload is workloads[0] and prompt.question_id in wanted:
                     found.samples.append(_sample(target, prompt, row, runs[head][0]))
-            done += 1
             progress(done, total, _note(found.rows))
     return found
 
