@@ -1,8 +1,9 @@
-"""Figures as the report shows them."""
+"""Figures, tables and bars as the report shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 ABSENT = "–"
@@ -13,6 +14,25 @@ class Table(NamedTuple):
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a list of bars; `share` of the scale, 0 to 100."""
+
+    label: str
+    style: str
+    text: str
+    share: float
+
+
+@dataclass(frozen=True)
+class BarGroup:
+    """Bars under one name."""
+
+    name: str
+    note: str
+    bars: list[Bar]
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

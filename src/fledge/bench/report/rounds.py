@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fledge.bench.report.formats import percent, times
-from fledge.bench.report.speed import Bar, BarGroup, Naming
+from fledge.bench.report.formats import Bar, BarGroup, percent, times
+from fledge.bench.report.speed import Naming
 from fledge.bench.results import AnswerRow, BenchResult
 from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import acceptance_by_depth

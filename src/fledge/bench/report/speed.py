@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fledge.bench.load import LoadResult
 from fledge.bench.load.metrics import cost_per_million
-from fledge.bench.report.formats import Table, interval, number, percent, plural, times
+from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, plural, times
 from fledge.bench.results import PLAIN, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
@@ -15,25 +15,6 @@ from fledge.bench.workloads import OWN_WORKLOAD
 ByHead = Mapping[str, Mapping[str, WorkloadSummary]]  # head -> workload or category -> figures
 _MAX_LISTED = 12
 _FASTER = 1.005  # what rounds to 1.01×
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar of a list of bars; `share` of the scale, 0 to 100."""
-
-    label: str
-    style: str
-    text: str
-    share: float
-
-
-@dataclass(frozen=True)
-class BarGroup:
-    """Bars under one name."""
-
-    name: str
-    note: str
-    bars: list[Bar]
 
 
 @dataclass(frozen=True)

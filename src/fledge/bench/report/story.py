@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fledge.bench.report import figures
 from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
-from fledge.bench.report.formats import clock, human_bytes, human_count, number, percent, times
-from fledge.bench.report.speed import Bar, Naming
+from fledge.bench.report.formats import Bar, clock, human_bytes, human_count, number, percent, times
+from fledge.bench.report.speed import Naming
 from fledge.bench.results import RELEASED, TRAINED, BenchResult, Sample
 
 
