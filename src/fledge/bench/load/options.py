@@ -44,8 +44,6 @@ class LoadOptions:
     ignore_eos: bool = False  # SGLang, vLLM and fledge know it; others refuse it
     repeats: Count = 2  # of each level, alternating between servers
     warmup: CountOrNone = 2  # requests before the first level
-    fresh: bool = False  # start each server anew for every block
-    ready_timeout_s: float = 600.0  # of a server that is started
     seed: int = 0  # of the Poisson arrivals
     timeout_s: float = 600.0  # of one request
     slo: Objective | None = None
@@ -53,6 +51,8 @@ class LoadOptions:
     model: str | None = None  # to ask for; None: the first that each server names
     # Ask for the number of tokens with every chunk (vLLM's continuous_usage_stats); None: where the warm-up is answered
     token_counts: bool | None = None
+    fresh: bool = False  # start each server anew for every block
+    ready_timeout_s: float = 600.0  # of a server that is started
 
     @model_validator(mode="after")
     def _some_level(self) -> LoadOptions:
