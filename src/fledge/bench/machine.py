@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel
 
 from fledge.engine.lane import seconds_of
+from fledge.native import cpu_flags
 
 # What decides the speed of matrix products here, in the order they are shown.
 _TELLING_FLAGS = (
@@ -58,14 +59,13 @@ def machine_facts(device: torch.device | None = None) -> Machine:
 
     A processor that the system doesn't name is `unknown`.
     """
-    known = _cpuinfo("flags", "Features").split()
     has_accelerator = torch.cuda.is_available() if device is None else device.type == "cuda"
     return Machine(
-        cpu=_cpuinfo("model name", "Model") or platform.processor() or "unknown",
+        cpu=_cpu_model() or platform.processor() or "unknown",
         cores=available_cores(),
         threads=torch.get_num_threads(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        flags=[flag for flag in _TELLING_FLAGS if flag in known],
+        flags=[flag for flag in _TELLING_FLAGS if flag in cpu_flags()],
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         accelerator=torch.cuda.get_device_name(device) if has_accelerator else None,
     )
@@ -168,11 +168,11 @@ def _torch_bandwidth(size: int, device: torch.device, seconds: float) -> Bandwid
     )
 
 
-def _cpuinfo(*names: str) -> str:
-    """The first line of these names; "" where the system tells nothing."""
+def _cpu_model() -> str:
+    """The processor's name; "" where the system doesn't tell it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    lines = (line for line in text.splitlines() if line.startswith(names))
+    lines = (line for line in text.splitlines() if line.startswith(("model name", "Model")))
     return next(lines, "").partition(":")[2].strip()
