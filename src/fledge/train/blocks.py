@@ -43,9 +43,8 @@ class Inputs(NamedTuple):
 
     sizes: Sizes
     query: Tensor  # [S, heads * D]
-    others: Sequence[
-        Tensor
-    ]  # keys and values [T, kv_heads * D], then j own keys and j own values [S, kv_heads * D]
+    # Keys and values [T, kv_heads * D], then j own keys and j own values [S, kv_heads * D].
+    others: Sequence[Tensor]
     workspace: Workspace
 
     @property

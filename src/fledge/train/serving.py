@@ -72,7 +72,7 @@ class ServingReplay:
             tree = draft(models, batch, plan).tree
             truth = self._next_tokens(
                 answers, lengths
-            )  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the answer
+            )  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the end
             accepted = accept(tree, truth.gather(1, tree.depths), layout)
             emits = accepted.emits.tolist()
             for row, a in enumerate(answers):
