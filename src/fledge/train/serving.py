@@ -70,9 +70,8 @@ class ServingReplay:
         lengths = [a.start for a in answers]
         while any(length < a.end - 1 for length, a in zip(lengths, answers, strict=True)):
             tree = draft(models, batch, plan).tree
-            truth = self._next_tokens(
-                answers, lengths
-            )  # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the end
+            # [B, D + 1], x[L + 1 .. L + D + 1], -1 beyond the answer
+            truth = self._next_tokens(answers, lengths)
             accepted = accept(tree, truth.gather(1, tree.depths), layout)
             emits = accepted.emits.tolist()
             for row, a in enumerate(answers):
