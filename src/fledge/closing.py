@@ -121,7 +121,10 @@ def compare_run_folders(first: str, second: str, output: str) -> None:
     """Two runs' benchmarks side by side: a table here, and a page."""
     results = [BenchResult.load(join(folder, "bench")) for folder in (first, second)]
     comparison = compare_runs(results[0], results[1], (first, second))
-    print_table("Second run over the first", *comparison.table, text_columns=1)
+    # In 80 characters; the page has the number of prompts, too.
+    table = comparison.table
+    columns, *rows = ([*cells[:2], *cells[3:]] for cells in (table.columns, *table.rows))
+    print_table("Second run over the first; ms per output token", columns, rows, text_columns=2)
     say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
     storage.write_atomic(output, render_comparison(comparison).encode())
     say(f"comparison: {output}")

@@ -32,14 +32,14 @@ def print_evaluation(run: Run, given: str) -> None:
     rows += [(f"{prefix}{name}", part) for prefix, part_of in parts.items() for name, part in part_of.items()]
     print_table(
         f"Chains of {found.depth} on {found.conversations} held-out conversations",
-        ["of", "tau", "rounds", "ended by a vocabulary miss", "accepted by depth"],
+        ["", "tau", "rounds", "ended by a vocabulary miss", "accepted by depth, %"],
         [
             (
                 name,
                 f"{a.tau:.2f}",
                 f"{a.rounds:,}",
                 f"{a.misses:.1%}",
-                " ".join(f"{d:.2f}" for d in a.by_depth),
+                " ".join(f"{100 * d:2.0f}" for d in a.by_depth),
             )
             for name, a in rows
         ],

@@ -36,7 +36,7 @@ def test_a_planted_slowdown_of_five_percent_is_found(seed: int) -> None:
 def test_a_planted_nothing_is_not_found() -> None:
     wrong = [seed for seed in range(200) if compare_paired(*series(seed, planted=0.0)).significant]
     assert len(wrong) <= 6  # one in a hundred is expected; six of two hundred would be chance once in sixty
-    assert compare_paired(*series(3, planted=0.0)).verdict == "no difference beyond noise"
+    assert compare_paired(*series(3, planted=0.0)).verdict == "within noise"
 
 
 @pytest.mark.parametrize("repeats", [5, 6, 8, 10])
@@ -50,7 +50,7 @@ def test_few_repeats_raise_no_more_false_alarms_than_many(repeats: int) -> None:
 
 def test_what_is_equal_in_most_pairs_is_no_difference() -> None:
     found = compare_paired([1.0] * 30, [1.0] * 20 + [1.5] * 10)
-    assert found.verdict == "no difference beyond noise"
+    assert found.verdict == "within noise"
 
 
 def test_unpaired_drift_would_drown_the_slowdown_that_pairs_show() -> None:

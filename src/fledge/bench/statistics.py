@@ -61,7 +61,7 @@ class Difference:
         if self.ratio.count < _FEWEST:
             return f"too few repeats to tell ({self.ratio.count}, {_FEWEST} wanted)"
         if not self.significant:
-            return "no difference beyond noise"
+            return "within noise"
         change = 100 * (self.ratio.value - 1)
         return f"{abs(change):.1f} % {'more' if change > 0 else 'less'}"
 

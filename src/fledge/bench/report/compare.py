@@ -17,10 +17,10 @@ from fledge.bench.statistics import Difference, compare_paired
 from fledge.bench.summary import workload_summary
 from fledge.errors import DataError
 
-_COLUMNS = ("workload", "prompts", "figure", "first", "second", "ratio", "95 %", "verdict")
+_COLUMNS = ("workload", "figure", "prompts", "first", "second", "ratio", "95 %", "verdict")
 _FIGURES: dict[str, Callable[[AnswerRow], float | None]] = {
-    "ms per token": lambda row: row.tpot_ms,
-    "plain ms per token": lambda row: row.tpot_plain_ms,
+    "ms": lambda row: row.tpot_ms,
+    "plain ms": lambda row: row.tpot_plain_ms,
     "speed-up": lambda row: row.speedup,
     "tau": lambda row: row.tau,
     "TTFT ms": lambda row: row.ttft_ms,
@@ -44,7 +44,7 @@ class Line:
         ratio = self.difference.ratio
         figures = [number(self.first, 2), number(self.second, 2), times(ratio.value)]
         sure = [interval(ratio.low, ratio.high), self.difference.verdict]
-        return [self.workload, str(self.prompts), self.figure, *figures, *sure]
+        return [self.workload, self.figure, str(self.prompts), *figures, *sure]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _settings(first: BenchResult, second: BenchResult) -> list[str]:
 
 def _drift(lines: list[Line]) -> str:
     """Plain decode is the same program in both runs: if its time changed, the machine did."""
-    changed = [line for line in lines if line.figure == "plain ms per token" and line.difference.significant]
+    changed = [line for line in lines if line.figure == "plain ms" and line.difference.significant]
     if not changed:
         return ""
     worst = max(changed, key=lambda line: abs(line.difference.ratio.value - 1))
