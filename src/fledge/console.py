@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -95,10 +97,21 @@ def print_table(
     """A table whose first columns are text and whose others are figures."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="")
     for index, column in enumerate(columns):
-        is_text = index < text_columns
-        table.add_column(
-            column, justify="left" if is_text else "right", overflow="fold" if is_text else "ellipsis"
-        )
+        table.add_column(column, justify="left" if index < text_columns else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
+    natural = Measurement.get(console, console.options.update(width=1000), table).maximum
+    if natural > console.width:
+        _narrow(table, text_columns)
     console.print(table, markup=False)
+
+
+def _narrow(table: Table, text_columns: int) -> None:
+    """Give up rules, padding and headers of one line; then texts are broken rather than figures."""
+    table.box, table.padding, table.pad_edge = box.SIMPLE_HEAD, (0, 0), False
+    figures = table.columns[text_columns:]
+    needed = sum(1 + max((len(str(cell)) for cell in column.cells), default=0) for column in figures)
+    for column in table.columns:
+        column.header = str(column.header).replace(" ", "\n")
+    for column in figures:
+        column.no_wrap = needed + 12 * text_columns <= console.width

@@ -148,9 +148,7 @@ def test_a_picture_carries_its_colours() -> None:
 def test_a_run_that_is_slower_by_five_percent_is_told_from_one_that_is_not() -> None:
     first = bench_result(("trained",))
     comparison = compare_runs(first, slower(first, 1.05), ("before", "after"))
-    line = next(
-        line for line in comparison.lines if line.workload == "mixed" and line.figure == "ms"
-    )
+    line = next(line for line in comparison.lines if line.workload == "mixed" and line.figure == "ms")
     assert line.difference.significant
     assert line.difference.ratio.value == pytest.approx(1.055, abs=0.01)
     same = compare_runs(first, first, ("before", "after"))
