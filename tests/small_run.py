@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import yaml
+
+from tests.forked import forked
 
 
 def write_small_recipe(path: Path, target: Path) -> Path:
@@ -62,26 +63,15 @@ def write_small_recipe(path: Path, target: Path) -> Path:
 
 
 def start_fledge(*arguments: str, output: Path) -> BaseProcess:
-    """The command line in a process of its own, on one thread; what it prints goes to `output`.
-
-    It is forked off a process that has imported everything, and runs no threads.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fledge.pipeline"])
-    process = context.Process(target=_run, args=(arguments, output))
-    process.start()
-    return process
+    """The command line in a process of its own; what it prints goes to `output`."""
+    return forked(_run, arguments, output)
 
 
 def _run(arguments: tuple[str, ...], output: Path) -> None:
-    os.environ["FLEDGE_THREADS"] = "1"
     printed = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
-    import torch
-
+    sys.argv = ["fledge", *arguments]
     from fledge.cli import main
 
-    torch.set_num_threads(1)
-    sys.argv = ["fledge", *arguments]
     main()

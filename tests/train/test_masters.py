@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, multiprocessing
 
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
 from fledge.train.parallel import ShardedMasters, Team
 from fledge.train.weights import TrainableWeights
+from tests.forked import preload
 
 # 1,187 numbers: not divisible by three, and no part ends where a weight does.
 SHAPES = {"lm_head": (17, 19), "o": (19, 19), "gate_up": (13, 19), "down": (19, 13), "norm": (9,)}
@@ -89,7 +89,9 @@ def test_three_processes_with_a_part_each_make_the_updates_of_one(optimizer: str
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(train_split, (port, optimizer, str(tmp_path)), nprocs=PROCESSES)
+    preload()
+    arguments = (port, optimizer, str(tmp_path))
+    multiprocessing.start_processes(train_split, arguments, PROCESSES, start_method="forkserver")
     found = load_file(tmp_path / "found.safetensors")
 
     weights, updates = made(options_of(optimizer))

@@ -7,70 +7,60 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from fledge.draft import Head
 from fledge.features import SampleInfo
+from fledge.train import TrainOptions, train
 from fledge.train.parallel import Team
+from tests.draft.tiny_head import load_tiny_target
+from tests.forked import forked
 from tests.train.test_trainer import OPTIONS, features, files, run, target
 
 __all__ = ["features", "target"]  # fixtures
 
 SMALL = OPTIONS.model_copy(update={"epochs": 2.0, "dtype": "float32", "optimizer": "adamw", "log_every": 1})
-_PROCESS = """
-import os, signal, sys
-import torch
-torch.set_num_threads(1)
-from pathlib import Path
-from fledge.train import TrainOptions, train
-from tests.draft.tiny_head import load_tiny_target
-folder, features, head, train_url, options, stop, by = sys.argv[1:]
-def progress(done, total, note):
-    if done == int(stop):
-        os.kill(os.getpid(), signal.Signals[by])
-target = load_tiny_target(Path(folder), "bfloat16")
-train(target, features, TrainOptions.model_validate_json(options), head, train_url, progress)
-"""
+
+
+def train_one(
+    folder: Path, features: str, output: str, options: TrainOptions, stop: int, by: signal.Signals
+) -> None:
+    """What each of the processes does."""
+
+    def progress(done: float, total: float, note: str) -> None:
+        if done == stop:
+            os.kill(os.getpid(), by)
+
+    there = load_tiny_target(folder, "bfloat16")
+    train(there, features, options, f"{output}/head", f"{output}/train", progress)
 
 
 def train_together(
-    folder: Path, features: str, output: str, *, stop: int = -1, by="SIGTERM", options=SMALL, environment=None
-) -> list[int]:
+    folder: Path,
+    features: str,
+    output: str,
+    *,
+    stop: int = -1,
+    by: signal.Signals = signal.SIGTERM,
+    options: TrainOptions = SMALL,
+    environment: Mapping[str, str] | None = None,
+) -> list[int | None]:
     """Train in two processes; with `stop` the leading one gets the signal after that step. Exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = [
-        str(folder),
-        features,
-        f"{output}/head",
-        f"{output}/train",
-        options.model_dump_json(),
-        str(stop),
-        by,
-    ]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(environment or {})}
+    arguments = (folder, features, output, options, stop, by)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROCESS, *arguments],
-            cwd=Path(__file__).parents[2],
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            | {"OMP_NUM_THREADS": "1", "FLEDGE_THREADS": "1"}
-            | (environment or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
+        forked(train_one, *arguments, environment={**shared, "RANK": str(rank)}) for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=500)[0] for process in processes]
-    codes = [process.returncode for process in processes]
-    if by == "SIGTERM":
-        assert set(codes) <= {0, 143}, outputs
+    for process in processes:
+        process.join(500)
+    codes = [process.exitcode for process in processes]
+    assert by != signal.SIGTERM or set(codes) <= {0, 143}
     return codes
 
 
@@ -159,7 +149,7 @@ def test_two_processes_killed_twice_on_cloud_storage_end_with_the_head_of_one_go
         there = {"output": output, "environment": environment}
         codes = train_together(tiny_target_folder, remote, **there, stop=2)
         assert codes == [143, 143]
-        codes = train_together(tiny_target_folder, remote, **there, stop=5, by="SIGKILL")
+        codes = train_together(tiny_target_folder, remote, **there, stop=5, by=signal.SIGKILL)
         assert codes[0] == -signal.SIGKILL
         assert codes[1] > 0  # it can't go on alone
         assert train_together(tiny_target_folder, remote, output, environment=environment) == [0, 0]
