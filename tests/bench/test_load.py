@@ -25,6 +25,7 @@ from fledge.bench.load.counters import between, parse_metrics
 from fledge.bench.load.drive import Arrival, closed_loop, poisson
 from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.results import Comparison, Level, compare_level, compare_levels
+from fledge.bench.load.run import plan_levels
 from fledge.bench.load.servers import ServerSpec
 from fledge.bench.options import refused_by_name
 from fledge.bench.report.served import served_view
@@ -254,6 +255,12 @@ def test_failures_and_unequal_work_are_rejected() -> None:
         [*plain, row("e", 0, 9.0, total_output_tokens=300)], "plain", "e", Level(4, None), (0, 0)
     )
     assert "didn't do the same work" in (short.rejected or "")
+
+
+def test_a_level_that_is_named_twice_is_measured_once() -> None:
+    levels = plan_levels(WORKLOAD, LoadOptions(concurrency=(2, 4, 2), requests=3))
+    assert {str(level): len(sent) for level, sent in levels.items()} == {"2 in flight": 3, "4 in flight": 3}
+    assert [str(level) for level in plan_levels(WORKLOAD, LoadOptions(rates=(0.5,)))] == ["0.5 requests/s"]
 
 
 def test_servers_are_named_started_or_refused() -> None:
