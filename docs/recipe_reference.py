@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import cast
+from types import UnionType
+from typing import Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -39,7 +40,20 @@ def reference() -> str:
 def _row(key: str, option: FieldInfo) -> str:
     default = option.get_default(call_default_factory=True)
     shown = "null" if default is None else str(list(default) if isinstance(default, tuple) else default)
-    return f"| `{key}` | `{shown}` | {(option.description or '').replace('|', '/')} |\n"
+    meaning, choices = (option.description or "").replace("|", "/"), _choices(option.annotation)
+    if not all(choice in meaning for choice in choices):
+        *others, last = (f"`{choice}`" for choice in choices)
+        meaning = f"{', '.join(others)} or {last}: {meaning}"
+    return f"| `{key}` | `{shown}` | {meaning} |\n"
+
+
+def _choices(annotation: object) -> list[str]:
+    """The words an option may be, if it may be no others."""
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    if get_origin(annotation) in (Union, UnionType):
+        return [choice for part in get_args(annotation) for choice in _choices(part)]
+    return []
 
 
 if __name__ == "__main__":
