@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fledge.recipe import load_recipe
 from fledge.run_folder import Run
 from fledge.server import logs
 from tests.command import Fledge
+from tests.forked import forked
 from tests.tiny import save_tiny_target
 
 COMMANDS = {
@@ -259,22 +261,25 @@ def test_a_run_folder_in_use(fledge: Fledge, small_recipe: Path, tmp_path: Path)
         assert "another fledge is at work" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
 
 
+def hold(recipe: str, folder: str) -> None:
+    with Run(load_recipe(recipe), folder).locked():
+        (Path(folder) / "held").touch()
+        time.sleep(600)
+
+
 def test_who_uses_a_run_folder_is_named_and_no_more_once_it_is_gone(
     fledge: Fledge, small_recipe: Path, tmp_path: Path
 ) -> None:
-    folder = str(tmp_path / "run")
-    holding = (
-        "import sys, time\nfrom fledge.recipe import load_recipe\nfrom fledge.run_folder import Run\n"
-        f"with Run(load_recipe({str(small_recipe)!r}), {folder!r}).locked():\n"
-        "    print('held', flush=True)\n    time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        told = fledge.error("prompts", small_recipe, "--run-dir", folder)
-        assert f"another fledge (process {other.pid} on " in told
-        assert f") is at work in {folder}; wait" in told
-        other.kill()
+    folder = tmp_path / "run"
+    other = forked(hold, str(small_recipe), str(folder))
+    while not (folder / "held").exists():
+        assert other.is_alive()
+        time.sleep(0.01)
+    told = fledge.error("prompts", small_recipe, "--run-dir", folder)
+    assert f"another fledge (process {other.pid} on " in told
+    assert f") is at work in {folder}; wait" in told
+    other.kill()
+    other.join()
     assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
 
 

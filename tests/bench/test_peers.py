@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -20,6 +19,7 @@ from fledge.bench.peers.table import peers_notes, peers_table, read_peers, write
 from fledge.draft import DraftVocabulary, Head
 from fledge.errors import DataError, ServerError
 from fledge.target import Target
+from tests.small_run import start_fledge
 
 OPTIONS = PeerOptions(target="t", head=None)
 
@@ -134,17 +134,21 @@ def test_a_bench_that_ends_leaves_no_stopped_worker(
     tiny_target_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     target = str(tiny_target_folder)
-    command = [sys.executable, "-m", "fledge", "bench", "peers", "--target", target, "--head", "none"]
+    command = ["bench", "peers", "--target", target, "--head", "none"]
     command += ["--peer", "fledge", "--peer", "transformers", "--mode", "plain", "--prompts", "1"]
     command += ["--concurrency", "1", "--max-tokens", "8", "--repeats", "100000", "--run-dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
-        workers: list[psutil.Process] = []
-        while bench.poll() is None and not any(w.status() == psutil.STATUS_STOPPED for w in workers):
-            time.sleep(0.05)
-            workers = psutil.Process(bench.pid).children()
-        bench.send_signal(number)
+    bench = start_fledge(*command, output=tmp_path / "output")
+    workers: list[psutil.Process] = []
+    # The engines, and what wakes them; the first engine may be stopped before there is a second one.
+    while bench.is_alive() and not (
+        len(workers) == 3 and any(w.status() == psutil.STATUS_STOPPED for w in workers)
+    ):
+        time.sleep(0.05)
+        workers = psutil.Process(bench.pid).children()
+    psutil.Process(bench.pid).send_signal(number)
+    bench.join()
     gone, alive = psutil.wait_procs(workers, timeout=30)
-    assert len(gone) == 3  # the engines, and what wakes them
+    assert len(gone) == 3
     assert alive == []
 
 

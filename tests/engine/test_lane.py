@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import torch
 from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, ThreadLane, make_lane, to_host
 from fledge.errors import EngineError
 from tests.engine.lazy_lane import LazyLane
+from tests.forked import forked
 
 LANES = [InlineLane, ThreadLane, LazyLane]
 
@@ -40,30 +41,26 @@ def test_a_thread_lane_works_while_the_host_does_something_else() -> None:
     assert entry.take().value is True
 
 
-_FORKING = """
-import os, signal
-from fledge.engine.lane import ThreadLane
-
-def works(lane):
+def works(lane: ThreadLane) -> bool:
     lane.drain()
     return lane.put(os.getpid).take().value == os.getpid()
 
-lane = ThreadLane()
-assert works(lane)
-child = os.fork()
-if not child:
-    signal.alarm(20)
-    os._exit(not (works(lane) and works(lane)))
-assert os.waitpid(child, 0)[1] == 0
-assert works(lane)
-"""
+
+def fork_with_a_lane() -> None:
+    lane = ThreadLane()
+    assert works(lane)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(not (works(lane) and works(lane)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert works(lane)
 
 
 def test_a_process_that_is_forked_off_has_a_thread_lane_of_its_own() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKING], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    parent = forked(fork_with_a_lane)
+    parent.join(300)
+    assert parent.exitcode == 0
 
 
 def test_an_inline_lane_is_done_at_once() -> None:

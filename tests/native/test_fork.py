@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 
 import pytest
+import torch
 
 from fledge.native import unavailable_reason
+from fledge.native.ops import PackedMatrix
+from tests.forked import forked
 
 pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
 
-_PROGRAM = """
-import os, signal, torch
-from fledge.native.ops import PackedMatrix
 
-matrix, rows = PackedMatrix(torch.randn(96, 64)), torch.randn(5, 64)
-expected = matrix.multiply(rows)
-for _ in range(3):
-    child = os.fork()
-    if not child:
-        signal.alarm(20)
-        os._exit(not all(torch.equal(matrix.multiply(rows), expected) for _ in range(50)))
-    assert torch.equal(matrix.multiply(rows), expected)
-    assert os.waitpid(child, 0)[1] == 0
-"""
+def fork_beside_kernels() -> None:
+    matrix, rows = PackedMatrix(torch.randn(96, 64)), torch.randn(5, 64)
+    expected = matrix.multiply(rows)
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(not all(torch.equal(matrix.multiply(rows), expected) for _ in range(50)))
+        assert torch.equal(matrix.multiply(rows), expected)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    environment = os.environ | {"FLEDGE_THREADS": "3", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    parent = forked(fork_beside_kernels, environment={"FLEDGE_THREADS": "3"})
+    parent.join(300)
+    assert parent.exitcode == 0
