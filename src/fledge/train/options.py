@@ -23,8 +23,8 @@ class TrainOptions(BaseModel):
     )
     init: Literal["target", "lm_head", "random"] = Field(
         "lm_head",
-        description="what a new head begins with: target (the target's last layer, norm and lm_head), lm_head (its norm "
-        "and lm_head), or random (nothing of the target)",
+        description="what a new head begins with: target (the target's last layer, norm and lm_head), lm_head (its "
+        "norm and lm_head), or random (nothing of the target)",
     )
     response_tokens: int | None = Field(
         None, ge=1, description="response tokens to train on at most, a random choice of them; null: all"
