@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,26 +250,32 @@ def test_nothing_is_written_before_it_is_treated(
     assert read_selection(str(tmp_path / "out"))["sources"][1]["rejected"]["private_policy"] > 0
 
 
-class SayWhere:
-    """Puts the number of its process in the place of a word."""
+class BlackenAndTell(Blacken):
+    """Leaves the number of its process in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def treat(self, conversation: Sequence[str], key: str) -> Treated:
-        return Treated([text.replace("garden", f"process {os.getpid()}") for text in conversation])
+        (self.folder / str(os.getpid())).touch()
+        return super().treat(conversation, key)
 
 
 def test_rows_are_treated_in_as_many_processes_as_asked_for(
-    target: Target, sharegpt: str, log: str, tmp_path: Path
+    target: Target, sharegpt: str, tmp_path: Path
 ) -> None:
-    chosen, privacy = options(sharegpt, log, count=200, shard_size=10), PrivacyOptions(processes=2)
-    make_prompts(target, None, chosen, str(tmp_path / "out"), privacy=privacy, make_treatment=SayWhere)
-    texts = " ".join(prompt.turns[0] for prompt in read_prompts(str(tmp_path / "out")))
-    found = set(re.findall(r"process (\d+)", texts))
-    assert found
-    assert str(os.getpid()) not in found
-    for name, processes in (("one", 1), ("two", 2)):
-        privacy = PrivacyOptions(processes=processes)
-        make_prompts(target, None, chosen, str(tmp_path / name), privacy=privacy, make_treatment=Blacken)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    chosen = PromptOptions(count=50, shard_size=10, sources=({"path": sharegpt, "licence": "own"},))
+    found: dict[int, set[int]] = {}
+    for processes in (1, 2):
+        told, out = tmp_path / f"told-{processes}", str(tmp_path / f"out-{processes}")
+        told.mkdir()
+        privacy, made = PrivacyOptions(processes=processes), partial(BlackenAndTell, told)
+        make_prompts(target, None, chosen, out, privacy=privacy, make_treatment=made)
+        found[processes] = {int(path.name) for path in told.iterdir()}
+    assert found[1] == {os.getpid()}
+    assert found[2]
+    assert os.getpid() not in found[2]
+    assert files_of(tmp_path / "out-1") == files_of(tmp_path / "out-2")
 
 
 @pytest.mark.parametrize("after", [False, True])

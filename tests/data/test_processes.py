@@ -27,12 +27,12 @@ def dying() -> Callable[[int], int]:
 
 def test_an_error_while_the_work_is_prepared_is_told_rather_than_tried_for_ever() -> None:
     with pytest.raises(DataError, match="isn't installed"):
-        list(map_in_processes(unmakeable, range(20), 2))
+        list(map_in_processes(unmakeable, range(20), 1))
 
 
 def test_a_killed_process_ends_the_stage_rather_than_being_waited_for() -> None:
     with pytest.raises(DataError, match=r"killed.*privacy\.processes"):
-        list(map_in_processes(dying, range(20), 2))
+        list(map_in_processes(dying, range(20), 1))
 
 
 def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
