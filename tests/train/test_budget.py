@@ -78,3 +78,17 @@ def test_the_decision_holds_when_the_run_is_killed_on_another_machine(
         monkeypatch.setattr(trainer, "seconds_per_token", lambda *_: speed * 3)
     run(target, features, tmp_path / "killed", options)
     assert files(tmp_path / "killed" / "head") == files(tmp_path / "whole" / "head")
+
+
+def test_a_budget_for_next_to_nothing_is_warned_of(
+    target: Target,
+    features: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """As a busy machine's, which makes calibration slow."""
+    monkeypatch.setattr(trainer, "seconds_per_token", lambda *_: 1e6)
+    options = OPTIONS.model_copy(update={"minutes": 1.0, "epochs": 20.0})
+    assert run(target, features, tmp_path, options).steps == 1
+    assert "too few for a useful head: raise train.minutes" in caplog.text

@@ -43,6 +43,7 @@ from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 logger = logging.getLogger("fledge")
 
 FORMAT = 1
+_FEWEST_EPOCHS = 0.25  # that `train.minutes` may leave without a warning
 _TIDY_STEPS = 20  # between returns of free memory; after each a step's memory is faulted in anew
 
 
@@ -241,12 +242,17 @@ class Trainer:
         self.total = min(self._team.gather(fits))
         self._optimizer.total_steps = self.total
         if self.total < self._planned:
-            logger.info(
-                "%d of %d steps (%.2f epochs) fit into %g minutes",
-                self.total,
-                self._planned,
-                self._epochs(self.total),
+            fits_in = (
+                f"{self.total} of {self._planned} steps ({self._epochs(self.total):.2f} epochs) fit into"
+            )
+            few = self._epochs(self.total) < _FEWEST_EPOCHS
+            advice = ", too few for a useful head: raise train.minutes, or train while the machine is idle"
+            logger.log(
+                logging.WARNING if few else logging.INFO,
+                "%s %g minutes%s",
+                fits_in,
                 budget / 60,
+                advice if few else "",
             )
 
     def _try_out(self, infos: Sequence[SampleInfo]) -> None:
