@@ -131,13 +131,14 @@ class Target:
             return NativeDecoder(self.config, self.weights)
         if self._backend == "native":
             raise TargetError(f"the native CPU kernels can't run this target: {reason}. Use backend='torch'")
-        if self.device.type == "cpu" and native_setting() != "0":  # nobody asked for this
-            slow = "%s: decoding with torch, many times slower than the CPU kernels, because %s"
-            logger.warning(slow, self.name, reason)
-        return self._torch_decoder(reason)
+        unasked = self.device.type == "cpu" and native_setting() != "0"
+        return self._torch_decoder(reason, unasked=unasked)
 
-    def _torch_decoder(self, reason: str) -> TorchDecoder:
-        logger.info("%s: decoding with torch on %s, because %s", self.name, self.device, reason)
+    def _torch_decoder(self, reason: str, *, unasked: bool = False) -> TorchDecoder:
+        """`unasked`: a CPU's user didn't choose it, and would rather have the kernels."""
+        how = "many times slower than the CPU kernels" if unasked else f"on {self.device}"
+        level = logging.WARNING if unasked else logging.INFO
+        logger.log(level, "%s: decoding with torch, %s, because %s", self.name, how, reason)
         return TorchDecoder(self.config, self.weights)
 
     @property
