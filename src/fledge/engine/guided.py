@@ -28,9 +28,8 @@ class GuidedDrafts:
     def __init__(self, followers: Mapping[int, Follower]) -> None:
         """`followers` by row of the batch."""
         self._followers = followers
-        self._paths: dict[int, list[list[int]]] = {
-            row: [[]] for row in followers
-        }  # to the P nodes, root left out
+        # To the P nodes, root left out.
+        self._paths: dict[int, list[list[int]]] = {row: [[]] for row in followers}
 
     def proposal(self, found: Proposal) -> Proposal:
         """What prompt lookup `found`, as far as the grammar allows it, then the tokens forced behind it.

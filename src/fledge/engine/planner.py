@@ -43,10 +43,8 @@ _PLAIN_ROUNDS_AGE = 0.125  # of a round: without drafts hardly anything new is l
 _LOOK_ROUNDS = 4  # between looks at a whole tree's probabilities, by shape
 _ENTER, _LEAVE = 1.03, 0.99  # speed with the head over that without: what it takes to begin, and to go on
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
-_PLAIN_TRY_ROUNDS = (
-    8,
-    128,
-)  # between plain rounds while speculation pays, to compare: doubles from first to last
+# Rounds between plain ones while speculation pays, to compare: doubles from first to last.
+_PLAIN_TRY_ROUNDS = (8, 128)
 _FAR_AHEAD = 1.5  # where speculation is so much faster there is nothing to compare
 # Lookup's gain over plain decode: what it takes to ask for lookup, and how much less is enough to go on asking. That
 # is for one request; a round of many requests says more about the gain.

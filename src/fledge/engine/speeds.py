@@ -74,9 +74,8 @@ class Speeds:
         self._pace = Pace()
         self._rounds: dict[tuple[int, Kind], int] = {}  # measured, by group and kind
         self._gains: dict[int, _Gains] = {}  # by group
-        self._best_trees: dict[
-            int, tuple[TreeShape, float]
-        ] = {}  # by batch size, until they are searched for anew
+        # By batch size, until they are searched for anew.
+        self._best_trees: dict[int, tuple[TreeShape, float]] = {}
 
     def plain(self, requests: int) -> float:
         """Of plain decode."""

@@ -212,7 +212,17 @@ class NativeDecoder:
 
     def move_kv(self, kv: Tensor, source: Tensor, destination: Tensor) -> None:
         """Copy entries between slots ([M] int64 each), as if all sources were read before any write."""
-        move_packed_kv(self._library, kv, source, destination, self.config.head_dim)
+        source, destination = source.long().contiguous(), destination.long().contiguous()
+        self._library.fledge_move_kv(
+            ctypes.c_void_p(kv.data_ptr()),
+            kv.shape[0],
+            ctypes.c_int64(kv.shape[1]),
+            kv.shape[2],
+            self.config.head_dim,
+            ctypes.c_void_p(source.data_ptr()),
+            ctypes.c_void_p(destination.data_ptr()),
+            ctypes.c_int64(source.shape[0]),
+        )
 
     def sample(
         self,
@@ -243,21 +253,4 @@ def batch_arguments(batch: ForwardBatch) -> ops.BatchArguments:
         batch.token_ids.shape[0],
         batch.prefix_length.shape[0],
         batch.page_table.shape[1],
-    )
-
-
-def move_packed_kv(
-    library: ctypes.CDLL, kv: Tensor, source: Tensor, destination: Tensor, head_dim: int
-) -> None:
-    """`move_kv` for a packed pool [layers, pages, kv_heads, 2, 32 * head_dim]."""
-    source, destination = source.long().contiguous(), destination.long().contiguous()
-    library.fledge_move_kv(
-        ctypes.c_void_p(kv.data_ptr()),
-        kv.shape[0],
-        ctypes.c_int64(kv.shape[1]),
-        kv.shape[2],
-        head_dim,
-        ctypes.c_void_p(source.data_ptr()),
-        ctypes.c_void_p(destination.data_ptr()),
-        ctypes.c_int64(source.shape[0]),
     )

@@ -238,22 +238,17 @@ class Trainer:
             self._measure_tau()
             measuring = time.perf_counter() - before
         left = budget - (time.perf_counter() - start) - measuring  # of step 0
-        fits = steps_within(self._schedule, each, measuring, self._options.evaluate_every, left)
-        self.total = min(self._team.gather(fits))
+        steps = steps_within(self._schedule, each, measuring, self._options.evaluate_every, left)
+        self.total = min(self._team.gather(steps))
         self._optimizer.total_steps = self.total
         if self.total < self._planned:
-            fits_in = (
-                f"{self.total} of {self._planned} steps ({self._epochs(self.total):.2f} epochs) fit into"
-            )
-            few = self._epochs(self.total) < _FEWEST_EPOCHS
-            advice = ", too few for a useful head: raise train.minutes, or train while the machine is idle"
-            logger.log(
-                logging.WARNING if few else logging.INFO,
-                "%s %g minutes%s",
-                fits_in,
-                budget / 60,
-                advice if few else "",
-            )
+            share = f"{self.total} of {self._planned} steps ({self._epochs(self.total):.2f} epochs)"
+            fits = f"{share} fit into {budget / 60:g} minutes"
+            if self._epochs(self.total) < _FEWEST_EPOCHS:
+                advice = "raise train.minutes, or train while the machine is idle"
+                logger.warning("%s, too few for a useful head: %s", fits, advice)
+            else:
+                logger.info("%s", fits)
 
     def _try_out(self, infos: Sequence[SampleInfo]) -> None:
         """One step, to be timed and undone."""
