@@ -19,16 +19,17 @@ pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_r
 DRAWN = [
     [{"temperature": 1.0}],
     [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.6}],
-]
-FROM_LOGITS = [
     [{"temperature": 1.0, "top_k": 5}],
     [{"temperature": 1.0, "top_p": 0.5}],
     [{"temperature": 1.0, "min_p": 0.3}],
+    [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.5}, {"temperature": 0.0}],
+]
+FROM_LOGITS = [
     [{"temperature": 1.0, "repetition_penalty": 1.8}],
     [{"temperature": 1.0, "logit_bias": {7: 9.0}}],
     [{"temperature": 1.0, "logprobs": 2}],
 ]
-MIXED = [[{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}, {"temperature": 0.0}]]
+MIXED = [[{"temperature": 1.0}, {"temperature": 1.0, "logprobs": 1}, {"temperature": 0.0}]]
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ def _calls(
 ) -> dict[str | int, Callable[[], object]]:
     batch = maker.window(rows, tree=rows > 1)
     no = torch.zeros(rows)
+    unfiltered = torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(rows, 1)
     coins = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(0))
 
     def from_logits(temperature: torch.Tensor) -> object:
@@ -50,7 +51,7 @@ def _calls(
         "greedy": lambda: from_logits(no),
         "greedy, no logits": lambda: decoder.forward(batch, kv, logits="argmax", features=True),
         "drawn": lambda: from_logits(no + 1),
-        "drawn, no logits": lambda: decoder.forward_drawn(batch, kv, no + 1, coins, None, features=True),
+        "drawn, no logits": lambda: decoder.forward_drawn(batch, kv, unfiltered, coins, None, features=True),
     }
 
 

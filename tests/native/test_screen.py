@@ -49,21 +49,31 @@ def found(decoder: NativeDecoder, count: int) -> tuple[Tensor, Tensor]:
 
 
 def drawn(
-    decoder: NativeDecoder, temperature: Tensor, coins: Tensor, allowed: Tensor | None = None
+    decoder: NativeDecoder,
+    temperature: Tensor,
+    coins: Tensor,
+    allowed: Tensor | None = None,
+    filters: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The tokens [count] drawn as they are screened, and from all logits; of those `allowed` [count, V] bool."""
+    """The tokens [count] that a forward draws, and those drawn of its logits; of those `allowed` [count, V] bool.
+
+    `filters` [count, 3]: top-k, top-p, min-p.
+    """
     count = len(temperature)
+    if filters is None:
+        filters = torch.tensor([0.0, 1.0, 0.0]).repeat(count, 1)
     batch = one_request(list(range(count)), 0)
     kv = decoder.allocate_kv(PAGES)
     logits = decoder.forward(batch, kv, logits="logits").logits
     bits = None if allowed is None else packed(allowed)
-    screened = decoder.forward_drawn(batch, kv, temperature, coins, bits, features=False).argmax
+    given = torch.cat((temperature[:, None], filters), 1)
+    screened = decoder.forward_drawn(batch, kv, given, coins, bits, features=False).argmax
     assert logits is not None
     assert screened is not None
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
-    no = torch.zeros(count)
-    return screened, decoder.sample(logits, temperature, no.long(), no + 1, no, coins)
+    top_k, top_p, min_p = filters.unbind(1)
+    return screened, decoder.sample(logits, temperature, top_k.long(), top_p, min_p, coins)
 
 
 def packed(allowed: Tensor) -> Tensor:
@@ -178,6 +188,26 @@ def test_a_row_chooses_among_what_it_may(share: float, spread: float) -> None:
         assert torch.equal(screened, full)
         some = allowed.any(1)
         assert allowed[some].gather(1, screened[some, None]).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("count", [1, 16, 300])  # a block of rows and part of another
+def test_filtered_rows_beside_others(count: int, masked: bool) -> None:
+    """Filters change what some rows draw; masks hold for rows of either kind."""
+    lm_head = (random(1, WIDTH, seed=1) + random(VOCABULARY, WIDTH, seed=2)).bfloat16() / 3
+    decoder = decoder_of(lm_head, random(300, WIDTH, seed=3))
+    generator = torch.Generator().manual_seed(count)
+    coins = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    temperature = torch.tensor([1.0, 0.7, 1.5, 0.0, 1.0]).repeat(60)[:count]
+    filters = torch.tensor([[3, 1, 0], [0, 0.5, 0], [0, 1, 0.2], [0, 1, 0], [0, 1, 0]]).repeat(60, 1)[:count]
+    allowed = torch.rand(count, VOCABULARY, generator=generator) < 0.2 if masked else None
+    chosen, full = drawn(decoder, temperature, coins, allowed, filters)
+    assert torch.equal(chosen, full)
+    unfiltered = drawn(decoder, temperature, coins, allowed)[0]
+    assert count == 1 or not torch.equal(chosen, unfiltered)
+    assert torch.equal(chosen[3::5], unfiltered[3::5])
+    assert torch.equal(chosen[4::5], unfiltered[4::5])
+    assert allowed is None or allowed.gather(1, chosen[:, None]).all()
 
 
 def test_draws_follow_the_coin_alone() -> None:

@@ -28,13 +28,13 @@ AHEAD = 2  # a head's row at position p proposes x[p + 2]
 
 
 class DrawnForward(Protocol):
-    """A forward that chooses each wanted row's token without filters, among those it may; see `NativeDecoder`'s."""
+    """A forward that chooses each wanted row's token, among those it may; see `NativeDecoder`'s."""
 
     def __call__(
         self,
         batch: ForwardBatch,
         kv: Tensor,
-        temperature: Tensor | None,
+        filters: Tensor | None,
         coins: Tensor | None,
         allowed: Tensor | None,
         *,
@@ -52,7 +52,7 @@ class Models:
     head_kv: Tensor | None
     pages: int  # in each pool
     sampler: Sampler | None  # the decoder's own, if it has one
-    drawn: DrawnForward | None  # its forward that draws without making logits, if it has one
+    drawn: DrawnForward | None  # its forward that draws tokens itself, if it has one
     layouts: Layouts
     last_position: int  # the largest position with a rotary embedding
     topk: int  # first-level candidates carried from round to round
@@ -121,8 +121,8 @@ def choose_tokens(
 ) -> TargetRows:
     """A target forward and the token each wanted row yields; `position` [M] is where that token stands.
 
-    Where every row takes its most likely token (`selection` None), and where tokens are drawn without filters or edits
-    other than wanted forms, the forward itself chooses, if it can, and no logits are copied.
+    Where every row takes its most likely token (`selection` None), and where tokens are drawn without edits other than
+    wanted forms, the forward itself chooses, if it can, and no logits are copied.
     """
     decoder = models.decoder
     if selection is None:
@@ -131,12 +131,12 @@ def choose_tokens(
     if sampling is not None and picked is not None:
         sampling = sampling.of(picked)
     if models.drawn is not None and selection.only_drawn:
-        temperature = tossed = may = None
+        filters = tossed = may = None
         if sampling is not None:
-            temperature, tossed = sampling.temperature, coins(sampling.seed_key, position)
+            filters, tossed = sampling.filters, coins(sampling.seed_key, position)
         if selection.edits is not None:
             may = allowed(len(position), selection.edits, tree, picked)
-        return _chosen(models.drawn(rows, models.kv, temperature, tossed, may, features=features))
+        return _chosen(models.drawn(rows, models.kv, filters, tossed, may, features=features))
     out = decoder.forward(rows, models.kv, logits="logits", features=features)
     if out.logits is None:
         raise EngineError("the decoder returned no logits; report this as a bug of its backend")

@@ -104,11 +104,6 @@ class SamplingParams:
         """True if logits depend on the tokens before them."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
-    @property
-    def filters(self) -> bool:
-        """True if some tokens can't be drawn however they are tossed."""
-        return bool(self.top_k or self.top_p < 1 or self.min_p)
-
     def _take_types(self) -> None:
         """Make every field what its type says, or raise EngineError."""
         taken: dict[str, object] = {

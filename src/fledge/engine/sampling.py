@@ -37,6 +37,11 @@ class RowSampling(NamedTuple):
     truncates: bool  # some row uses top-k or top-p
     greedy_too: bool = False  # rows that are greedy are among the `sampled`, which then are all
 
+    @property
+    def filters(self) -> Tensor:
+        """[M, 4] float32: temperature, top-k, top-p, min-p, as the CPU kernels take them."""
+        return torch.stack((self.temperature, self.top_k.float(), self.top_p, self.min_p), 1)
+
     def of(self, rows: Tensor) -> RowSampling:
         """The sampling of these rows [R] int64. Waits for the device, if some rows are greedy and some aren't."""
         some = self.warm(rows)

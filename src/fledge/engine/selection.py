@@ -28,7 +28,7 @@ class Selection(NamedTuple):
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
     logprobs: LogprobRows | None
-    only_drawn: bool  # no edits but forms, no filters or log probabilities: a forward can draw without logits
+    only_drawn: bool  # no edits but forms, no log probabilities: nothing is done with logits but to draw of them
 
 
 class Drawing(NamedTuple):
@@ -121,8 +121,7 @@ class SelectionRows:
             return None
         if self._drawing is None:
             rows = selection.sampling
-            filters = [column.to(torch.float32) for column in rows[:4]]
-            self._drawing = Drawing(torch.stack(filters, 1), rows.seed_key)
+            self._drawing = Drawing(rows.filters, rows.seed_key)
         return self._drawing
 
     def guided(self) -> GuidedDrafts | None:
@@ -213,9 +212,8 @@ def _selection(
     edits, logprobs = _edits(requests, counts, followers, device), _logprobs(requests, device)
     if sampling is None and edits is None and logprobs is None:
         return None
-    filtered = any(request.params.filters for request in requests)
     masked = edits is None or edits.only_forms
-    return Selection(sampling, edits, logprobs, only_drawn=masked and logprobs is None and not filtered)
+    return Selection(sampling, edits, logprobs, only_drawn=masked and logprobs is None)
 
 
 def _row_sampling(requests: Sequence[Request], nodes: int, device: torch.device) -> RowSampling | None:

@@ -11,7 +11,9 @@ namespace {
 Workspace workspace;
 Buffer<bf16> lm_inputs;      // [wanted rows, hidden], the lm_head's input
 Buffer<float> draft_logits;  // [wanted rows, draft vocabulary]
+Buffer<float> some_logits;   // [kRowBlock wanted rows, vocabulary], to choose tokens from
 Screening screening;
+std::vector<Buffer<float>> races;  // by thread: what sampling needs
 
 void add_matrices(std::vector<const Packed*>& weights, const Layer& l) {
   weights.insert(weights.end(), {l.qkv, l.o, l.gate_up, l.down});
@@ -56,9 +58,7 @@ void propose(const DraftHead& h, const HeadOutputs& out, int m, Buffer<float>& w
   int ids[64], k = static_cast<int>(out.k);
   float values[64], norm = 0;
   if (out.filters && out.filters[m * 4] > 0) {
-    const float* f = out.filters + m * 4;
-    SampleOptions o{f[0], f[2], f[3], static_cast<int>(f[1])};
-    foresee(x, h.draft_vocabulary, h.target_ids, k, o, out.coins[m], ids, values,
+    foresee(x, h.draft_vocabulary, h.target_ids, k, SampleOptions::of(out.filters + m * 4), out.coins[m], ids, values,
             work.ensure(2 * (static_cast<size_t>(h.draft_vocabulary) + 16)));
   } else {
     top_k(x, h.draft_vocabulary, k, ids, values);
@@ -67,6 +67,37 @@ void propose(const DraftHead& h, const HeadOutputs& out, int m, Buffer<float>& w
   for (int i = 0; i < k; ++i) {
     out.token_ids[static_cast<size_t>(m) * k + i] = h.target_ids[ids[i]];
     out.log_probs[static_cast<size_t>(m) * k + i] = values[i] - norm;
+  }
+}
+
+// Whether some row chooses its token from all of its logits.
+bool wants_filters(const DecoderOutputs& out) {
+  if (!out.chosen || !out.filters) return false;
+  for (int64_t m = 0; m < out.count; ++m)
+    if (SampleOptions::of(out.filters + m * 4).filters()) return true;
+  return false;
+}
+
+// The m-th wanted row's token, from its logits, of which those that it may not choose are lost.
+int choose(const Decoder& d, const DecoderOutputs& out, int64_t m, float* x, Buffer<float>& work) {
+  int panels = d.lm_head->panels();
+  const uint32_t* allowed = out.allowed ? out.allowed + m * panels : nullptr;
+  for (int p = 0; allowed && p < panels; ++p)
+    for (int i = 0; i < kPanel && p * kPanel + i < d.vocabulary; ++i)
+      if (!(allowed[p] >> i & 1)) x[p * kPanel + i] = -INFINITY;
+  return choose_token(x, d.vocabulary, SampleOptions::of(out.filters + m * 4), out.coins[m],
+                      work.ensure(2 * (static_cast<size_t>(d.vocabulary) + 16)));
+}
+
+// Inside Team::run: the wanted rows' tokens from all of their logits, some rows at a time.
+void choose_all(Team& t, int id, const Decoder& d, const DecoderOutputs& out) {
+  int wanted = static_cast<int>(out.count), hidden = d.shape.hidden;
+  auto logits = [&](int m) { return some_logits.data + static_cast<size_t>(m) * d.vocabulary; };
+  for (int first = 0; first < wanted; first += kRowBlock) {
+    int rows = std::min(wanted - first, kRowBlock);
+    gemm(t, id, lm_inputs.data + static_cast<size_t>(first) * hidden, hidden, rows, *d.lm_head,
+         [&](int m, int p, const float* c) { store_panel(some_logits.data, d.vocabulary, m, p, c); });
+    t.for_each(id, rows, [&](int m) { out.chosen[first + m] = choose(d, out, first + m, logits(m), races[id]); });
   }
 }
 
@@ -94,11 +125,14 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
   int wanted = static_cast<int>(out.count);
   // Screening multiplies single rows, with room for the rest of a tile after each.
   if (out.logits || out.chosen) lm_inputs.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
-  if (out.chosen) screening.ensure(wanted, d->screen->weights, t.size, out.temperature, out.coins, out.allowed);
+  bool screens = out.chosen && !wants_filters(out);
+  if (screens) screening.ensure(wanted, d->screen->weights, t.size, out.filters, out.coins, out.allowed);
+  else if (out.chosen) some_logits.ensure(std::min<size_t>(wanted, kRowBlock) * d->vocabulary);
+  if (static_cast<int>(races.size()) < t.size) races.resize(t.size);
   std::vector<const Packed*> weights;
   for (int l = 0; l < d->layers; ++l) add_matrices(weights, d->layer[l]);
-  if (out.logits) weights.push_back(d->lm_head);
-  if (out.chosen) weights.push_back(&d->screen->weights);
+  if (out.logits || (out.chosen && !screens)) weights.push_back(d->lm_head);
+  if (screens) weights.push_back(&d->screen->weights);
   if (!out.logits && !out.chosen) wanted = 0;
   bool narrows = !out.hidden && (wanted == 0 || wants_some(out.logit_rows, wanted, b.rows));
   for (int layer : d->feature_layers) narrows = narrows && !(out.features && layer == d->layers - 1);
@@ -141,7 +175,8 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
     if (out.logits)
       gemm(t, id, lm_inputs.data, s.hidden, wanted, *d->lm_head,
            [&](int m, int p, const float* c) { store_panel(out.logits, d->vocabulary, m, p, c); });
-    if (out.chosen) screening.run(t, id, lm_inputs.data, wanted, *d->screen, *d->lm_head, out.chosen);
+    if (screens) screening.run(t, id, lm_inputs.data, wanted, *d->screen, *d->lm_head, out.chosen);
+    else if (out.chosen) choose_all(t, id, *d, out);
     release_tiles();
   });
 }
@@ -162,7 +197,6 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
   draft_logits.ensure(static_cast<size_t>(wanted) * h->draft_vocabulary);
   if (h->lm_head->int8)
     int8_rows().ensure(std::min(b.rows, kRowBlock), std::max({inputs, s.intermediate, s.heads * s.head_dim}));
-  static std::vector<Buffer<float>> races;  // by thread
   if (static_cast<int>(races.size()) < t.size) races.resize(t.size);
   std::vector<const Packed*> weights;
   if (out.features) weights.push_back(h->fc);

@@ -94,14 +94,8 @@ void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const 
     float* mine = work[id].ensure(2 * (static_cast<size_t>(n) + 16));
     t.for_each(id, static_cast<int>(rows), [&](int r) {
       const float* x = logits + static_cast<size_t>(r) * n;
-      if (temperature[r] <= 0) {
-        Best best;
-        best.offer_row(x, 0, n);
-        out[r] = best.token();
-      } else {
-        SampleOptions o{temperature[r], top_p[r], min_p[r], static_cast<int>(top_k_rows[r])};
-        out[r] = sample_row(x, n, o, coins[r], mine);
-      }
+      SampleOptions o{temperature[r], top_p[r], min_p[r], static_cast<int>(top_k_rows[r])};
+      out[r] = choose_token(x, n, o, coins[r], mine);
     });
   });
 }

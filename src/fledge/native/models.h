@@ -26,7 +26,8 @@ struct DecoderOutputs {  // what a forward writes; null: not wanted
   int64_t* chosen;           // [count], tokens
   fledge::bf16* features;    // [rows, 3 * hidden]
   fledge::bf16* hidden;      // [rows, hidden], the final norm's output
-  const float* temperature;  // [count], at which tokens are sampled, 0: greedily; null: all greedily
+  const float* filters;      // [count, 4], how tokens are chosen: temperature (0: greedily), top-k, top-p, min-p; null:
+                             // all greedily
   const int64_t* coins;      // [count]
   const uint32_t* allowed;   // [count, ceil(V / 32)], bits of what may be chosen; null: anything
 };

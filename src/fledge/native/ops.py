@@ -81,7 +81,7 @@ class DecoderOutputs(Structure):
         ("chosen", c_void_p),
         ("features", c_void_p),
         ("hidden", c_void_p),
-        ("temperature", c_void_p),
+        ("filters", c_void_p),
         ("coins", c_void_p),
         ("allowed", c_void_p),
     ]

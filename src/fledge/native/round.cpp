@@ -112,18 +112,18 @@ void TargetRows::run(const RoundModels& m, const CarriedState& c, const Drawing&
   out.chosen = chosen.data();
   out.features = with_features ? features.data() : nullptr;
   if (d.filters) {
-    temperature.resize(rows);
+    filters.resize(rows * 4);
     keys.resize(rows);
     after.resize(rows);
     coins.resize(rows);
     for (int64_t r = 0; r < rows; ++r) {
       int64_t b = t.picked[r] / t.nodes;
-      temperature[r] = d.filters[b * 4];
+      std::copy_n(d.filters + b * 4, 4, &filters[r * 4]);
       keys[r] = d.keys[b];
       after[r] = t.positions[r] + 1;
     }
     fledge_coins(keys.data(), after.data(), coins.data(), rows);
-    out.temperature = temperature.data();
+    out.filters = filters.data();
     out.coins = coins.data();
   }
   Batch batch{static_cast<int>(rows), static_cast<int>(c.requests), static_cast<int>(c.pages),

@@ -151,7 +151,7 @@ struct TargetRows {  // of a forward of the target over the rows of all trees
  private:
   std::vector<int32_t> positions, offset;
   std::vector<int64_t> keys, after, coins, chosen;
-  std::vector<float> temperature;
+  std::vector<float> filters;
 };
 
 struct Paths {  // the accepted ones, and their rows in a verify

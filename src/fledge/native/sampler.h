@@ -81,8 +81,15 @@ inline void top_k(const float* x, int n, int k, int* ids, float* values) {
 }
 
 struct SampleOptions {
-  float temperature, top_p, min_p;
+  float temperature;  // 0: the largest logit's token
+  float top_p, min_p;
   int top_k;  // 0: off
+
+  // From four numbers: temperature, top-k, top-p, min-p.
+  static SampleOptions of(const float* filters) {
+    return {filters[0], filters[2], filters[3], static_cast<int>(filters[1])};
+  }
+  bool filters() const { return temperature > 0 && (top_k > 0 || top_p < 1 || min_p > 0); }
 };
 
 // The ids first, first + 1, ..., first + 15.
@@ -220,7 +227,7 @@ inline void foresee(const float* x, int n, const int64_t* target_ids, int k, con
   for (int j = 0; j < k; ++j) values[j] = std::log(std::fmax(values[j] / static_cast<float>(races), 1e-30f));
 }
 
-// One row's token, by the race. `p` as in `filtered_weights`. A unit time -log(u) is longer than 1 - u, and that
+// One row's token at a temperature, by the race. `p` as in `filtered_weights`. A unit time -log(u) is longer than 1 - u, and that
 // bound rules out most tokens before a logarithm is taken.
 inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coin, float* p) {
   int padded = (n + 15) / 16 * 16;
@@ -250,6 +257,14 @@ inline int sample_row(const float* x, int n, const SampleOptions& o, int64_t coi
   Best found;
   for (int lane = 0; lane < 16; ++lane) found.offer(speeds[lane], ids[lane]);
   return found.id;
+}
+
+// One row's token; `p` as in `filtered_weights`.
+inline int choose_token(const float* x, int n, const SampleOptions& o, int64_t coin, float* p) {
+  if (o.temperature > 0) return sample_row(x, n, o, coin, p);
+  Best best;
+  best.offer_row(x, 0, n);
+  return best.token();
 }
 
 // `sample_row` without filters, for one panel: the logits x [32] of outputs `first` and up, of `outputs` in all.

@@ -58,9 +58,9 @@ inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
 // logit[i] - temperature * log(unit_time[i]) for token i.
 class Screening {
  public:
-  // Before the forward. temperature [rows], 0: greedy, and coins [rows]; null: all are greedy. `allowed` [rows, panels]:
-  // a bit for each token of a panel that a row may choose; null: any.
-  void ensure(int rows, const Packed& w, int threads, const float* temperature, const int64_t* coins,
+  // Before the forward. filters [rows, 4], which filter nothing: temperatures count, 0: greedy; and coins [rows]; null:
+  // all are greedy. `allowed` [rows, panels]: a bit for each token of a panel that a row may choose; null: any.
+  void ensure(int rows, const Packed& w, int threads, const float* filters, const int64_t* coins,
               const uint32_t* allowed) {
     int inputs = w.inputs;
     outputs_ = w.outputs;
@@ -70,7 +70,7 @@ class Screening {
     fine_.ensure(rows, inputs);
     rows_.ensure(rows);
     for (int r = 0; r < rows; ++r) {
-      rows_.data[r].temperature = temperature ? temperature[r] : 0;
+      rows_.data[r].temperature = filters ? filters[r * 4] : 0;
       rows_.data[r].coin = coins ? coins[r] : 0;
       rows_.data[r].largest.value.store(-INFINITY);
       rows_.data[r].winner.value.store(-INFINITY);

@@ -163,18 +163,19 @@ class NativeDecoder:
         self,
         batch: ForwardBatch,
         kv: Tensor,
-        temperature: Tensor | None,
+        filters: Tensor | None,
         coins: Tensor | None,
         allowed: Tensor | None,
         *,
         features: bool,
     ) -> ForwardOutput:
-        """`forward` and what `sample` would draw of its logits, without making them; it is the output's `argmax`.
+        """`forward` and what `sample` would draw of its logits; it is the output's `argmax`.
 
-        For wanted rows without filters: temperature [M] float32, 0 for the most likely token, and coins [M] int64;
-        None: all are greedy. `allowed` [M, ceil(V / 32)] int32, bits of the tokens that a row may choose; None: any.
+        Logits are only made if a row has a filter. filters [M, 4] float32: temperature, 0 for the most likely token,
+        top-k, top-p, min-p; coins [M] int64; None: all are greedy. `allowed` [M, ceil(V / 32)] int32, bits of the
+        tokens that a row may choose; None: any.
         """
-        return self._forward(batch, kv, "argmax", features, False, temperature, coins, allowed)
+        return self._forward(batch, kv, "argmax", features, False, filters, coins, allowed)
 
     def _forward(
         self,
@@ -183,7 +184,7 @@ class NativeDecoder:
         logits: LogitsMode,
         features: bool,
         hidden: bool,
-        temperature: Tensor | None = None,
+        filters: Tensor | None = None,
         coins: Tensor | None = None,
         allowed: Tensor | None = None,
     ) -> ForwardOutput:
@@ -198,7 +199,7 @@ class NativeDecoder:
             features=torch.empty(rows, 3 * width, dtype=self.dtype) if features else None,
             hidden=torch.empty(rows, width, dtype=self.dtype) if hidden else None,
         )
-        held = [None if t is None else t.contiguous() for t in (temperature, coins, allowed)]
+        held = [None if t is None else t.contiguous() for t in (filters, coins, allowed)]
         pointers = (ops.address(t) for t in (*out, *held))
         outputs = ops.DecoderOutputs(ops.address(wanted), count, *pointers)
         self._library.fledge_decoder_forward(
