@@ -28,7 +28,9 @@ class Selection(NamedTuple):
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
     logprobs: LogprobRows | None
-    only_drawn: bool  # no edits but forms, no log probabilities: nothing is done with logits but to draw of them
+    only_drawn: (
+        bool  # no edits but forms, no log probabilities: nothing is done with logits but to draw of them
+    )
 
 
 class Drawing(NamedTuple):
