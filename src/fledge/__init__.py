@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fledge.draft import Head
-    from fledge.engine import Engine
+    from fledge.engine import Engine, SamplingParams
     from fledge.released import released_head
     from fledge.target import Target
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Head", "Target", "__version__", "released_head"]
+__all__ = ["Engine", "Head", "SamplingParams", "Target", "__version__", "released_head"]
 
 
 _HOMES = {
     "Engine": "fledge.engine",
     "Head": "fledge.draft",
+    "SamplingParams": "fledge.engine",
     "Target": "fledge.target",
     "released_head": "fledge.released",
 }

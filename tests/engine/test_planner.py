@@ -298,6 +298,17 @@ def test_what_is_no_number_is_not_remembered() -> None:
     assert after == pytest.approx(before, rel=0.1)
 
 
+def test_a_look_at_many_requests_says_as_much_as_looks_at_each() -> None:
+    """Else a head that drafts nonsense is hoped to be a good one for dozens of rounds of every batch size."""
+    together, apart = AcceptanceModel(8, 2), AcceptanceModel(8, 2)
+    nonsense = torch.tensor([[-7.0, -8.0]])
+    together.observe_levels([nonsense.expand(32, 2)], 1)
+    for _ in range(32):
+        apart.observe_levels([nonsense], 1)
+    assert together.best_nodes(1, 2)[0] < 0.06  # the first guess is 0.6
+    assert together.best_nodes(1, 2) == pytest.approx(apart.best_nodes(1, 2))
+
+
 @pytest.mark.parametrize("start", [TreeShape(4, 4, 16), PLAIN])
 def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: TreeShape) -> None:
     planner = Planner(COST, topk=4, confident=False, start={4: start})

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 _DECAY = 0.98  # per round
-_PRIOR = 3.0  # observations that a first guess is worth
+_PRIOR = 3.0  # observations, of a request in a round, that a first guess is worth
 _RANKS = 8  # candidates per depth that are told apart
 # Of a head nothing is known about: the best candidate, and each deeper level's share of the one above.
 _PRIOR_BEST, _PRIOR_NEXT = 0.6, 0.65
@@ -65,11 +65,12 @@ class AcceptanceModel:
             count = min(self.mass.shape[1], scores.shape[1])
             known = scores.nan_to_num(-np.inf).numpy()  # one request's overflow would be remembered for ever
             best = np.exp(np.sort(known, 1)[:, : -count - 1 : -1]).mean(0) * self.calibration[level]
-            step = 1 / min(self._seen[level - 1] + 1, 1 / (1 - _DECAY))
+            requests = len(known)
+            step = max(requests / (self._seen[level - 1] + requests), 1 - _DECAY)
             row = self.mass[level - 1]
             row[:count] += step * (best - row[:count])
             row[count:] = row[count - 1] * _PRIOR_RANK ** np.arange(1, len(row) - count + 1)
-            self._seen[level - 1] += 1
+            self._seen[level - 1] += requests
             if level > 1 and before > 0:
                 kept = min(best.sum() / before, 1.0)
                 self._next[level - 1] += (1 - _DECAY) * 2 * (kept - self._next[level - 1])
