@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fledge.bench import Summary
 from fledge.bench.peers.table import peers_table, read_peers
-from fledge.bench.ratios import Ratios
+from fledge.bench.ratio import Ratios
 from fledge.bench.report.formats import markdown_table
 from fledge.bench.results import PLAIN, RELEASED, TRAINED
 from fledge.bench.summary import HeadSummary, WorkloadSummary

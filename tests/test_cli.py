@@ -337,6 +337,12 @@ def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
     assert "repeats = 0 is refused" in fledge.error(*command.split(), *arguments)
 
 
+def test_parts_of_ratios_are_checked_before_the_target_is_sought(fledge: Fledge, tmp_path: Path) -> None:
+    arguments = ("bench", "ratios", "--target", "/no/such/target", "--output", tmp_path / "found.json")
+    assert "there is no part 'tfft'" in fledge.error(*arguments, "--only", "levels,tfft")
+    assert "graphs is measured on a GPU" in fledge.error(*arguments, "--only", "graphs")
+
+
 def test_peers_and_modes_are_checked_before_the_target_is_sought(fledge: Fledge, tmp_path: Path) -> None:
     arguments = ("bench", "peers", "--target", "/no/such/target", "--run-dir", tmp_path)
     assert "no peer is called 'vlm'" in fledge.error(*arguments, "--peer", "vlm")

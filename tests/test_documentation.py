@@ -16,7 +16,7 @@ import pytest
 
 from fledge.bench import Summary, summarise
 from fledge.bench.peers.table import read_peers
-from fledge.bench.ratios import Ratios
+from fledge.bench.ratio import Ratios
 from fledge.bench.report.formats import number, times
 from tests.bench.synthetic import bench_result
 

@@ -301,7 +301,8 @@ def bench_ratios(
     only: Annotated[
         str,
         typer.Option(
-            help="only these parts: levels, ttft, sampled, structured, context, neighbour, overlap, graphs (on GPUs)",
+            help="only these parts: levels, ttft, sampled, structured, context, neighbour, overlap, and on GPUs "
+            "graphs, attention",
             show_default="all",
         ),
     ] = "",
@@ -314,7 +315,7 @@ def bench_ratios(
 ) -> None:
     """Measure what speculation costs and brings: load, first token, ..."""
     from fledge.bench.options import refused_by_name
-    from fledge.bench.ratios import RatioOptions, measure_ratios
+    from fledge.bench.ratios import RatioOptions, measure_ratios, wanted_parts
     from fledge.bench.statistics import range_note
     from fledge.console import print_table, say
     from fledge.released import load_head
@@ -329,12 +330,14 @@ def bench_ratios(
             max_tokens=max_tokens,
             repeats=repeats,
         )
+    names = [part.strip() for part in only.split(",")] if only else []
+    parts = wanted_parts(names, gpu=device.startswith("cuda"))
     loaded = Target.load(target, device=device)
     found = measure_ratios(
         loaded,
         load_head(loaded, head),
         options,
-        [part.strip() for part in only.split(",")] if only else [],
+        parts,
         lambda line: say("  ".join(line.cells)),
     )
     print_table("Other over base", *found.table)

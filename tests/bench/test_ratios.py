@@ -10,14 +10,18 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from fledge.attention import reference_attention
+from fledge.bench import kv_reads
 from fledge.bench.options import refused_by_name
-from fledge.bench.ratios import PARTS, Bench, Ratio, RatioOptions, Ratios, measure_ratios
+from fledge.bench.ratio import Ratio, Ratios
+from fledge.bench.ratios import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.bench.statistics import Interval
 from fledge.draft import Head
 from fledge.errors import DataError
 from fledge.target import Target
-from tests.engine.op_recorder import act_like_a_gpu
+from tests.engine.op_recorder import OpRecorder, PaddedAttention, act_like_a_gpu
 
 TINY = RatioOptions(
     concurrency=(1, 2), repeats=2, max_tokens=6, prompts=4, long_prompt=40, contexts=(16,), rows=(2, 4)
@@ -26,7 +30,7 @@ TINY = RatioOptions(
 
 def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
     shown: list[Ratio] = []
-    found = measure_ratios(target, head, TINY, parts, shown.append)
+    found = measure_ratios(target, head, TINY, wanted_parts(parts, gpu=False), shown.append)
     assert found.lines == shown
     assert found.target == target.name
     return shown
@@ -41,7 +45,7 @@ def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
         ("structured", 1),
         ("context", 3),
         ("neighbour", 2),
-        ("overlap", 2),
+        ("overlap", 4),
     ],
 )
 def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines: int) -> None:
@@ -56,18 +60,19 @@ def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines
 
 
 def test_without_llguidance_that_is_said_before_anything_is_measured(
-    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fledge.bench.ratios.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r'pip install "fledge\[structured\]"'):
-        measured(target, head, "levels", "structured")
+        wanted_parts(["levels", "structured"], gpu=False)
 
 
 def test_graphs_are_compared_on_gpus_only(
     target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match="graphs is measured on a GPU; name one with --device"):
-        measured(target, head, "graphs")
+        wanted_parts(["graphs"], gpu=False)
+    assert wanted_parts([], gpu=True) == [*wanted_parts([], gpu=False), "graphs", "attention"]
     act_like_a_gpu(monkeypatch)
     lines = list(Bench(target, head, replace(TINY, repeats=1)).graphs())
     assert [line.what for line in lines] == [
@@ -75,6 +80,27 @@ def test_graphs_are_compared_on_gpus_only(
         for name in ("plain", "head")
         for level in (1, 8)
     ]
+
+
+def test_attention_reads_every_prefix_once_per_layer_and_is_what_attention_is(
+    target: Target,
+) -> None:
+    found = kv_reads.make_pass(target, requests=3, rows=2, context=20, least_bytes=1)
+    config = target.config
+    assert found.read_bytes == 3 * 20 * 2 * config.num_kv_heads * config.head_dim * 4
+    ((keys, values),) = found.layers
+    expected = reference_attention(found.query, keys, values, found.batch, target.decoder.page_size)
+    torch.testing.assert_close(found.run(), [expected])
+    assert len(kv_reads.make_pass(target, 3, 2, 20, least_bytes=found.read_bytes + 1).layers) == 2
+
+
+def test_attentions_reads_are_compared_with_a_copy(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "_BYTES", 1)
+    monkeypatch.setattr(kv_reads, "paged_attention", PaddedAttention)
+    lines = list(kv_reads.kv_reads(target, OpRecorder(target.decoder.device), (16, 40), 1))
+    assert len(lines) == 12
+    assert lines[3].what == "attention's reads over a copy's, 8 at once, 16 rows each, context 16"
+    assert all(line.base > 0 and line.other > 0 for line in lines)
 
 
 def test_levels_compare_the_head_and_a_random_one_with_plain_decode(target: Target, head: Head) -> None:
@@ -90,9 +116,9 @@ def test_the_busy_neighbour_is_gone_afterwards(target: Target, head: Head) -> No
     assert not [child for child in psutil.Process().children() if "while True" in " ".join(child.cmdline())]
 
 
-def test_an_unknown_part_is_named_before_anything_runs(target: Target, head: Head) -> None:
+def test_an_unknown_part_is_named() -> None:
     with pytest.raises(DataError, match=r"there is no part 'tfft'; choose from levels, ttft"):
-        measured(target, head, "levels", "tfft")
+        wanted_parts(["levels", "tfft"], gpu=False)
     assert next(iter(PARTS)) == "levels"
 
 

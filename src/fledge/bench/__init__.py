@@ -7,10 +7,10 @@ workloads.py    the prompts                                 machine.py      proc
 results.py      the files it writes                         summary.py      summary.json
 statistics.py   intervals, and is a difference one?         shapes.py       names of tree shapes
 
-ratios.py       `fledge bench ratios`                       tune.py         `fledge tune`
+ratios.py       `fledge bench ratios`                       kv_reads.py     its part about a GPU's attention
+ratio.py        its lines                                   tune.py         `fledge tune`
 load/           `fledge bench server`                       peers/          `fledge bench peers`
-plan/           `fledge plan`                               privacy/        the privacy filter's benchmark
-report/         report.html
+plan/           `fledge plan`                               report/         report.html
 """
 
 from fledge.bench.options import BenchOptions

@@ -12,6 +12,7 @@
     neighbour   time per output token beside a process that keeps a core busy
     overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
     graphs      rounds that are replayed as CUDA graphs over rounds that are launched; on a GPU only
+    attention   how fast attention reads the KV pool, over a copy; on a GPU only
 
 Configurations are measured in alternation (throughput on a CPU even step by step), ratios are taken within a block, and
 intervals are those of `statistics.py`.
@@ -29,25 +30,24 @@ from importlib.util import find_spec
 from itertools import chain, cycle, islice
 from statistics import median
 
-from pydantic import BaseModel
 from pydantic.dataclasses import dataclass
 
 from fledge.bench.concurrency import ClosedLoop, Throughput, run_level, run_side_by_side
 from fledge.bench.costs import measure_costs
+from fledge.bench.kv_reads import kv_reads
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
-from fledge.bench.report.formats import Table
-from fledge.bench.results import LevelRow, Machine
-from fledge.bench.statistics import Interval, alternation, compare_paired
+from fledge.bench.ratio import Ratio, Ratios, paired, single
+from fledge.bench.results import LevelRow
+from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine
+from fledge.engine.build import make_recorder
 from fledge.errors import DataError
-from fledge.storage import write_json
 from fledge.target import Target
 from fledge.train.start import random_head
 
-_COLUMNS = ("", "base", "other", "ratio", "")
 PLAIN, HEAD, BAD = "plain", "head", "random head"
 _BUSY = "while True: pass"
 _FORM = {
@@ -68,47 +68,6 @@ _FORM = {
 _ROOM = 16  # tokens beyond prompt and answer
 _WAVES = 4  # requests per slot of a level; towards the end fewer are in flight than the level says
 _LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)  # of answers, times the tokens asked for, in turn
-
-
-class Ratio(BaseModel):
-    """One line of the table: `other` over `base`, medians in `unit`, and their ratio with its 95 % interval."""
-
-    what: str
-    base: float
-    other: float
-    unit: str
-    ratio: Interval | None = None  # None: shares that stand for themselves
-    note: str = ""
-
-    @property
-    def cells(self) -> list[str]:
-        """The line as it is shown."""
-        found = ""
-        if self.ratio is not None:
-            found = f"{self.ratio.value:.3f}"
-            if self.ratio.count > 1:
-                found += f" ({self.ratio.low:.3f} to {self.ratio.high:.3f})"
-        figures = [f"{value:.4g} {self.unit}" for value in (self.base, self.other)]
-        return [self.what, *figures, found, self.note]
-
-
-class Ratios(BaseModel):
-    """All lines, and what they were measured on."""
-
-    target: str
-    date: str
-    machine: Machine
-    versions: dict[str, str]
-    lines: list[Ratio]
-
-    @property
-    def table(self) -> Table:
-        """As it is printed."""
-        return Table(_COLUMNS, [line.cells for line in self.lines])
-
-    def save(self, url: str) -> None:
-        """Write it as JSON."""
-        write_json(url, self.model_dump())
 
 
 @dataclass(frozen=True)
@@ -186,7 +145,7 @@ class Bench:
             for name in names:
                 tau = f"tau {median(one.tau for one in found[name]):.2f}"
                 what = f"throughput, {level} at once{sampled}: {name} over plain"
-                yield _paired(what, base, [one.tokens_per_second for one in found[name]], "tokens/s", tau)
+                yield paired(what, base, [one.tokens_per_second for one in found[name]], "tokens/s", tau)
 
     def _side_by_side(self, loops: Mapping[str, ClosedLoop]) -> dict[str, Throughput]:
         """Step by step in turn, or loop by loop where an engine's work goes on between its steps."""
@@ -206,7 +165,7 @@ class Bench:
             for name, row in self._alternate(engines, longs[: max(2, level)], level, 8):
                 found[name].append(row.median_ttft_ms)
             what = f"time to first token, {size} tokens, {level} at once: head over plain"
-            yield _paired(what, found[PLAIN], found[HEAD], "ms")
+            yield paired(what, found[PLAIN], found[HEAD], "ms")
 
     def sampled(self) -> Iterator[Ratio]:
         """Throughput at temperature 1, one request at a time and eight at once."""
@@ -226,7 +185,7 @@ class Bench:
                 if name == HEAD:
                     taus.append(answer.stats.tau)
         what = "time per token, JSON of a schema: head over plain"
-        yield _paired(what, times[PLAIN], times[HEAD], "ms", f"tau {median(taus):.2f}")
+        yield paired(what, times[PLAIN], times[HEAD], "ms", f"tau {median(taus):.2f}")
 
     def context(self) -> Iterator[Ratio]:
         """A verify of n rows over a plain step, after short and long contexts."""
@@ -237,12 +196,12 @@ class Bench:
                 target, runner, rows=self.options.rows, draft_rows=4, context=context,
                 repeats=max(5, self.options.repeats),
             )  # fmt: skip
-            for rows, cost in costs.verify.items():
+            for rows in costs.verify:
                 what = f"verify of {rows} rows over a plain step, context {context}"
-                yield _single(what, costs.plain_step_ms, costs.verify_ms[rows], cost)
-            if costs.draft_step is not None and costs.draft_step_ms is not None:
+                yield single(what, costs.plain_step_ms, costs.verify_ms[rows], "ms")
+            if costs.draft_step_ms is not None:
                 what = f"draft step over a plain step, context {context}"
-                yield _single(what, costs.plain_step_ms, costs.draft_step_ms, costs.draft_step)
+                yield single(what, costs.plain_step_ms, costs.draft_step_ms, "ms")
 
     def neighbour(self) -> Iterator[Ratio]:
         """Time per token beside a busy process over that on the quiet machine."""
@@ -257,30 +216,33 @@ class Bench:
                             [prompt], max_tokens=self.options.max_tokens, ignore_eos=True
                         )
                     times[state].append(answer.stats.tpot_ms)
-            yield _paired(
+            yield paired(
                 f"time per token, {name}: busy neighbour over none", times["quiet"], times["busy"], "ms"
             )
 
     def overlap(self) -> Iterator[Ratio]:
-        """Throughput at eight requests with the overlap scheduler over that without, and the host's exposed share."""
+        """Throughput with the overlap scheduler over that without, and the host's exposed share."""
         engines = {
             name: self._engine(self.head, 8, overlap=on) for name, on in (("off", False), ("on", True))
         }
-        requests = self._requests(16)
-        for engine in engines.values():
-            run_level(engine, "warm", requests[:8], 8, 16)
-        before = {name: engine.stats().phases for name, engine in engines.items()}
-        speeds: dict[str, list[float]] = {name: [] for name in engines}
-        shares: dict[str, list[float]] = {name: [] for name in engines}
-        for name, row in self._alternate(engines, requests, 8, self.options.max_tokens):
-            now = engines[name].stats().phases
-            spent, before[name] = now.since(before[name]), now
-            rounds = spent.draft + spent.verify + spent.accept + spent.extend + spent.host
-            speeds[name].append(row.output_throughput)
-            shares[name].append(100 * spent.host / rounds)
-        yield _paired("throughput, 8 at once: overlap on over off", speeds["off"], speeds["on"], "tokens/s")
-        what = "host time exposed, share of the rounds, 8 at once: overlap off, on"
-        yield Ratio(what=what, base=median(shares["off"]), other=median(shares["on"]), unit="%")
+        for level in (1, 8):
+            requests = self._requests(2 * level)
+            for engine in engines.values():
+                run_level(engine, "warm", requests[:level], level, 16)
+            before = {name: engine.stats().phases for name, engine in engines.items()}
+            speeds: dict[str, list[float]] = {name: [] for name in engines}
+            shares: dict[str, list[float]] = {name: [] for name in engines}
+            for name, row in self._alternate(engines, requests, level, self.options.max_tokens):
+                now = engines[name].stats().phases
+                spent, before[name] = now.since(before[name]), now
+                rounds = spent.draft + spent.verify + spent.accept + spent.extend + spent.host
+                speeds[name].append(row.output_throughput)
+                shares[name].append(100 * spent.host / rounds)
+            yield paired(
+                f"throughput, {level} at once: overlap on over off", speeds["off"], speeds["on"], "tokens/s"
+            )
+            what = f"host time exposed, share of the rounds, {level} at once: overlap off, on"
+            yield Ratio(what=what, base=median(shares["off"]), other=median(shares["on"]), unit="%")
 
     def graphs(self) -> Iterator[Ratio]:
         """Throughput with CUDA graphs over that without, plainly and with the head, at one and eight requests."""
@@ -297,7 +259,12 @@ class Bench:
                 ):
                     speeds[state].append(row.output_throughput)
                 what = f"throughput, {level} at once, {name}: CUDA graphs on over off"
-                yield _paired(what, speeds["off"], speeds["on"], "tokens/s")
+                yield paired(what, speeds["off"], speeds["on"], "tokens/s")
+
+    def attention(self) -> Iterator[Ratio]:
+        """Bytes of KV a second that attention reads, over those of a copy."""
+        recorder = make_recorder(self.target.decoder.device)
+        yield from kv_reads(self.target, recorder, self.options.contexts, max(5, self.options.repeats))
 
     def _requests(self, count: int) -> list[list[int]]:
         return [self.prompts[n % len(self.prompts)] for n in range(count)]
@@ -327,19 +294,17 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
     "neighbour": Bench.neighbour,
     "overlap": Bench.overlap,
     "graphs": Bench.graphs,
+    "attention": Bench.attention,
 }
-_ON_GPUS = ("graphs",)
+_ON_GPUS = ("graphs", "attention")
 
 
-def measure_ratios(
-    target: Target, head: Head, options: RatioOptions, parts: Sequence[str], show: Callable[[Ratio], None]
-) -> Ratios:
-    """Measure these parts, or all that this device has if none is named. `show` is called with every new line.
+def wanted_parts(names: Sequence[str], *, gpu: bool) -> list[str]:
+    """The parts of these names; all that can be measured if none is named.
 
-    Raises a DataError for a part that doesn't exist, or that this device can't measure.
+    Raises a DataError for a part that doesn't exist, or that can't be measured here.
     """
-    gpu = target.decoder.device.type == "cuda"
-    parts = parts or [part for part in PARTS if gpu or part not in _ON_GPUS]
+    parts = list(names) or [part for part in PARTS if gpu or part not in _ON_GPUS]
     for part in parts:
         if part not in PARTS:
             raise DataError(f"there is no part {part!r}; choose from {', '.join(PARTS)}")
@@ -349,6 +314,13 @@ def measure_ratios(
             raise DataError(
                 'structured needs a package: pip install "fledge[structured]", or leave this part out'
             )
+    return parts
+
+
+def measure_ratios(
+    target: Target, head: Head, options: RatioOptions, parts: Sequence[str], show: Callable[[Ratio], None]
+) -> Ratios:
+    """Measure these parts, as `wanted_parts` gives them. `show` is called with every new line."""
     bench, lines = Bench(target, head, options), []
     for part in parts:
         for line in PARTS[part](bench):
@@ -361,23 +333,6 @@ def measure_ratios(
         versions=versions(),
         lines=lines,
     )
-
-
-def _paired(what: str, base: Sequence[float], other: Sequence[float], unit: str, note: str = "") -> Ratio:
-    return Ratio(
-        what=what,
-        base=median(base),
-        other=median(other),
-        unit=unit,
-        ratio=compare_paired(base, other).ratio,
-        note=note,
-    )
-
-
-def _single(what: str, base_ms: float, other_ms: float, ratio: float) -> Ratio:
-    """A ratio of two medians, which has no interval."""
-    alone = Interval(ratio, ratio, ratio, 1)
-    return Ratio(what=what, base=base_ms, other=other_ms, unit="ms", ratio=alone)
 
 
 @contextmanager
