@@ -33,13 +33,20 @@ def test_a_containers_limit_counts_in_whole_cores(
     assert build.default_threads() == 7
 
 
+def test_the_kernels_have_64_threads_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(96)))
+    monkeypatch.delenv("FLEDGE_THREADS", raising=False)
+    monkeypatch.setattr(build, "own_groups", list)
+    assert build.default_threads() == 64
+
+
 def test_without_a_limit_all_cores_count(tmp_path: Path) -> None:
     assert build.container_cores(tmp_path) is None
     (tmp_path / "cpu.max").write_text("max 100000\n", "utf-8")
     assert build.container_cores(tmp_path) is None
 
 
-@pytest.mark.parametrize("value", ["two", "0", "-1", "1.5"])
+@pytest.mark.parametrize("value", ["two", "0", "-1", "1.5", "65"])
 def test_what_is_no_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FLEDGE_THREADS", value)
     with pytest.raises(EngineError, match=r"FLEDGE_THREADS is .* use a number"):

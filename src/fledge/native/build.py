@@ -29,6 +29,7 @@ FLAGS = (
     "-fPIC",
     "-pthread",
 )
+MOST_THREADS = 64  # threads.h's
 NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
 
@@ -42,12 +43,12 @@ def default_threads() -> int:
     """$FLEDGE_THREADS, or the cores this process may use. Raises EngineError if it isn't a number of threads."""
     wanted = os.environ.get("FLEDGE_THREADS")
     if wanted:
-        if not wanted.isdecimal() or int(wanted) < 1:
-            raise EngineError(f"FLEDGE_THREADS is {wanted!r}; use a number of threads, 1 or more")
+        if not wanted.isdecimal() or not 1 <= int(wanted) <= MOST_THREADS:
+            raise EngineError(f"FLEDGE_THREADS is {wanted!r}; use a number of threads, 1 to {MOST_THREADS}")
         return int(wanted)
     cores = len(os.sched_getaffinity(0))
     limits = [container_cores(folder) for folder in own_groups()]
-    return min([cores, *(limit for limit in limits if limit is not None)])
+    return min([cores, MOST_THREADS, *(limit for limit in limits if limit is not None)])
 
 
 def container_cores(folder: Path) -> int | None:
