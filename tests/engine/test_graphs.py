@@ -47,7 +47,7 @@ def make_engine(target: Target, *, recorded: bool, seed: int = 3) -> Engine:
     )
     rng, planner = random.Random(seed), engine._core._planner
 
-    def choose(requests: int, *, behind: int = 0) -> RoundPlan | None:
+    def choose(requests: int, *, behind: Callable[[], int]) -> RoundPlan | None:
         shape = rng.choice(SHAPES)
         return None if shape is None else RoundPlan(shape, planner.match_rates)
 

@@ -6,6 +6,8 @@ import bisect
 import itertools
 import math
 import random
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +20,7 @@ from fledge.engine import round as rounds
 from fledge.engine.acceptance import AcceptanceModel
 from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.feedback import HostSeconds
+from fledge.engine.pace import Kind
 from fledge.engine.planner import Planner, RoundPlan
 from fledge.engine.shapes import MAX_DEPTH
 from fledge.target.target import Target
@@ -74,7 +77,7 @@ def serve(
     shapes = []
     behind = 0
     for _ in range(rounds):
-        plan = planner.choose(requests, behind=behind)
+        plan = planner.choose(requests, behind=partial(int, behind))
         slower = rng.uniform(0.95, 1.1) * (moods.at(seconds) if moods else 1.0)
         if plan is None:
             spent = COST.plain_seconds(requests) * slower
@@ -184,7 +187,7 @@ def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
         planner, found = Planner(COST, topk=8, confident=True), 0
         serve(planner, 16, 400, 1e-9)
         for _ in range(4000):
-            if planner.choose(16, behind=behind) is None:
+            if planner.choose(16, behind=partial(int, behind)) is None:
                 planner.observe(None, 16, COST.plain_seconds(16), [])
                 continue
             found += 1
@@ -197,8 +200,8 @@ def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
 
 
 def test_speculation_does_not_begin_where_catching_up_takes_longer_than_it_saves() -> None:
-    assert Planner(COST, topk=8, confident=True).choose(16, behind=16) is not None
-    assert Planner(COST, topk=8, confident=True).choose(16, behind=10**6) is None
+    assert Planner(COST, topk=8, confident=True).choose(16, behind=lambda: 16) is not None
+    assert Planner(COST, topk=8, confident=True).choose(16, behind=lambda: 10**6) is None
 
 
 def test_a_prompt_is_run_again_for_the_head_where_that_saves_more() -> None:
@@ -309,6 +312,41 @@ def test_a_look_at_many_requests_says_as_much_as_looks_at_each() -> None:
     assert together.best_nodes(1, 2) == pytest.approx(apart.best_nodes(1, 2))
 
 
+@pytest.mark.parametrize("acceptance", [0.9, 1e-9])
+def test_the_usual_plan_stays_until_something_is_learnt(acceptance: float) -> None:
+    planner, asked = Planner(COST, topk=8, confident=True), []
+
+    def behind() -> int:
+        asked.append(True)
+        return 0
+
+    serve(planner, 4, 300, acceptance)
+    first = planner.choose(4, behind=behind)
+    while (first is None) == (acceptance > 0.5):  # an exception: a try, or a plain round to compare
+        planner.observe(None, 4, COST.plain_seconds(4), [])
+        first = planner.choose(4, behind=behind)
+    asked.clear()
+    assert all(planner.choose(4, behind=behind) is first for _ in range(8))
+    assert not asked
+    planner.pass_over(PLAIN, 4, 4, COST.plain_seconds(4))
+    assert planner.choose(4, behind=behind) is first
+    assert not asked
+    planner.choose(8, behind=behind)
+    planner.observe(None, 4, COST.plain_seconds(4), [])
+    planner.choose(4, behind=behind)
+    assert len(asked) == 2
+
+
+def test_rounds_that_are_passed_over_pay_for_tries_like_others() -> None:
+    planner, other = (Planner(COST, topk=8, confident=True) for _ in range(2))
+    for _ in range(50):
+        planner.pass_over(None, 4, 4, 1.0)
+        other.observe(None, 4, 1.0, [])
+    assert planner._credit == pytest.approx(other._credit)
+    assert planner.explain() == other.explain()
+    assert planner.speeds.slower(4, Kind.PLAIN) == 1.0 < other.speeds.slower(4, Kind.PLAIN)
+
+
 @pytest.mark.parametrize("start", [TreeShape(4, 4, 16), PLAIN])
 def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: TreeShape) -> None:
     planner = Planner(COST, topk=4, confident=False, start={4: start})
@@ -331,7 +369,7 @@ def test_copies_that_lose_are_left_alone_and_plain_decode_stays_the_measure() ->
         """Rounds of a head that doesn't pay, whose copies take `slower` times as long and bring nothing."""
         found = 0
         for _ in range(rounds):
-            plan = planner.choose(1, behind=1)
+            plan = planner.choose(1, behind=lambda: 1)
             found += plan is not None
             planner.observe(
                 PLAIN if plan else None, 1, plain * (slower if plan else 1), [0], asked=plan is not None
@@ -351,7 +389,7 @@ def test_copies_that_lose_little_are_given_up_where_many_requests_tell_so() -> N
     planner = Planner(CostModel(COST.target, hopeless), topk=4, confident=True, lookup=7)
     plain, rng, asked = COST.plain_seconds(32), random.Random(3), 0
     for _ in range(4000):
-        plan = planner.choose(32, behind=32)
+        plan = planner.choose(32, behind=lambda: 32)
         asked += plan is not None
         slower = (1.02 if plan else 1.0) * rng.lognormvariate(0, 0.03)
         planner.observe(PLAIN if plan else None, 32, plain * slower, [0] * 32, asked=plan is not None)
@@ -389,7 +427,7 @@ def choose_randomly(engine: Engine, rng: random.Random) -> None:
     """Replace the planner's choice."""
     shapes = [None, *SHAPES]
 
-    def choose(requests: int, *, behind: int) -> RoundPlan | None:
+    def choose(requests: int, *, behind: Callable[[], int]) -> RoundPlan | None:
         shape = rng.choice(shapes)
         return None if shape is None else RoundPlan(shape)
 

@@ -264,8 +264,9 @@ class EngineCore:
         running = list(scheduler.running)
         if not running:
             return False
-        speculating = any(request.speculate for request in running)
-        plan = self._planner.choose(len(running), behind=self._behind(running)) if speculating else None
+        plan = None
+        if any(request.speculate for request in running):
+            plan = self._planner.choose(len(running), behind=partial(self._behind, running))
         most = _most_tokens(plan)
         for request in running:
             request.take_off(1, most)

@@ -111,9 +111,19 @@ class LearntCurve:
     """A cost curve that timings correct, and how well its points are known."""
 
     def __init__(self, curve: CostCurve) -> None:
-        self.curve = curve  # as it most probably is,
-        self.hoped = curve  # and a standard deviation below
+        self.curve = curve  # as it most probably is
         self._variances = [_FIRST] * len(curve.rows)
+        self._hoped: CostCurve | None = curve
+
+    @property
+    def hoped(self) -> CostCurve:
+        """A standard deviation below."""
+        if self._hoped is None:
+            known = zip(self.curve.seconds, self._variances, strict=True)
+            self._hoped = CostCurve(
+                self.curve.rows, tuple(value * math.exp(-math.sqrt(variance)) for value, variance in known)
+            )
+        return self._hoped
 
     def learn(self, rows: int, seconds: float, pace: float) -> float:
         """Learn from a forward's seconds. `pace`: a logarithm, as it was at the forward before; returns the new one."""
@@ -134,9 +144,7 @@ class LearntCurve:
             known[point] *= 1 - share * share * known[point] / variance
         for larger in range(max(shares) + 1, len(values)):
             values[larger] *= math.exp(step * min(known[larger] / _FIRST, 1.0))
-        self.curve, self._variances = CostCurve(curve.rows, tuple(values)), known
-        hoped = [value * math.exp(-math.sqrt(one)) for value, one in zip(values, known, strict=True)]
-        self.hoped = CostCurve(curve.rows, tuple(hoped))
+        self.curve, self._variances, self._hoped = CostCurve(curve.rows, tuple(values)), known, None
         return pace + (_CHANGE + jump) / variance * surprise
 
     def _shares(self, rows: int) -> dict[int, float]:

@@ -2,8 +2,8 @@
 
 On a CPU a forward pushes Python out of the caches, and learning from a round then takes 0.3 ms, of the 11 of one
 request's round; from several rounds in one go it takes a fraction of that. So while nothing is about to change, because
-speculation pays, or doesn't, and what that costs is known, the planner hears of several rounds together. Of a round
-that is an exception, to find out whether this still holds, it hears at once.
+speculation pays, or doesn't, and what that costs is known, the planner hears of several rounds together, and learns
+from the last of them. Of a round that is an exception, to find out whether this still holds, it hears at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 from fledge.engine.planner import Planner
 from fledge.engine.result import RoundResult
 
-_TOGETHER = 8  # rounds that are learnt from together
+_TOGETHER = 8  # rounds that the planner hears of together,
+_LEARNT = 2  # and how many of them, the last, it learns from
 _HOST_STEP = 0.1  # weight of a new measurement of the host's part in a round,
 _HOST_LONGEST = 4.0  # and how many times what is known it may be at most
 
@@ -53,7 +54,12 @@ class Feedback:
     def learn(self) -> None:
         """Let the planner hear of all rounds that it hasn't heard of."""
         waiting, self._waiting = self._waiting, []
-        for done in waiting:
+        alike = waiting[:-_LEARNT] if self._planner.learns else []
+        for done in alike:
+            shape = None if done.result.drafted is None else done.result.drafted.shape
+            requests = len(done.rows)
+            self._planner.pass_over(shape, requests, requests + sum(done.accepted), done.seconds)
+        for done in waiting[len(alike) :]:
             self._learn(done)
 
     def _learn(self, done: FinishedRound) -> None:

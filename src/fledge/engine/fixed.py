@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fledge.engine.cost import CostModel
 from fledge.engine.planner import Planner
 from fledge.engine.plans import RoundPlan
@@ -17,7 +19,7 @@ class FixedPlanner(Planner):
         super().__init__(cost, topk=shape.topk, confident=False)
         self._fixed = None if shape == PLAIN else RoundPlan(shape, self.match_rates)
 
-    def choose(self, requests: int, *, behind: int = 0) -> RoundPlan | None:
+    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
         """The fixed plan."""
         return self._fixed
 

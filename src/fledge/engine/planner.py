@@ -26,7 +26,7 @@ what the head has to catch up on, may take no more than a hundredth of the time,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -97,12 +97,19 @@ class Planner:
         # it; and plans.
         self._ratios: dict[int, float] = {}
         self._plans: dict[tuple[TreeShape, int], ConfidentPlan] = {}
+        self._usual: tuple[int, RoundPlan | None] | None = (
+            None  # what is the rule: at this batch size, this plan
+        )
         self._try_left = 0  # rounds of the present try
         self._credit = _FIRST_CREDIT  # seconds tries may take
 
-    def choose(self, requests: int, *, behind: int = 0) -> RoundPlan | None:
-        """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
-        plan, size = self._decide(requests, behind), self._size(requests)
+    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
+        """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first.
+
+        Until something is learnt, what was the rule in one round is in the next one.
+        """
+        usual, size = self._usual, self._size(requests)
+        plan = usual[1] if usual and usual[0] == requests else self._decide(requests, behind())
         size.since_plain = 0 if plan is None else size.since_plain + 1
         return plan
 
@@ -137,7 +144,8 @@ class Planner:
         if size.since_plain >= size.plain_wait and (ratio < _FAR_AHEAD or not known):
             size.plain_wait = min(2 * size.plain_wait, _PLAIN_TRY_ROUNDS[1])
             return None
-        return self._plan(shape, requests)
+        self._usual = requests, self._plan(shape, requests)
+        return self._usual[1]
 
     def pays(self, requests: int) -> bool:
         """Whether speculation is expected to pay at this batch size."""
@@ -206,6 +214,11 @@ class Planner:
                 self.speeds.acceptance.observe_levels(levels, most)
         self._keep_books(requests, head, seconds + catch_up, tokens)
 
+    def pass_over(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> None:
+        """Take note of a round like those before it: nothing is learnt but that tries may take a bit more time."""
+        self.count(shape, requests, tokens, seconds)
+        self._credit = min(self._credit + self._size(requests).try_share * seconds, 1.0)
+
     def count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
         """Take note of a round; nothing is learnt from it."""
         record = self.records.setdefault(shape or PLAIN, PlannedShape(shape or PLAIN))
@@ -243,14 +256,17 @@ class Planner:
 
     def _without_head(self, requests: int) -> RoundPlan | None:
         """Lookup's drafts alone, while they pay; None: plain decode."""
-        if not self._confident or not self._lookup:
-            return None
-        size = self._size(requests)
-        least = _ASK - size.asks_lookup * _ASK_LESS / math.sqrt(requests)
-        size.asks_lookup = self.speeds.lookup_gain(requests) > least
-        if not size.asks_lookup or size.since_plain >= _PLAIN_AMONG_LOOKUP:
-            return None
-        return self._confident_plan(lookup_alone(self._lookup), requests)
+        plan = None
+        if self._confident and self._lookup:
+            size = self._size(requests)
+            least = _ASK - size.asks_lookup * _ASK_LESS / math.sqrt(requests)
+            size.asks_lookup = self.speeds.lookup_gain(requests) > least
+            if size.asks_lookup and size.since_plain >= _PLAIN_AMONG_LOOKUP:
+                return None
+            if size.asks_lookup:
+                plan = self._confident_plan(lookup_alone(self._lookup), requests)
+        self._usual = requests, plan
+        return plan
 
     def _confident_plan(self, bound: TreeShape, requests: int) -> ConfidentPlan:
         found = self._plans.get((bound, requests))
@@ -268,6 +284,7 @@ class Planner:
         return found
 
     def _forget_conclusions(self) -> None:
+        self._usual = None
         self._ratios.clear()
         self._plans.clear()
 
