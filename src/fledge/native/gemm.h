@@ -119,9 +119,10 @@ inline WeightStream& weight_stream(int id) {
   return streams[id];
 }
 // Inside Team::run, before the first product: `weights` are those of the forward, in the order of its products.
-inline void plan_prefetch(const Team& t, int id, int rows, const std::vector<const Packed*>& weights) {
+// `passing`: they don't stay in the caches until the next forward.
+inline void plan_prefetch(const Team& t, int id, int rows, const std::vector<const Packed*>& weights, bool passing) {
   WeightStream& stream = weight_stream(id);
-  stream.clear(prefetch_distance(rows));
+  stream.clear(prefetch_distance(rows), passing && kPassing);
   for (const Packed* w : weights) {
     int first = t.share_begin(id, w->panels()), stop = t.share_begin(id + 1, w->panels());
     stream.add(w->at(first), (stop - first) * w->panel_bytes());
@@ -143,7 +144,7 @@ class ProductPrefetch {
   Prefetch panel(int p, int row) const {
     if (row % kRowBlock) return {};
     if (row == 0 && planned_) return stream_.take(w_.at(p), w_.panel_bytes());
-    return {w_.at(p) + stream_.distance(), nullptr, nullptr, w_.panel_bytes() / kPrefetchUnit};
+    return {w_.at(p) + stream_.distance(), nullptr, nullptr, w_.panel_bytes() / kPrefetchUnit, stream_.passing()};
   }
 
  private:

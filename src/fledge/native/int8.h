@@ -75,7 +75,7 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
     for (int r = 0; r < kRows; ++r)
       part[r][0] = part[r][1] = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
     for (int k = g * kGroup; k < inputs && k < (g + 1) * kGroup; k += kHalf, a += kHalf) {
-      const char* unit = group.prefetches(k / kHalf) ? prefetch.next_unit() : nullptr;
+      Lines unit = group.prefetches(k / kHalf) ? prefetch.next_unit() : Lines{};
 #pragma GCC unroll 8
       for (int quad = 0; quad < kHalf / 4; ++quad, w += 128) {
         prefetch_lines(unit, quad * 2, kRows <= 3 ? 1 : 2);  // see kFewRows in tiles_avx512.h

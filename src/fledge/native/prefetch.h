@@ -9,6 +9,10 @@
 //
 // A WeightStream says which bytes are due during one panel, and hands them to the panel's product as a Prefetch. The
 // product issues them a few cache lines at a time, between its multiplications.
+//
+// A target's weights pass by once per forward, and are more than the caches hold. What they push out of an L3 cache is
+// wanted sooner: the draft head's weights, keys and values, Python. So where `kPassing` says that a processor can, such
+// lines are asked for as non-temporal ones, which an AMD Zen drops when they leave the L2 cache.
 #pragma once
 #include <immintrin.h>
 
@@ -19,27 +23,37 @@ namespace fledge {
 constexpr int kLine = 64;              // bytes of a cache line
 constexpr long kPrefetchUnit = 1024;  // bytes; the step in which streams are counted
 
+// Some lines to prefetch; `at` is null: none.
+struct Lines {
+  const char* at = nullptr;
+  bool passing = false;  // they are wanted once
+};
+
 // What to prefetch while one panel is multiplied. It is spread evenly over the multiplications, because a burst would
 // fill the processor's queue of misses and hold up the loads behind it. Inlined everywhere: a call in the middle of a
 // product would spill its accumulators to memory.
 struct Prefetch {
   const char *next = nullptr, *end = nullptr, *then = nullptr;  // up to `end`, and from `then` on after that
   long left = 0;                                                // units
+  bool passing = false;
 
-  // The next unit; null when all are taken.
-  [[gnu::always_inline]] const char* next_unit() {
-    if (left == 0) return nullptr;
+  // The next unit; none when all are taken.
+  [[gnu::always_inline]] Lines next_unit() {
+    if (left == 0) return {};
     if (next == end) next = then;
     --left;
     next += kPrefetchUnit;
-    return next - kPrefetchUnit;
+    return {next - kPrefetchUnit, passing};
   }
 };
 
-// Prefetches `count` lines of a unit into L2, from line `first` on. A null unit has none.
-[[gnu::always_inline]] inline void prefetch_lines(const char* unit, int first, int count) {
-  if (unit == nullptr) return;
-  for (int i = first; i < first + count; ++i) _mm_prefetch(unit + i * kLine, _MM_HINT_T1);
+// Prefetches `count` lines of a unit, from line `first` on.
+[[gnu::always_inline]] inline void prefetch_lines(Lines unit, int first, int count) {
+  if (unit.at == nullptr) return;
+  for (int i = first; i < first + count; ++i) {
+    if (unit.passing) _mm_prefetch(unit.at + i * kLine, _MM_HINT_NTA);
+    else _mm_prefetch(unit.at + i * kLine, _MM_HINT_T1);
+  }
 }
 
 // More rows than fit the registers pass over a panel as several groups of nearly equal size, one after the other. Each
@@ -53,9 +67,10 @@ struct RowGroup {
 // One thread's stream of a forward: where it lies in memory, and how much of it is prefetched already.
 class WeightStream {
  public:
-  // `distance`: bytes to stay ahead, a multiple of kPrefetchUnit.
-  void clear(long distance) {
+  // `distance`: bytes to stay ahead, a multiple of kPrefetchUnit. `passing`: see `Lines`.
+  void clear(long distance, bool passing) {
     distance_ = distance;
+    passing_ = passing;
     shares_.clear();
     total_ = prefetched_ = 0;
     current_ = reached_ = 0;
@@ -68,11 +83,12 @@ class WeightStream {
   // Prefetches the beginning of the stream.
   void start() {
     for (long at = 0; at < distance_ && at < total_; at += kPrefetchUnit) {
-      prefetch_lines(position(), 0, kPrefetchUnit / kLine);
+      prefetch_lines({position(), passing_}, 0, kPrefetchUnit / kLine);
       advance(kPrefetchUnit);
     }
   }
   long distance() const { return distance_; }
+  bool passing() const { return passing_; }
 
   // A product begins; false if it isn't the one that the stream has next.
   bool begin_product(const char* share) { return current_ < shares_.size() && shares_[current_].begin == share; }
@@ -87,7 +103,8 @@ class WeightStream {
     if (prefetched_ < due) seek(current_, at + distance_);  // too late for what lies in between: it is skipped
     long wanted = until - prefetched_;
     if (wanted <= 0) return {};
-    Prefetch prefetch{position(), shares_[reached_].begin + shares_[reached_].bytes, nullptr, wanted / kPrefetchUnit};
+    Prefetch prefetch{position(), shares_[reached_].begin + shares_[reached_].bytes, nullptr, wanted / kPrefetchUnit,
+                      passing_};
     advance(wanted);
     if (reached_ < shares_.size()) prefetch.then = shares_[reached_].begin;
     return prefetch;
@@ -111,6 +128,7 @@ class WeightStream {
 
   std::vector<Share> shares_;
   long distance_ = 0;
+  bool passing_ = false;
   long total_ = 0, prefetched_ = 0;   // bytes of the stream
   size_t current_ = 0, reached_ = 0;  // shares: of the running product, and of the prefetch
 };

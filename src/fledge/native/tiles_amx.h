@@ -19,8 +19,9 @@ namespace fledge {
 // 16-31. Each half is a tile of 1 KB.
 inline int block_offset(int pair, int half) { return half * 512 + pair * 32; }
 
-// How far ahead weights are prefetched, in bytes.
+// How far ahead weights are prefetched, in bytes; and whether lines that pass by are told apart (see prefetch.h).
 inline long prefetch_distance(int) { return 16384; }
+constexpr bool kPassing = false;
 
 // How many rows go over a panel before the next panel is read: two tiles of them.
 constexpr int kMostRowsAtOnce = 32;
@@ -54,7 +55,7 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   _tile_zero(1);
   if (rows <= 16) {
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      const char *one = prefetch.next_unit(), *two = prefetch.next_unit();
+      Lines one = prefetch.next_unit(), two = prefetch.next_unit();
       _tile_loadd(4, a + k, stride * 2);
       prefetch_lines(one, 0, 8);
       _tile_loadd(6, b, 64);
@@ -70,7 +71,7 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
     _tile_zero(3);
     const bf16* a2 = a + static_cast<size_t>(16) * stride;
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      const char *one = prefetch.next_unit(), *two = prefetch.next_unit();
+      Lines one = prefetch.next_unit(), two = prefetch.next_unit();
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a + k, stride * 2);
       prefetch_lines(one, 0, 8);
@@ -108,7 +109,7 @@ inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const ui
   for (int g = 0; g < groups; ++g, a += kGroup, w += kGroup * kPanel) {
     _tile_zero(0);
     _tile_zero(1);
-    const char *one = prefetch.next_unit(), *two = prefetch.next_unit();
+    Lines one = prefetch.next_unit(), two = prefetch.next_unit();
     _tile_loadd(4, a, inputs);
     prefetch_lines(one, 0, 8);
     _tile_loadd(6, w, 128);

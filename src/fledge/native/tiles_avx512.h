@@ -42,6 +42,7 @@ inline __m512bh broadcast_pair(const bf16* p) {
 // other line is prefetched, less far ahead, and the hardware prefetcher does the rest.
 constexpr int kFewRows = 5;
 inline long prefetch_distance(int rows) { return rows <= kFewRows ? 8192 : 16384; }
+constexpr bool kPassing = true;  // see prefetch.h
 
 // c [kRows, 32] = a [kRows, 32 * steps] times the blocks b(0), b(1), ..., or added to what is there if `add`.
 template <int kRows, class Step>
@@ -56,10 +57,10 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
     const bf16* w = b(s);
     const bf16* x = a + s * 32;
     for (int half = 0; half < 2; ++half, w += block_offset(8, 0), x += 16) {
-      const char* unit = group.prefetches(s) ? prefetch.next_unit() : nullptr;
+      Lines unit = group.prefetches(s) ? prefetch.next_unit() : Lines{};
 #pragma GCC unroll 1  // the hardware prefetcher tells streams apart by the load's address in the code: let there be few
       for (int pair = 0; pair < 8; ++pair) {
-        prefetch_lines(unit, pair * 2, kRows <= kFewRows ? 1 : 2);
+        prefetch_lines(unit, pair * 2, 2);
         __m512bh left = load_pairs(w + block_offset(pair, 0)), right = load_pairs(w + block_offset(pair, 1));
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
