@@ -16,7 +16,7 @@ from fledge.attention import reference_attention
 from fledge.bench import kv_reads
 from fledge.bench.options import refused_by_name
 from fledge.bench.ratio import Ratio, Ratios
-from fledge.bench.ratios import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
+from fledge.bench.ratios import PARTS, Bench, RatioOptions, answer_length, measure_ratios, wanted_parts
 from fledge.bench.statistics import Interval
 from fledge.draft import Head
 from fledge.errors import DataError
@@ -109,6 +109,15 @@ def test_levels_compare_the_head_and_a_random_one_with_plain_decode(target: Targ
         for level in (1, 2)
         for name in ("head", "random head")
     ]
+
+
+def test_answers_of_a_level_differ_in_length() -> None:
+    lengths = [answer_length(number, 128) for number in range(128)]
+    assert all(len(set(lengths[begin : begin + 32])) > 30 for begin in range(97))
+    assert 64 <= min(lengths) <= 66
+    assert 190 <= max(lengths) <= 192
+    assert sum(lengths) / 128 == pytest.approx(128, rel=0.01)
+    assert answer_length(0, 1) == 1
 
 
 def test_the_busy_neighbour_is_gone_afterwards(target: Target, head: Head) -> None:

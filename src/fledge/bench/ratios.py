@@ -67,7 +67,8 @@ _FORM = {
 }
 _ROOM = 16  # tokens beyond prompt and answer
 _WAVES = 4  # requests per slot of a level; towards the end fewer are in flight than the level says
-_LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)  # of answers, times the tokens asked for, in turn
+_FEWEST = 5  # requests of a level
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples' fractions are spread evenly, and no two of them are alike
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Bench:
         overlap: bool | None = None,
         cuda_graphs: bool = False,
     ) -> Engine:
-        answer = math.ceil(max(_LENGTHS) * self.options.max_tokens)
+        answer = math.ceil(1.5 * self.options.max_tokens)
         return Engine(
             self.target,
             head,
@@ -128,11 +129,8 @@ class Bench:
         engines = self.engines(PLAIN, *names, max_batch=max(levels))
         sampled = f", temperature {temperature:g}" if temperature else ""
         for level in levels:
-            requests = self._requests(max(len(_LENGTHS), _WAVES * level))
-            lengths = [
-                max(round(_LENGTHS[n % len(_LENGTHS)] * self.options.max_tokens), 1)
-                for n in range(len(requests))
-            ]
+            requests = self._requests(max(_FEWEST, _WAVES * level))
+            lengths = [answer_length(n, self.options.max_tokens) for n in range(len(requests))]
             found: dict[str, list[Throughput]] = {name: [] for name in engines}
             for repeat, order in enumerate(alternation(list(engines), self.options.repeats + 1)):
                 loops = {
@@ -283,6 +281,15 @@ class Bench:
                 row = run_level(engines[name], name, requests, level, tokens)
                 if repeat >= warmup:
                     yield name, row
+
+
+def answer_length(number: int, tokens: int) -> int:
+    """The length of a level's answer: half to one and a half times `tokens`, and different from its neighbours'.
+
+    Users' answers don't end together. Equally long ones would under plain decode alone, which then gains by it: the
+    prompts that follow them are run in one forward.
+    """
+    return max(round((0.5 + number * _GOLDEN % 1) * tokens), 1)
 
 
 PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
