@@ -64,10 +64,10 @@ class Results(NamedTuple):
 
 def committed() -> Results:
     folder = ROOT / "results"
-    demos = (Summary.load(str(folder / name)) for name in ("demo.json", "demo-zen4.json"))
+    demos = (Summary.load(str(folder / name)) for name in ("demo.json", "demo-zen5.json"))
     ratios = (
         Ratios.model_validate_json((folder / name).read_text("utf-8"))
-        for name in ("ratios.json", "zen4-ratios.json")
+        for name in ("ratios.json", "zen5-ratios.json")
     )
     return Results(*demos, *ratios)
 

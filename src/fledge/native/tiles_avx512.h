@@ -38,11 +38,11 @@ inline __m512bh broadcast_pair(const bf16* p) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-// How far ahead weights are prefetched, in bytes. Few rows are bound by memory: reading is fastest there if only every
-// other line is prefetched, less far ahead, and the hardware prefetcher does the rest.
+// How far ahead weights are prefetched, in bytes: few rows, which are bound by memory, less far. And whether lines that
+// pass by are told apart (see prefetch.h).
 constexpr int kFewRows = 5;
 inline long prefetch_distance(int rows) { return rows <= kFewRows ? 8192 : 16384; }
-constexpr bool kPassing = true;  // see prefetch.h
+constexpr bool kPassing = true;
 
 // c [kRows, 32] = a [kRows, 32 * steps] times the blocks b(0), b(1), ..., or added to what is there if `add`.
 template <int kRows, class Step>
