@@ -97,9 +97,8 @@ class Planner:
         # it; and plans.
         self._ratios: dict[int, float] = {}
         self._plans: dict[tuple[TreeShape, int], ConfidentPlan] = {}
-        self._usual: tuple[int, RoundPlan | None] | None = (
-            None  # what is the rule: at this batch size, this plan
-        )
+        # What is the rule: at this batch size, this plan.
+        self._usual: tuple[int, RoundPlan | None] | None = None
         self._try_left = 0  # rounds of the present try
         self._credit = _FIRST_CREDIT  # seconds tries may take
 

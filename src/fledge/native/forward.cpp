@@ -139,7 +139,7 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
   auto residual = [&](int r) { return ws.residual.data + static_cast<size_t>(r) * s.hidden; };
   t.run([&](int id) {
     configure_tiles();
-    plan_prefetch(t, id, b.rows, weights, true);
+    plan_prefetch(t, id, b.rows, weights);
     t.for_each(id, b.rows, [&](int r) {
       const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
       float* x = residual(r);
@@ -206,7 +206,7 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
   auto residual = [&](int r) { return ws.residual.data + static_cast<size_t>(r) * s.hidden; };
   t.run([&](int id) {
     configure_tiles();
-    plan_prefetch(t, id, b.rows, weights, false);
+    plan_prefetch(t, id, b.rows, weights);
     if (out.features) {
       t.for_each(id, b.rows,
                  [&](int r) { copy_features(*h, out, r, ws.normed.data + static_cast<size_t>(r) * fused); });
@@ -247,7 +247,7 @@ void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
   if (w->int8) int8_rows().ensure(std::min(rows, kRowBlock), w->inputs);
   t.run([&](int id) {
     configure_tiles();
-    plan_prefetch(t, id, rows, {w}, true);
+    plan_prefetch(t, id, rows, {w});
     gemm(t, id, a, w->inputs, rows, *w,
          [&](int row, int p, const float* c) { store_panel(out, w->outputs, row, p, c); });
     release_tiles();

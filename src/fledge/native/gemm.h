@@ -119,10 +119,11 @@ inline WeightStream& weight_stream(int id) {
   return streams[id];
 }
 // Inside Team::run, before the first product: `weights` are those of the forward, in the order of its products.
-// `passing`: they don't stay in the caches until the next forward.
-inline void plan_prefetch(const Team& t, int id, int rows, const std::vector<const Packed*>& weights, bool passing) {
+inline void plan_prefetch(const Team& t, int id, int rows, const std::vector<const Packed*>& weights) {
   WeightStream& stream = weight_stream(id);
-  stream.clear(prefetch_distance(rows), passing && kPassing);
+  long bytes = 0;
+  for (const Packed* w : weights) bytes += w->panels() * w->panel_bytes();
+  stream.clear(prefetch_distance(rows), kPassing && bytes > l3_bytes());
   for (const Packed* w : weights) {
     int first = t.share_begin(id, w->panels()), stop = t.share_begin(id + 1, w->panels());
     stream.add(w->at(first), (stop - first) * w->panel_bytes());

@@ -10,12 +10,13 @@
 // A WeightStream says which bytes are due during one panel, and hands them to the panel's product as a Prefetch. The
 // product issues them a few cache lines at a time, between its multiplications.
 //
-// A target's weights pass by once per forward, and are more than the caches hold. What they push out of an L3 cache is
-// wanted sooner: the draft head's weights, keys and values, Python. So where `kPassing` says that a processor can, such
-// lines are asked for as non-temporal ones, which an AMD Zen drops when they leave the L2 cache.
+// Weights of more than an L3 cache holds, a target's, are gone from it when the next forward wants them. What they push
+// out is wanted sooner: the draft head's weights, keys and values, Python. So where `kPassing` says that a processor
+// can, such lines are asked for as non-temporal ones, which an AMD Zen drops when they leave the L2 cache.
 #pragma once
 #include <immintrin.h>
 
+#include <fstream>
 #include <vector>
 
 namespace fledge {
@@ -23,10 +24,21 @@ namespace fledge {
 constexpr int kLine = 64;              // bytes of a cache line
 constexpr long kPrefetchUnit = 1024;  // bytes; the step in which streams are counted
 
+// Bytes of the L3 cache that the first core has a part in; 32 MiB where the system doesn't say. (An AMD processor has
+// several such caches, and sysconf their sum.)
+inline long l3_bytes() {
+  static const long known = [] {
+    long kilobytes = 0;
+    std::ifstream("/sys/devices/system/cpu/cpu0/cache/index3/size") >> kilobytes;
+    return kilobytes > 0 ? kilobytes << 10 : 32L << 20;
+  }();
+  return known;
+}
+
 // Some lines to prefetch; `at` is null: none.
 struct Lines {
   const char* at = nullptr;
-  bool passing = false;  // they are wanted once
+  bool passing = false;  // they won't stay until they are wanted again
 };
 
 // What to prefetch while one panel is multiplied. It is spread evenly over the multiplications, because a burst would
