@@ -41,9 +41,9 @@ def heard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Heard]:
         found.append(Heard(core._counts.rounds, shape is not None and not more["asked"], True))
         observe(shape, *args, **more)
 
-    def hear_alike(shape: Any, *args: Any) -> None:
+    def hear_alike(shape: Any, *args: Any, **more: Any) -> None:
         found.append(Heard(core._counts.rounds, shape is not None and shape.depth > 0, False))
-        pass_over(shape, *args)
+        pass_over(shape, *args, **more)
 
     monkeypatch.setattr(planner, "observe", hear)
     monkeypatch.setattr(planner, "pass_over", hear_alike)

@@ -340,8 +340,8 @@ def test_the_usual_plan_stays_until_something_is_learnt(acceptance: float) -> No
 def test_rounds_that_are_passed_over_pay_for_tries_like_others() -> None:
     planner, other = (Planner(COST, topk=8, confident=True) for _ in range(2))
     for _ in range(50):
-        planner.pass_over(None, 4, 4, 1.0)
-        other.observe(None, 4, 1.0, [])
+        planner.pass_over(None, 4, 4, 1.0, catch_up=0.5)
+        other.observe(None, 4, 1.0, [], catch_up=0.5)
     assert planner._credit == pytest.approx(other._credit)
     assert planner.explain() == other.explain()
     assert planner.speeds.slower(4, Kind.PLAIN) == 1.0 < other.speeds.slower(4, Kind.PLAIN)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fledge.engine.planner import Planner
 from fledge.engine.result import RoundResult
+from fledge.engine.shapes import TreeShape
 
 _TOGETHER = 8  # rounds that the planner hears of together,
 _LEARNT = 2  # and how many of them, the last, it learns from
@@ -30,6 +31,16 @@ class FinishedRound(NamedTuple):
     accepted: Sequence[int]  # [S], nodes below the root
     seconds: float  # on the lane
     asked: bool  # a round without the head that asked prompt lookup
+
+    @property
+    def shape(self) -> TreeShape | None:
+        """The verified trees'; None: a plain round."""
+        return None if self.result.drafted is None else self.result.drafted.shape
+
+    @property
+    def tokens(self) -> int:
+        """That it brought."""
+        return len(self.rows) + sum(self.accepted)
 
 
 class Feedback:
@@ -56,21 +67,22 @@ class Feedback:
         waiting, self._waiting = self._waiting, []
         alike = waiting[:-_LEARNT] if self._planner.learns else []
         for done in alike:
-            shape = None if done.result.drafted is None else done.result.drafted.shape
-            requests = len(done.rows)
-            self._planner.pass_over(shape, requests, requests + sum(done.accepted), done.seconds)
+            late = done.result.catch_up
+            self._planner.pass_over(
+                done.shape, len(done.rows), done.tokens, done.seconds - late, catch_up=late
+            )
         for done in waiting[len(alike) :]:
             self._learn(done)
 
     def _learn(self, done: FinishedRound) -> None:
         result, rows, accepted, seconds, asked = done
         drafted, planner, late, requests = result.drafted, self._planner, result.catch_up, len(rows)
-        shape = None if drafted is None else drafted.shape
+        shape = done.shape
         levels: list[Tensor] = []
         if drafted is not None and drafted.proposal is not None:
             planner.match_rates.observe(drafted.proposal, rows)
         if not planner.learns:
-            planner.count(shape, requests, requests + sum(accepted), seconds - late)
+            planner.count(shape, requests, done.tokens, seconds - late)
             return
         if drafted is None:
             planner.observe(None, requests, seconds, [], asked=asked)

@@ -213,10 +213,12 @@ class Planner:
                 self.speeds.acceptance.observe_levels(levels, most)
         self._keep_books(requests, head, seconds + catch_up, tokens)
 
-    def pass_over(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> None:
+    def pass_over(
+        self, shape: TreeShape | None, requests: int, tokens: int, seconds: float, *, catch_up: float = 0.0
+    ) -> None:
         """Take note of a round like those before it: nothing is learnt but that tries may take a bit more time."""
         self.count(shape, requests, tokens, seconds)
-        self._credit = min(self._credit + self._size(requests).try_share * seconds, 1.0)
+        self._credit = min(self._credit + self._size(requests).try_share * (seconds + catch_up), 1.0)
 
     def count(self, shape: TreeShape | None, requests: int, tokens: int, seconds: float) -> PlannedShape:
         """Take note of a round; nothing is learnt from it."""
