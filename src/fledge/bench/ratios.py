@@ -68,6 +68,7 @@ _FORM = {
 _ROOM = 16  # tokens beyond prompt and answer
 _WAVES = 4  # requests per slot of a level; towards the end fewer are in flight than the level says
 _FEWEST = 5  # requests of a level
+_SHORTEST, _LONGEST = 0.5, 1.5  # of answers, times the tokens asked for
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples' fractions are spread evenly, and no two of them are alike
 
 
@@ -110,7 +111,7 @@ class Bench:
         overlap: bool | None = None,
         cuda_graphs: bool = False,
     ) -> Engine:
-        answer = math.ceil(1.5 * self.options.max_tokens)
+        answer = math.ceil(_LONGEST * self.options.max_tokens)
         return Engine(
             self.target,
             head,
@@ -289,7 +290,8 @@ def answer_length(number: int, tokens: int) -> int:
     Users' answers don't end together. Equally long ones would under plain decode alone, which then gains by it: the
     prompts that follow them are run in one forward.
     """
-    return max(round((0.5 + number * _GOLDEN % 1) * tokens), 1)
+    share = _SHORTEST + (_LONGEST - _SHORTEST) * (number * _GOLDEN % 1)
+    return max(round(share * tokens), 1)
 
 
 PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {

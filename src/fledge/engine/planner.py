@@ -8,8 +8,8 @@ size. Then anything that takes t seconds has to bring more than mu * t tokens, o
     n nodes to verify       sum of the n best nodes' probabilities      -  mu * seconds of a verify of n rows: the most
     speculation at all      tokens per second with the head             >  tokens per second without it
 
-This file takes the last decision, `plans.py` the first two while a tree grows. What they go by is learnt from every
-round:
+This file takes the last decision, `plans.py` the first two while a tree grows. What they go by is learnt from rounds
+(which ones: `feedback.py`):
 
     speeds.py       mu, and the tokens per second with the head and without it
     cost.py         seconds of a forward by its rows: measured at start, corrected by what forwards take
