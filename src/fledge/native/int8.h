@@ -78,7 +78,7 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
       Lines unit = group.prefetches(k / kHalf) ? prefetch.next_unit() : Lines{};
 #pragma GCC unroll 8
       for (int quad = 0; quad < kHalf / 4; ++quad, w += 128) {
-        prefetch_lines(unit, quad * 2, kRows <= 3 ? 1 : 2);  // the processor's own prefetcher takes the others
+        prefetch_lines(unit, quad * 2, 2);
         __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
 #pragma GCC unroll 6
         for (int r = 0; r < kRows; ++r) {
