@@ -147,6 +147,18 @@ def test_requests_that_can_never_fit_are_refused_with_what_to_do(target: Target,
     assert not plain.busy
 
 
+def test_each_prompt_may_have_params_of_its_own(plain: Engine, prompts: list[list[int]]) -> None:
+    each = [SamplingParams(max_tokens=6), SamplingParams(max_tokens=9, temperature=1.0, seed=3)]
+    together = plain.generate(prompts[:2], each)
+    alone = [plain.generate([prompt], params)[0] for prompt, params in zip(prompts, each, strict=False)]
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    with pytest.raises(EngineError, match="2 prompts and params for 1"):
+        plain.generate(prompts[:2], each[:1])
+    with pytest.raises(EngineError, match="params is 5"):
+        plain.generate(prompts[:2], [each[0], 5])  # type: ignore[list-item]
+    assert not plain.busy
+
+
 def test_a_failing_generate_cancels_what_it_started(
     target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:

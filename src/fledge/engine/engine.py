@@ -127,19 +127,21 @@ class Engine:
     def generate(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculate: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Answer all prompts, batched; the answers come in the prompts' order.
 
-        `options` are the fields of `SamplingParams`, in place of `params`; the seed is used for each of the prompts.
+        `params` are one for all prompts, or one for each. `options` are the fields of `SamplingParams`, in place of
+        `params`; a seed is used for each of the prompts.
         Raises EngineError, also if another thread drops one of the requests.
         """
         if isinstance(prompts, str | Mapping | Set) or not isinstance(prompts, Iterable):
             raise EngineError(f"generate takes a list of prompts, and {_PROMPTS}; put yours in brackets")
-        params = _params(params, options)
+        prompts = list(prompts)
+        params_of_each = _params_of_each(params, options, len(prompts))
         done: dict[int, Completion] = {}
 
         def sink(result: StepResult) -> None:
@@ -148,8 +150,8 @@ class Engine:
 
         requests: list[int] = []
         try:
-            for prompt in prompts:
-                requests.append(self.submit(self.prompt_ids(prompt), params, speculate=speculate, sink=sink))
+            for prompt, own in zip(prompts, params_of_each, strict=True):
+                requests.append(self.submit(self.prompt_ids(prompt), own, speculate=speculate, sink=sink))
             while len(done) < len(requests):
                 if not self._core.step():
                     first = next((request for request in requests if request not in done), requests[0])
@@ -335,6 +337,19 @@ def _params(given: SamplingParams | None, options: SamplingOptions) -> SamplingP
     if options:
         raise EngineError(f"there are params, and {', '.join(options)} besides; put all of them into params")
     return given
+
+
+def _params_of_each(
+    given: SamplingParams | Sequence[SamplingParams] | None, options: SamplingOptions, prompts: int
+) -> list[SamplingParams]:
+    """Of so many prompts."""
+    if not isinstance(given, Sequence):
+        return [_params(given, options)] * prompts
+    if len(given) != prompts:
+        raise EngineError(
+            f"there are {prompts} prompts and params for {len(given)}; give one for each, or one for all"
+        )
+    return [_params(one, options) for one in given]
 
 
 class _Answer:
