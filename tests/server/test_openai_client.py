@@ -286,16 +286,14 @@ def test_errors_are_the_clients_own_classes(live: Running) -> None:
 class Cup(pydantic.BaseModel):
     """What an answer is parsed as."""
 
+    model_config = {"json_schema_extra": {"x-guidance": {"whitespace_flexible": False}}}  # or it writes spaces for ever
     drink: Literal["tea", "coffee"]
     hot: bool
 
 
 def test_answers_have_the_form_that_was_asked_for(live: Running) -> None:
     client = live.client()
-    schema = Cup.model_json_schema() | {
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},  # a random target would write spaces for ever
-    }
+    schema = Cup.model_json_schema() | {"additionalProperties": False}
     form: Any = {"type": "json_schema", "json_schema": {"name": "cup", "schema": schema, "strict": True}}
     for options in ({"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0, "logprobs": True}):
         answer = client.chat.completions.create(
@@ -307,6 +305,12 @@ def test_answers_have_the_form_that_was_asked_for(live: Running) -> None:
         model=MODEL, prompt="Tea?", stream=True, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
     )
     assert "".join(part.choices[0].text for part in chosen) in ("yes", "no")
+    parsed = client.chat.completions.parse(
+        model=MODEL, messages=messages("A cup"), max_tokens=80, temperature=0, response_format=Cup
+    ).choices[0].message  # fmt: skip
+    assert isinstance(parsed.parsed, Cup)
+    back: Any = [*messages("A cup"), parsed, *messages("Another")]
+    assert client.chat.completions.create(model=MODEL, messages=back, max_tokens=2).choices
     for wrong in (
         {"structured_outputs": {"regex": "a"}, "response_format": form},
         {"structured_outputs": {"regex": "a", "json_object": True}},

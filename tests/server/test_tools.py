@@ -231,6 +231,20 @@ def test_calls_and_their_answers_reach_the_template(calling: Running, taught: Ta
     assert text.startswith(json.dumps(LOOK["function"]))
 
 
+def test_messages_of_the_clients_own_helpers_can_be_sent_back(calling: Running) -> None:
+    """`parse` and `stream` add what they made of an answer to its message: `parsed_arguments`, a call's `index`."""
+    strict = {**LOOK, "function": {**LOOK["function"], "strict": True}}
+    completions, asked = calling.client().chat.completions, {**LOOKS, **GREEDY, "tools": [strict]}
+    with completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion()
+    for answer in (completions.parse(**asked), streamed):
+        called = answer.choices[0].message
+        assert called.tool_calls[0].function.parsed_arguments == {"place": "sea"}
+        told = [{"role": "tool", "tool_call_id": call.id, "content": "Blue."} for call in called.tool_calls]
+        back = {**asked, "messages": [*LOOKS["messages"], called, *told], "max_tokens": 2}
+        assert completions.create(**back).choices
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_told_apart_from_the_answer(calling: Running, taught: Target, stream: bool) -> None:
     for question, reasoning, content in (

@@ -78,6 +78,7 @@ class FunctionCall(StrictBody):
 
     name: FunctionName
     arguments: str = Field(description="the text of a JSON object")
+    parsed_arguments: Any = Field(None, description="as OpenAI's client has read the text, which counts")
 
     @field_validator("arguments")
     @classmethod
@@ -97,6 +98,7 @@ class ToolCall(StrictBody):
     id: str = Field(max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = Field(None, description="as a stream had it; the order of the list counts")
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -120,6 +122,7 @@ class ChatMessage(StrictBody):
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)] | None = (
         Field(None, validate_default=True)
     )
+    parsed: Any = Field(None, description="as OpenAI's client has read the content, which counts")
     tool_call_id: str | None = Field(None, max_length=256, description="of the call that a tool answers")
     name: str | None = Field(None, max_length=64, description="handed to the chat template; few show it")
 
