@@ -193,6 +193,13 @@ def test_logprobs_of_both_interfaces(live: Running) -> None:
         assert piece.startswith("bytes:") or text.choices[0].text[offset:].startswith(piece)
     for top, piece, logprob in zip(found.top_logprobs, pieces, found.token_logprobs, strict=True):  # type: ignore[arg-type]
         assert top[piece] == logprob
+    end = live.server.engine.target.tokenizer.eos_token_id
+    special = client.completions.create(
+        model=MODEL, prompt=[40, 50], logprobs=0, logit_bias={str(end): 100}, **{**GREEDY, "max_tokens": 3}
+    ).choices[0]  # fmt: skip
+    assert special.text == ""
+    assert special.logprobs is not None
+    assert special.logprobs.text_offset == [0] * 3  # they are no part of the text
     streamed: list[str] = []
     for chunk in client.chat.completions.create(
         model=MODEL, messages=messages("Hi"), logprobs=True, stream=True, **{**GREEDY, "max_tokens": 6}
@@ -286,7 +293,9 @@ def test_errors_are_the_clients_own_classes(live: Running) -> None:
 class Cup(pydantic.BaseModel):
     """What an answer is parsed as."""
 
-    model_config = {"json_schema_extra": {"x-guidance": {"whitespace_flexible": False}}}  # or it writes spaces for ever
+    model_config = {
+        "json_schema_extra": {"x-guidance": {"whitespace_flexible": False}}
+    }  # or it writes spaces for ever
     drink: Literal["tea", "coffee"]
     hot: bool
 

@@ -113,7 +113,7 @@ class Job:
         return "tool_calls" if called and reason == "stop" else reason
 
     def text_offset(self, raw: bytes) -> int:
-        """Where in the text the next token begins; ask for each in turn, with its bytes.
+        """Where in the text the next token begins; ask for each in turn, with the bytes it adds to the text.
 
         A token that continues a character begins where the character does.
         """

@@ -88,12 +88,13 @@ class Renderer:
     def _logprobs(self, entries: Sequence[TokenLogprob], job: Job) -> Json:
         if self._chat:
             return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
-        offsets = [job.text_offset(self._tokens.token(entry.token_id)[1]) for entry in entries]
+        skip = job.params.skip_special_tokens
+        added = [self._tokens.added(entry.token_id, skip_special=skip) for entry in entries]
         return {
             "tokens": [self._tokens.name(entry.token_id) for entry in entries],
             "token_logprobs": [json_number(entry.logprob) for entry in entries],
             "top_logprobs": [self._named_top(entry) for entry in entries],
-            "text_offset": offsets,
+            "text_offset": [job.text_offset(raw) for raw in added],
         }
 
     def _named_top(self, entry: TokenLogprob) -> Json:

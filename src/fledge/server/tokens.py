@@ -34,6 +34,9 @@ class Tokens:
         self._special = {
             int(token_id): str(token) for token_id, token in self._tokenizer.added_tokens_decoder.items()
         }
+        self._skipped = {
+            int(token_id) for token_id, token in self._tokenizer.added_tokens_decoder.items() if token.special
+        }
         self.vocabulary = target.config.vocab_size
         self.token = lru_cache(maxsize=65536)(self._token)
 
@@ -87,6 +90,10 @@ class Tokens:
         """An id's name in OpenAI's completions: its text, or `bytes:\\xf0\\x9f` if that isn't whole characters."""
         text, raw = self.token(token_id)
         return text if _INCOMPLETE not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def added(self, token_id: int, *, skip_special: bool) -> bytes:
+        """The bytes that a token adds to an answer's text."""
+        return b"" if skip_special and token_id in self._skipped else self.token(token_id)[1]
 
     def _token(self, token_id: int) -> tuple[str, bytes]:
         """One token as text (incomplete characters shown as such) and as its bytes."""
