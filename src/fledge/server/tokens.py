@@ -37,6 +37,7 @@ class Tokens:
         self._skipped = {
             int(token_id) for token_id, token in self._tokenizer.added_tokens_decoder.items() if token.special
         }
+        self._byte_level = _SPACE not in self._tokenizer.get_vocab()
         self.vocabulary = target.config.vocab_size
         self.token = lru_cache(maxsize=65536)(self._token)
 
@@ -102,7 +103,7 @@ class Tokens:
         name = self._tokenizer.convert_ids_to_tokens(token_id)
         if name is None:  # ids beyond the tokenizer's, which pad the embedding
             return "", b""
-        raw = _bytes_of(name)
+        raw = _bytes_of(name, byte_level=self._byte_level)
         return raw.decode("utf-8", errors="replace"), raw
 
     async def _run(self, work: Callable[[], Result], size: int, *, limited: bool = True) -> Result:
@@ -130,9 +131,9 @@ def _refuse_halves(text: str, param: str | None) -> None:
         ) from None
 
 
-def _bytes_of(name: str) -> bytes:
+def _bytes_of(name: str, *, byte_level: bool) -> bytes:
     """The bytes a vocabulary entry stands for: byte-level BPE, SentencePiece, or plain text."""
-    if all(char in _BYTES for char in name):
+    if byte_level and all(char in _BYTES for char in name):
         return bytes(_BYTES[char] for char in name)
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes([int(name[3:5], 16)])
