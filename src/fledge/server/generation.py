@@ -103,6 +103,7 @@ class Server:
                 speculate=body.speculate is not False,
                 trace=bool(body.return_trace),
                 echo=echo,
+                continues=isinstance(body, CompletionRequest),
                 reader=self._dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
             )
             for prompt, echo in prompts

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fledge.engine import Completion, SamplingParams, StepResult, TokenLogprob, TreeTrace
-from fledge.engine.detokenize import Detokenizer
+from fledge.engine.detokenize import Detokenizer, decode
 from fledge.server.errors import ApiError
 from fledge.server.message import Said
 from fledge.server.reader import Reader
@@ -50,15 +50,20 @@ class Job:
         speculate: bool = True,
         trace: bool = False,
         echo: str = "",
+        continues: bool = False,
         reader: Reader | None = None,
     ) -> None:
-        """`echo`: text to put before the answer. `reader`: finds reasoning and calls in it."""
+        """`echo`: text to put before the answer. `continues`: its text goes on where the prompt's ends.
+
+        `reader`: finds reasoning and calls in it.
+        """
         self.prompt_ids = prompt_ids
         self.params = params
         self.client = client
         self.speculate = speculate
         self.trace = trace
         self.echo = echo
+        self._continues = continues
         self._reader = reader
         self.request_id: int | None = None  # the engine's; written by its thread
         self.completion: Completion | None = None
@@ -72,6 +77,7 @@ class Job:
         # Of the tokens that `text_offset` has been asked for: their characters, and bytes of an incomplete one.
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
         self._pending = Delta()
         self.news = asyncio.Event()  # something came; the jobs of one request share it
@@ -123,18 +129,29 @@ class Job:
 
     def _text(self, result: StepResult) -> str:
         """The text that became certain with a step."""
+        begin = self._space_between(result.token_ids) if self._continues and not self.token_ids else ""
         if result.text is not None:  # there are stop strings: the engine makes the text itself
-            return result.text
+            return begin + result.text
         completion, visible = result.completion, result.token_ids
         if completion is not None and completion.finish_reason == "stop":
             visible = visible[:-1]  # the stop token isn't part of the text
         if not self.trace:
-            return self._detokenizer.add(visible, last=completion is not None)
+            return begin + self._detokenizer.add(visible, last=completion is not None)
         pieces = [self._detokenizer.add([token]) for token in visible]
+        pieces[:1] = [begin + piece for piece in pieces[:1]]
         if completion is not None:
             pieces.append(self._detokenizer.add([], last=True))
         self._pending.pieces += zip(pieces, [*result.origins, 0], strict=False)
         return "".join(pieces)
+
+    def _space_between(self, token_ids: Sequence[int]) -> str:
+        """The space before the answer, which decoding drops at the beginning of a text in some tokenizers."""
+        last, first = self.prompt_ids[-1:], list(token_ids[:1])
+        skip = self.params.skip_special_tokens
+        before, after, both = (
+            decode(self._tokenizer, ids, skip_special=skip) for ids in (last, first, last + first)
+        )
+        return " " if both == f"{before} {after}" else ""
 
     def fail(self, error: ApiError) -> None:
         """Nothing more will come; whoever reads gets the error."""
