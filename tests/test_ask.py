@@ -9,6 +9,21 @@ import pytest
 from fledge.ask import answer
 from fledge.console import console
 from fledge.engine import Engine, Piece
+from fledge.errors import EngineError
+
+
+def ask(question: str, target: Path) -> None:
+    answer(
+        question,
+        target=str(target),
+        head=None,
+        max_tokens=5,
+        temperature=0,
+        seed=None,
+        dtype="float32",
+        device="cpu",
+        chat_template_kwargs={},
+    )
 
 
 def test_the_text_is_shown_as_it_is(
@@ -18,16 +33,13 @@ def test_the_text_is_shown_as_it_is(
     monkeypatch.setattr(
         Engine, "stream_sync", lambda *given, **options: (Piece(text, [9], [0], None) for text in pieces)
     )
-    answer(
-        "?",
-        target=str(tiny_target_folder),
-        head=None,
-        max_tokens=5,
-        temperature=0,
-        seed=None,
-        dtype="float32",
-        device="cpu",
-        chat_template_kwargs={},
-    )
+    ask("?", tiny_target_folder)
     console.print("a line of a prompt: :smile:", markup=False)
     assert capsys.readouterr().out == "".join(pieces) + "a line of a prompt: :smile:\n"
+
+
+def test_a_question_that_is_not_utf_8_is_refused(tiny_target_folder: Path) -> None:
+    with pytest.raises(EngineError, match="character 2 of the question isn't UTF-8"):
+        ask(
+            b"f\xfcr".decode(errors="surrogateescape"), tiny_target_folder
+        )  # as Python hands on what a shell gave it

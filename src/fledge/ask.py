@@ -7,6 +7,7 @@ from typing import Any
 
 from fledge.console import say
 from fledge.engine import CompletionStats, Engine, SamplingParams
+from fledge.errors import EngineError
 from fledge.released import load_head
 from fledge.target import Target
 
@@ -24,6 +25,12 @@ def answer(
     chat_template_kwargs: Mapping[str, Any],
 ) -> None:
     """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
+    try:
+        question.encode()  # the shell's bytes that aren't UTF-8 are halves of surrogate pairs here
+    except UnicodeEncodeError as error:
+        raise EngineError(
+            f"character {error.start + 1} of the question isn't UTF-8: save the text as UTF-8, or convert it with iconv"
+        ) from error
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     drafts = None if head is None else load_head(loaded, head)
