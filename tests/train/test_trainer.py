@@ -166,6 +166,21 @@ def test_sigterm_saves_a_checkpoint_and_ends_the_process(
     assert files(tmp_path / "head") == files(undisturbed / "head")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.out.tfevents.fledge"])
+def test_a_run_that_ends_while_it_saves_the_last_step_has_all_its_metrics_afterwards(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path, name: str
+):
+    options = OPTIONS.model_copy(update={"checkpoint_seconds": 1e9})  # saved once, at the end
+    blocked = tmp_path / "train" / name
+    blocked.mkdir(parents=True)
+    with pytest.raises(StorageError, match="can't write"):
+        run(target, features, tmp_path, options)
+    blocked.rmdir()
+    run(target, features, tmp_path, options)
+    assert blocked.stat().st_size > 0
+    assert [row["step"] for row in metrics(tmp_path)] == [row["step"] for row in metrics(undisturbed)]
+
+
 def test_a_finished_run_writes_the_same_head_again(target: Target, features: str, undisturbed: Path):
     before = files(undisturbed / "head")
     (undisturbed / "head" / "config.json").unlink()

@@ -316,10 +316,10 @@ class Trainer:
         state = self._optimizer.state()
         if not self._team.leads:
             return
-        Checkpoint(self._step, self.total, clock.seconds(), self._metrics, state).save(self._url)
         if len(self._metrics) > self._drawn:
             write_curves(self._url, self._metrics, time.time() - clock.seconds())
             self._drawn = len(self._metrics)
+        Checkpoint(self._step, self.total, clock.seconds(), self._metrics, state).save(self._url)
 
     def _resume(self) -> bool:
         checkpoint = Checkpoint.load(self._url)
