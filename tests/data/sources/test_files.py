@@ -9,6 +9,7 @@ import json
 import lzma
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,15 @@ def test_a_damaged_array_keeps_what_came_before_and_no_text_is_logged(
     assert len(found) == 9
     assert "a.json is damaged after its row 8" in caplog.text
     assert "question" not in caplog.text
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, 10**30, Decimal("1e400")])
+def test_a_large_number_in_an_array_costs_nothing(tmp_path: Path, number: object) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(
+        "\ufeff" + json.dumps(ROWS, indent=1).replace('"question 8?"', f'"question 8?", "id": {number}')
+    )
+    assert [found.turns for found in source(path).records()] == [(row["prompt"],) for row in ROWS]
 
 
 def test_lines_that_are_lists_are_rows_and_not_one_array(tmp_path: Path) -> None:

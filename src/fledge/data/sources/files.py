@@ -12,9 +12,10 @@ import logging
 import lzma
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ import fsspec
 import ijson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from ijson.backends import python as ijson_in_python
 
 from fledge.errors import DataError
 
@@ -79,18 +81,19 @@ class FileRows:
             raise DataError(f"{path} is UTF-16; save it as UTF-8")
         marked = start.startswith(b"\xef\xbb\xbf")
         first_line = start[3 * marked :].lstrip().partition(b"\n")[0].rstrip()
+        if kind == "json" and (
+            first_line == b"{" or (first_line[:1] == b"[" and not self._holds_lists(path))
+        ):
+            prefix = "" if first_line == b"{" else "item"
+            yield from _json_rows(partial(self._open, path, 3 * marked), path, prefix)
+            return
         with self._open(path) as file:
             if kind == "csv":
                 comma = ";" if first_line.count(b";") > first_line.count(b",") else ","
                 separator = "\t" if ".tsv" in path.rsplit("/", 1)[-1].lower() else comma
                 yield from _csv_rows(file, separator, path)
-            elif kind == "text":
-                yield from _lines(file, parse=False)
-            elif first_line == b"{" or (first_line[:1] == b"[" and not self._holds_lists(path)):
-                file.read(3 * marked)
-                yield from _json_rows(file, path, "" if first_line == b"{" else "item")
             else:
-                yield from _lines(file, parse=True)
+                yield from _lines(file, parse=kind == "json")
 
     def _holds_lists(self, path: str) -> bool:
         """Whether each line is a list of its own: the first is whole, and more follow."""
@@ -102,11 +105,13 @@ class FileRows:
                 return False  # an array over several lines, or longer than any row
             return next(lines, b"") != b""
 
-    def _open(self, path: str) -> IO[bytes]:
+    def _open(self, path: str, skip: int = 0) -> IO[bytes]:
+        """The file, unpacked, without its first `skip` bytes."""
         if path.lower().endswith(".zst"):  # fsspec needs another package for it, which isn't ours
-            unpacked: IO[bytes] = pa.CompressedInputStream(self._filesystem.open(path, "rb"), "zstd")
-            return unpacked
-        stream: IO[bytes] = self._filesystem.open(path, "rb", compression="infer")
+            stream: IO[bytes] = pa.CompressedInputStream(self._filesystem.open(path, "rb"), "zstd")
+        else:
+            stream = self._filesystem.open(path, "rb", compression="infer")
+        stream.read(skip)
         return stream
 
 
@@ -214,12 +219,23 @@ def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
             yield BadRow("not_json")
 
 
-def _json_rows(file: IO[bytes], path: str, prefix: str) -> Iterator[Any]:
+def _json_rows(open_file: Callable[[], IO[bytes]], path: str, prefix: str) -> Iterator[Any]:
     number = 0
     try:
-        rows = ijson.items(file, prefix, use_float=True, multiple_values=not prefix)
-        for number, row in enumerate(rows, start=1):  # noqa: B007
-            yield row
+        try:
+            with open_file() as file:
+                for row in ijson.items(file, prefix, use_float=True, multiple_values=not prefix):
+                    number += 1
+                    yield row
+        except ijson.JSONError as error:
+            if "overflow" not in str(error):
+                raise
+            # A number of more than 64 bits, which ijson's slower parser takes.
+            with open_file() as file:
+                rows = ijson_in_python.items(file, prefix, multiple_values=not prefix)
+                for row in islice(rows, number, None):
+                    number += 1
+                    yield row
     except (ijson.JSONError, UnicodeDecodeError):  # which quotes the text: not to be logged
         logger.warning("%s is damaged after its row %d; what comes later is lost", path, number)
         yield BadRow("not_json")
