@@ -125,6 +125,7 @@ def test_the_shape_of_most_rows_wins() -> None:
         ({"text": "Assistant: Hello."}, "prompt", "no_user_turn"),
         ({"body": {"prompt": [1, 2, 3]}}, "request", "no_text"),
         ({"status": 200}, "request", "shape"),
+        ({"body": "[" * 100_000}, "request", "shape"),
     ],
 )
 def test_rows_without_user_turns_say_why(row: Any, shape: str, reason: str) -> None:

@@ -139,7 +139,7 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
         if isinstance(inner, str):
             try:
                 inner = json.loads(inner)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
         if isinstance(inner, Mapping):
             body = inner
