@@ -144,6 +144,14 @@ def test_temperatures_and_splits_follow_their_shares_and_the_prompt_alone(
     assert [c.prompt_id for c in read_conversations(str(undisturbed), split="heldout")] == heldout
 
 
+def test_an_answers_temperature_does_not_depend_on_the_order_they_are_named_in(
+    target: Target, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    turned = OPTIONS.model_copy(update={"temperatures": dict(reversed(OPTIONS.temperatures.items()))})
+    respond(target, make_engine(target, 8), prompts, turned, str(tmp_path))
+    assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
+
+
 def test_statistics_count_what_is_there(undisturbed: Path) -> None:
     conversations = list(read_conversations(str(undisturbed)))
     statistics = conversation_statistics(str(undisturbed))

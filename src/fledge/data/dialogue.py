@@ -135,7 +135,8 @@ class DialogueJobs:
 
     def _temperature(self, prompt: Prompt) -> float:
         options = self._options
-        return pick(options.temperatures, unit_interval(options.seed, "temperature", prompt.prompt_id))
+        shares = dict(sorted(options.temperatures.items()))  # in whatever order the recipe names them
+        return pick(shares, unit_interval(options.seed, "temperature", prompt.prompt_id))
 
     def _answer(self, prompt: Prompt, ids: list[int], turn: int) -> Generation:
         options = self._options
