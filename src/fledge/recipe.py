@@ -66,7 +66,7 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     origin = partial(_origin, source, overrides)
     _refuse_infinite(values, origin)
     try:
-        return Recipe.model_validate(values)
+        recipe = Recipe.model_validate(values)
     except ValidationError as error:
         # A misspelt key comes before one that is missing for it.
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
@@ -82,6 +82,9 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
         else:
             message = f"{origin(key)}: {key} = {wrong}; set {key} to a valid value"
         raise RecipeError(message) from error
+    # Again: `inf` without a dot is a text to YAML, which becomes a number only with the model.
+    _refuse_infinite(recipe.model_dump(mode="json"), origin)
+    return recipe
 
 
 def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
