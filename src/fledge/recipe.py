@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from typing import Any, get_args
@@ -48,6 +48,18 @@ class Recipe(BaseModel):
     def to_yaml(self) -> str:
         """The whole recipe as YAML, defaults included."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML. A key that stands twice is an error: PyYAML takes the last one and says nothing of the others."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(keys):
+            if key.value in (before.value for before in keys[:number]):
+                problem = f"the key {key.value} stands twice"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def shipped_recipes() -> list[str]:
@@ -108,7 +120,7 @@ def _read(source: str) -> dict[str, Any]:
             f"name a YAML file or one of {', '.join(shipped_recipes())}"
         )
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"recipe {source} is not valid YAML ({one_line(error)}); correct it") from error
     if values is None:
@@ -132,10 +144,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
             child = place[parent] = {}
         place = child
     try:
-        place[last] = yaml.safe_load(text)
+        place[last] = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise RecipeError(
-            f"{override!r}: the value is not valid YAML ({one_line(error)}); quote it"
+            f"{override!r}: the value is not valid YAML ({one_line(error)}); correct or quote it"
         ) from error
 
 
