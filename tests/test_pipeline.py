@@ -328,6 +328,28 @@ def test_the_estimate_counts_second_turns_among_the_answers_drawn(
     assert expected(round(answers / 2))[1] == pytest.approx(trained / 2, rel=0.01)
 
 
+def test_the_estimate_knows_what_sources_give(tmp_path: Path, small_recipe: Path) -> None:
+    """Fewer prompts than wanted, and longer ones; and that the target writes only its share of them."""
+    file, folder = tmp_path / "own.jsonl", str(tmp_path / "run")
+    words = [" ".join(f"bird{number}nest{place}" for place in range(80)) for number in range(5)]
+    file.write_text("".join(json.dumps({"prompt": f"Tell me of {text}"}) + "\n" for text in words))
+    own = f"{{path: {file}, licence: own, weight: 3}}"
+
+    def expected(stage: str, sources: str) -> Expected:
+        settings = [f"prompts.sources={sources}", "privacy.enabled=false"]
+        run = Run(load_recipe(str(small_recipe), settings), folder)
+        if stage == "respond":
+            run_stage(run, "prompts")
+        return estimate(run, [stage])[0]
+
+    alone = expected("prompts", "[]")
+    assert expected("prompts", f"[{own}, {{kind: self}}]").tokens == pytest.approx(alone.tokens / 4)
+    wanted = estimate(Run(load_recipe(str(small_recipe)), str(tmp_path / "other")), ["respond"])[0]
+    found = expected("respond", f"[{own}]")
+    assert found.tokens == pytest.approx(wanted.tokens * 5 / 40)
+    assert found.bytes > wanted.bytes * 5 / 40
+
+
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_the_estimate_of_writing_needs_no_run(tmp_path: Path, recipe: Recipe, batch: int) -> None:
     options = recipe.respond.model_copy(update={"max_batch": batch})

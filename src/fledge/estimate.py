@@ -16,13 +16,13 @@ import torch
 from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
 from fledge.console import clock, print_table, say
-from fledge.data import RespondOptions
+from fledge.data import PromptOptions, RespondOptions
 from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.draft.head import weight_shapes
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
-from fledge.run_folder import Run
-from fledge.storage import Manifest, local_path
+from fledge.run_folder import DONE_NAME, Run
+from fledge.storage import Manifest, exists, local_path
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 from fledge.train.start import random_head
@@ -88,6 +88,7 @@ class _Expectations:
         """`tokens`: of all conversations."""
         self._run, self._recipe, self._speeds = run, run.recipe, Calibration(run)
         self._tokens, self._heldout = tokens, tokens * run.recipe.respond.heldout
+        self._asked = asked_prompts(run)
         self._token_bytes = bytes_per_token(run.target.config.hidden_size, run.recipe.features.codec)
 
     def prompts(self) -> Expected:
@@ -95,16 +96,16 @@ class _Expectations:
         size = prompts.count * _PROMPT_TOKENS * _PARQUET_BYTES
         if not prompts.writes:
             return Expected("prompts", 0.0, size, 0.0)
-        attempts = prompts.count / _KEPT
+        attempts = prompts.count * _own_share(prompts) / _KEPT
         written = attempts * _ATTEMPT_TOKENS
         seconds = written / self._speeds.sampled + attempts * _TEMPLATE_TOKENS / self._speeds.prefill
         return Expected("prompts", written, size, seconds)
 
     def respond(self) -> Expected:
-        count, respond = self._recipe.prompts.count, self._recipe.respond
+        count, respond = self._asked.prompts, self._recipe.respond
         answers, seconds = count * _answered(respond), None
         if respond.server is None:
-            asked = count * (_PROMPT_TOKENS + _TEMPLATE_TOKENS)
+            asked = count * (self._asked.tokens + _TEMPLATE_TOKENS)
             seconds = answers / self._speeds.greedy + asked / self._speeds.prefill
         return Expected("respond", answers, self._tokens * _PARQUET_BYTES, seconds)
 
@@ -145,8 +146,30 @@ class _Expectations:
         if most is None:
             return 1.0
         answered = _answered(respond)
-        answer_share = answered / (answered + _PROMPT_TOKENS + _TEMPLATE_TOKENS)
+        answer_share = answered / (answered + self._asked.tokens + _TEMPLATE_TOKENS)
         return min(1.0, most / max((self._tokens - self._heldout) * answer_share, 1.0))
+
+
+class Asked(NamedTuple):
+    """The prompts that are answered."""
+
+    prompts: int
+    tokens: float  # of one
+
+
+def asked_prompts(run: Run) -> Asked:
+    """The prompts on disk if all of them are there, else those the recipe wants, of a typical length."""
+    found = Manifest.load(run.url("prompts"))
+    if found.records and (exists(run.url("prompts", DONE_NAME)) or run.is_given("prompts")):
+        return Asked(found.records, found.tokens / found.records)
+    return Asked(run.recipe.prompts.count, _PROMPT_TOKENS)
+
+
+def _own_share(prompts: PromptOptions) -> float:
+    """The share of the prompts that the target writes."""
+    weights = [source.weight for source in prompts.sources]
+    own = [source.weight for source in prompts.sources if source.kind == "self"]
+    return sum(own) / sum(weights) if weights else 1.0
 
 
 def _answered(respond: RespondOptions) -> float:
@@ -156,9 +179,9 @@ def _answered(respond: RespondOptions) -> float:
 
 def conversation_tokens(run: Run, *, known: bool) -> float:
     """Tokens of all conversations: those on disk if they are `known` to be all, else from typical lengths."""
-    recipe = run.recipe
     found = Manifest.load(run.url("conversations")).tokens if known else 0
-    return found or recipe.prompts.count * (_answered(recipe.respond) + _PROMPT_TOKENS + _TEMPLATE_TOKENS)
+    asked = asked_prompts(run)
+    return found or asked.prompts * (_answered(run.recipe.respond) + asked.tokens + _TEMPLATE_TOKENS)
 
 
 class Calibration:
