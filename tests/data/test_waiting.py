@@ -12,6 +12,7 @@ from fledge.data.conversations import Answered, Conversation
 from fledge.data.generation import Job
 from fledge.data.privacy import Audit
 from fledge.data.waiting import NAME, Waiting
+from fledge.errors import StorageError
 
 FOUND = Answered(
     "p",
@@ -47,6 +48,15 @@ def test_what_waits_is_found_again_and_what_is_in_shards_goes(tmp_path: Path) ->
     after.forget(7)
     after.save()
     assert not (tmp_path / NAME).exists()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    waiting = Waiting(str(tmp_path), 0)
+    finish(waiting, 1, FOUND)
+    waiting.save()
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:-50])
+    with pytest.raises(StorageError, match=rf"{NAME} is damaged .*; delete it"):
+        Waiting(str(tmp_path), 0)
 
 
 def test_a_kill_finds_the_file_a_minute_old_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from fledge.data.conversations import SCHEMA, Answered, Conversation
 from fledge.data.generation import Job
 from fledge.data.parquet import to_parquet
 from fledge.data.privacy import Audit
+from fledge.errors import StorageError
 from fledge.storage import exists, join, read_bytes, remove, write_atomic
 
 NAME = "waiting.parquet"
@@ -46,7 +48,7 @@ class Waiting:
         self._url = join(folder, NAME)
         self._answered: dict[int, Answered] = {}
         if exists(self._url):
-            for row in pq.read_table(pa.BufferReader(read_bytes(self._url))).to_pylist():
+            for row in _rows(self._url):
                 if (number := row.pop("number")) >= first:
                     self._answered[number] = _answered(**row)
         self._saved = time.monotonic()
@@ -75,6 +77,16 @@ class Waiting:
         else:
             remove(self._url)
         self._saved = time.monotonic()
+
+
+def _rows(url: str) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(read_bytes(url))).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise StorageError(
+            f"{url} is damaged ({error}); delete it and run again: what waits in it is asked for once more"
+        ) from error
+    return rows
 
 
 def _answered(
