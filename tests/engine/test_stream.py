@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
 from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
 from fledge.errors import EngineError
+from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
-from tests.engine.conftest import scripted_head
+from tests.engine.conftest import VOCABULARY, scripted_head
+from tests.engine.context_head import Context, ContextHead
 
 QUESTIONS = ["Why is the sky blue?", "Tell me a story about the sea.", "How many apples are there?"]
 
@@ -53,6 +57,44 @@ def test_leaving_a_stream_cancels_its_request(plain: Engine) -> None:
         if piece.token_ids:
             break
     assert not plain.busy
+
+
+class CollectingHead(ContextHead):
+    """Its next forward collects what has been abandoned, as Python may do at any time."""
+
+    collects = False
+
+    def _contexts(self, batch: ForwardBatch, kv: Tensor) -> list[Context | None]:
+        if self.collects:
+            self.collects = False
+            gc.collect()
+        return super()._contexts(batch, kv)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_stream_that_is_abandoned_and_collected_in_the_middle_of_a_round_holds_nobody_up(
+    target: Target, plain: Engine, overlap: bool
+) -> None:
+    expected = plain.generate(QUESTIONS, max_tokens=20, ignore_eos=True)
+    head = CollectingHead(target.decoder.page_size, VOCABULARY)
+    engine = Engine(target, head, tree=TreeShape(3, 2, 6), overlap=overlap)
+    stream = engine.stream_sync(QUESTIONS[0], max_tokens=100, ignore_eos=True)
+    next(stream)
+    kept: list[object] = [stream]
+    kept.append(kept)  # so that leaving it alone doesn't end it at once
+    del stream, kept
+    head.collects = True
+    answers: list[list[int]] = []
+
+    def serve() -> None:
+        found = engine.generate(QUESTIONS, max_tokens=20, ignore_eos=True)
+        answers.extend(answer.token_ids for answer in found)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert answers == [answer.token_ids for answer in expected]
+    assert not engine.busy
 
 
 def test_a_sync_stream_is_the_whole_answer(plain: Engine) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -49,7 +50,8 @@ class EngineCore:
         self._feedback = Feedback(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
-        self._stepping = False
+        self._stepper = 0  # the thread that is inside a step; 0: none
+        self._left: deque[int] = deque()  # requests to drop when the step ends
         self._failure: BaseException | None = None  # what a step failed with
         self._failed_sinks: dict[int, Exception] = {}  # by request, until `tell_failed_sink`
         self._lock = threading.RLock()  # held by a step
@@ -87,6 +89,16 @@ class EngineCore:
             if not self._scheduler.busy:  # what is in flight would keep the engine, and its KV, alive
                 self._flight.clear()
 
+    def leave(self, request_id: int) -> None:
+        """`cancel` for the end of a stream, which Python may bring about anywhere as it collects what was abandoned.
+
+        In the middle of a step that must wait until the step ends; and on the lane, whose task a step waits for.
+        """
+        if self._lane.inside or self._stepper == threading.get_ident():
+            self._left.append(request_id)
+        else:
+            self.cancel(request_id)
+
     def holds(self, request_id: int) -> bool:
         """Whether a request is still to be answered: not done, not dropped. Between steps; waits for one that runs."""
         with self._lock:
@@ -118,7 +130,7 @@ class EngineCore:
         `unless` is asked once the lock is held: if it says yes, nothing is done.
         """
         with self._lock, torch.inference_mode(), torch_alone(self._lane.own_kernels):
-            if self._stepping:  # its round's other requests would get their next tokens before this round's
+            if self._stepper:  # its round's other requests would get their next tokens before this round's
                 raise EngineError(
                     "a sink can't serve the engine that is serving it; submit the request, and let the step go on"
                 )
@@ -128,14 +140,16 @@ class EngineCore:
                 raise EngineError(
                     "an earlier step failed, and its requests can't go on; cancel them, or reset the engine"
                 ) from self._failure
-            self._stepping = True
+            self._stepper = threading.get_ident()
             try:
                 return self._step()
             except BaseException as failure:
                 self._failure = failure
                 raise
             finally:
-                self._stepping = False
+                while self._left:
+                    self.cancel(self._left.popleft())
+                self._stepper = 0
 
     def _step(self) -> list[StepResult]:
         lane, flight = self._lane, self._flight

@@ -386,4 +386,4 @@ class _Answer:
         return not self._results.empty()
 
     def cancel(self) -> None:
-        self._engine.cancel(self._request)
+        self._engine._core.leave(self._request)

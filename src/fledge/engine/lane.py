@@ -21,6 +21,7 @@ is part of round t + 1 already; what that round brings for it is discarded.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -71,6 +72,11 @@ class Lane:
         self._mark = time.perf_counter()  # when the lane last had something to do
         self._deferred: list[Callable[[], object]] = []
         self._failure: BaseException | None = None
+
+    @property
+    def inside(self) -> bool:
+        """True for a caller in a thread of the lane's own."""
+        return False
 
     def defer(self, operation: Callable[[], object]) -> None:
         """Run a short operation without a result before the next task."""
@@ -138,9 +144,15 @@ class ThreadLane(Lane):
 
     def __init__(self) -> None:
         super().__init__()
-        self._process = -1  # whose thread it is
+        self._process = -1  # whose thread it is,
+        self._ident = 0  # and which, once it has run something
         self._own: ThreadPoolExecutor
         self._newest: Future[Ran[Any]]
+
+    @property
+    def inside(self) -> bool:
+        """As `Lane.inside`."""
+        return threading.get_ident() == self._ident
 
     @property
     def _thread(self) -> ThreadPoolExecutor:
@@ -154,6 +166,7 @@ class ThreadLane(Lane):
         return Entry(future.result)
 
     def _in_thread(self, run: Callable[[], Ran[T]]) -> Ran[T]:
+        self._ident = threading.get_ident()
         with torch.inference_mode(), torch_alone(self.own_kernels):  # both hold for one thread only
             return run()
 
