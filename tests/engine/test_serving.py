@@ -298,6 +298,27 @@ def test_timings_and_phases_add_up(target: Target, plain: Engine, prompts: list[
     assert engine.stats().tau == stats.tau
 
 
+def test_phases_begin_with_a_request_that_is_preempted_before_its_first_forward(target: Target) -> None:
+    engine = Engine(
+        target, max_batch=3, max_context=120, kv_tokens=160, busy_prefill_rows=1, prefix_cache=False
+    )
+    engine.generate([[20, 30]] * 3, max_tokens=100, ignore_eos=True)  # none of its phases are theirs
+    before = engine.stats().phases
+    first = engine.submit([7] * 15, SamplingParams(max_tokens=80, ignore_eos=True))
+    engine.step()
+    engine.submit([8] * 80, SamplingParams(max_tokens=1, ignore_eos=True))
+    last = engine.submit([9] * 10, SamplingParams(max_tokens=1, ignore_eos=True))
+    done: dict[int, Completion] = {}
+    while engine.busy:
+        done.update({r.request_id: r.completion for r in engine.step() if r.completion})
+    assert done[last].stats.preemptions
+    assert not done[first].stats.preemptions
+    spent = engine.stats().phases.since(before)
+    phases = done[last].stats.phases
+    assert phases.prefill <= spent.prefill
+    assert phases.verify <= spent.verify
+
+
 def test_cancelling_at_any_moment_frees_everything(
     target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:

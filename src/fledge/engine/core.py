@@ -234,7 +234,7 @@ class EngineCore:
 
     def _compose_chunk(self, chunk: PrefillChunk, *, head: bool) -> None:
         request = chunk.request
-        if chunk.start == request.prefix_tokens and not request.preemptions:
+        if request.phases_at_start is None:
             request.phases_at_start = self._phases()
         request.prefilled = chunk.stop
         self._counts.prompt_tokens += chunk.stop - chunk.start

@@ -133,7 +133,7 @@ class Request:
     drafted_rounds: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
     preemptions: int = 0
-    phases_at_start: PhaseSeconds = field(default_factory=PhaseSeconds)
+    phases_at_start: PhaseSeconds | None = None  # when its first forward was composed
 
     def __post_init__(self) -> None:
         self.key = seed_key(self.seed)
@@ -258,7 +258,7 @@ class Request:
             accepted_by_depth=list(self.accepted_by_depth),
             drafted_rounds=self.drafted_rounds,
             token_origins=list(self.origins),
-            phases=phases.since(self.phases_at_start),
+            phases=phases.since(self.phases_at_start or phases),
             preemptions=self.preemptions,
             cached_tokens=self.cached_tokens,
         )
