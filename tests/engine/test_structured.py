@@ -162,6 +162,7 @@ def test_each_node_is_masked_by_its_own_path(target: Target) -> None:
         ({"regex": "(("}, r"structured_outputs\.regex can't be used"),
         ({"json": {"type": "strong"}}, r"structured_outputs\.json can't be used"),
         ({"json": "{"}, r"structured_outputs\.json can't be used"),
+        ({"json": {"enum": {"tea", "coffee"}}}, r"structured_outputs\.json can't be written as JSON"),
         ({"grammar": "start: x"}, r"structured_outputs\.grammar can't be used"),
     ],
 )

@@ -84,7 +84,10 @@ class Grammars:
     def follower(self, wanted: Mapping[str, Any]) -> Follower:
         """At the beginning of an answer of that form. Raises EngineError for a grammar that isn't one."""
         ((kind, value),) = wanted.items()
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        try:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError) as error:  # a set, a dictionary within itself
+            raise EngineError(f"structured_outputs.{kind} can't be written as JSON: {error}") from error
         return self._compiled(kind, text).after(())
 
     def _compile(self, kind: str, text: str) -> Follower:
