@@ -5,11 +5,26 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
-from fledge.engine.detokenize import Detokenizer, decode
+from fledge.engine.detokenize import Detokenizer, decode, decode_answer
 from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
+
+
+def falling_back() -> PreTrainedTokenizerFast:
+    """As Llama 2's, Mistral's and Gemma's: token 2 + b is the byte b, words follow."""
+    words = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Hello", "a", "é"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    spaces, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), strip])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+
+
+FALLING_BACK = falling_back()
 
 
 @given(st.text(max_size=40), st.lists(st.integers(1, 4), min_size=1, max_size=5))
@@ -69,8 +84,42 @@ def test_tokens_without_a_text_of_their_own_do_not_pile_up(token: int) -> None:
     assert "".join(pieces) + detokenizer.add([], last=True) == decode(TOKENIZER, [token] * 500)
 
 
-def _stream(tokens: list[int], sizes: list[int], skip: bool = True) -> list[str]:
-    detokenizer = Detokenizer(TOKENIZER, skip_special=skip)
+def as_bytes(text: str) -> list[int]:
+    return [2 + byte for byte in text.encode()]
+
+
+PARTS = st.sampled_from([*as_bytes("好😀"), 2 + 0x80, 1, 258, 259, 260, 261]).map(lambda token: [token])
+
+
+@given(
+    st.lists(st.sampled_from(["你", "好", "😀"]).map(as_bytes) | PARTS | PARTS.map(lambda part: part * 19)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+)
+def test_pieces_add_up_to_the_answer_where_a_tokenizer_falls_back_to_bytes(
+    parts: list[list[int]], sizes: list[int]
+) -> None:
+    tokens = [token for part in parts for token in part]
+    pieces = "".join(_stream(tokens, sizes, tokenizer=FALLING_BACK))
+    assert pieces == decode_answer(FALLING_BACK, tokens)
+    if "�" not in pieces:
+        assert pieces == decode(FALLING_BACK, tokens)
+
+
+def test_a_character_that_is_cut_off_spoils_none_of_those_before_it() -> None:
+    cut = as_bytes("你好😀")[:-1]
+    assert decode(FALLING_BACK, cut) == "�" * 9
+    assert decode_answer(FALLING_BACK, cut) == "你好���"
+    assert decode_answer(FALLING_BACK, [*cut, 260]) == "你好���a"
+
+
+def _stream(
+    tokens: list[int],
+    sizes: list[int],
+    skip: bool = True,
+    *,
+    tokenizer: PreTrainedTokenizerFast = TOKENIZER,
+) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special=skip)
     pieces, at, turn = [], 0, 0
     while at < len(tokens):
         size = sizes[turn % len(sizes)]

@@ -28,6 +28,14 @@ def decode(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special: bool
     )
 
 
+def decode_answer(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+    """`decode`, but what the pieces of a `Detokenizer` add up to also where characters are incomplete."""
+    text = decode(tokenizer, token_ids, skip_special=skip_special)
+    if _INCOMPLETE not in text:
+        return text
+    return Detokenizer(tokenizer, skip_special=skip_special).add(token_ids, last=True)
+
+
 class Detokenizer:
     """Turns a growing list of tokens into pieces whose concatenation is the text of the whole list.
 
@@ -38,6 +46,9 @@ class Detokenizer:
         piece    =     decode(context + new) minus decode(context)
 
     Tokens without a text of their own must not pile up: each new one would be decoded with all of them.
+
+    Where a tokenizer falls back to bytes (SentencePiece's), a run of them is decoded as errors throughout if one of its
+    characters is incomplete. So tokens are then read one by one, and what was given out stays.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
@@ -48,18 +59,24 @@ class Detokenizer:
 
     def add(self, token_ids: Sequence[int], *, last: bool = False) -> str:
         """The text that became certain with these tokens; `last` gives out what is held back, too."""
-        self._new += token_ids
         if self._skip_special and len(self._new) > _MANY:
             self._drop_special()
-        before = self._decode(self._context)
-        text = self._decode(self._context + self._new)
+        held = len(self._new)
+        self._new += token_ids
+        context, before = self._context, self._decode(self._context)
+        text = self._decode(context + self._new)
+        if len(token_ids) > 1 and _INCOMPLETE in text[len(before) :]:
+            del self._new[held:]
+            return "".join([*(self.add([token]) for token in token_ids), self.add([], last=last)])
+        if not text.startswith(before):
+            context, before, text = [], "", self._decode(self._new)
         certain = len(self._new)
         if not last and (text.endswith(_INCOMPLETE) or len(text) <= len(before)):
             # Where no character can reach from, beginnings of characters have become errors that stay.
             certain -= _CHARACTER
             if certain < _MANY:
                 return ""
-            whole, text = text, self._decode(self._context + self._new[:certain])
+            whole, text = text, self._decode(context + self._new[:certain])
             if len(text) <= len(before) or not whole.startswith(text):
                 return ""
         self._context, self._new = self._new[:certain], self._new[certain:]

@@ -18,7 +18,7 @@ from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
 from fledge.engine.build import build_parts, refuse_unfit
 from fledge.engine.checks import listed, switch, whole_numbers
 from fledge.engine.core import EngineCore
-from fledge.engine.detokenize import Detokenizer, decode
+from fledge.engine.detokenize import Detokenizer, decode_answer
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams
@@ -250,7 +250,7 @@ class Engine:
 
     def _text_of(self, request: Request) -> str:
         skip = request.params.skip_special_tokens
-        return decode(self.target.tokenizer, request.text_ids, skip_special=skip)
+        return decode_answer(self.target.tokenizer, request.text_ids, skip_special=skip)
 
     def follower(self, params: SamplingParams) -> Follower | None:
         """What holds an answer to the form that `params` want; None: any form. Raises EngineError if that can't be."""
