@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertsConfig
-from fledge.target.weights import weight_files
+from fledge.target.weights import open_weights, weight_files
 
 _FORMAT = 3  # raise it when what is hashed, or how, changes
 _TEXT_FILES = (
@@ -87,7 +86,7 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
     digest.update(json.dumps([_shape(config), _tokenizer_parts(folder)], sort_keys=True).encode())
     handles: dict[str, Any] = {}
     for file in weight_files(folder):
-        handle = safe_open(str(file), framework="pt")
+        handle = open_weights(file)
         handles.update(dict.fromkeys(handle.keys(), handle))
     for name in sorted(handles):
         tensor = handles[name].get_tensor(name)

@@ -88,6 +88,14 @@ def weight_files(folder: Path) -> list[Path]:
     return files if all(file.exists() for file in files) else []
 
 
+def open_weights(file: Path) -> Any:
+    """A safetensors file, whose tensors are read one by one. Raises a TargetError for a truncated or foreign one."""
+    try:
+        return safe_open(str(file), framework="pt")
+    except Exception as error:  # safetensors has a type of its own
+        raise TargetError(f"{file} isn't a whole safetensors file ({error}): download it again") from error
+
+
 def load_ends(
     folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> EndWeights:
@@ -154,12 +162,7 @@ class _TensorSource:
         self._folder, self._dtype, self._device = folder, dtype, device
         self._tensors: dict[str, tuple[Any, str]] = {}
         for file in files:
-            try:
-                handle = safe_open(str(file), framework="pt")
-            except Exception as error:  # safetensors raises its own type for a truncated or foreign file
-                raise TargetError(
-                    f"{file} isn't a whole safetensors file ({error}): download it again"
-                ) from error
+            handle = open_weights(file)
             names: list[str] = list(handle.keys())
             for name in names:  # in a multimodal checkpoint the text model has a prefix
                 plain = name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
