@@ -268,7 +268,12 @@ def test_servers_are_named_started_or_refused() -> None:
     assert specs[0] == ServerSpec("plain", "http://a:1")
     assert specs[1].command == ("fledge", "serve", "--port", "{port}")
     assert parse_servers(["http://a:1"])[0].name == "server"
-    for bad, problem in ((["x=start:serve"], "{port}"), (["x=ftp://a"], "is no server"), ([], "no server")):
+    for bad, problem in (
+        (["x=start:serve"], "{port}"),
+        (["x=start:serve 'a b --port {port}"], "No closing quotation"),
+        (["x=ftp://a"], "is no server"),
+        ([], "no server"),
+    ):
         with pytest.raises(ServerError, match=problem):
             parse_servers(bad)
     with pytest.raises(ServerError, match="same name"):

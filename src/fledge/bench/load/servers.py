@@ -36,7 +36,12 @@ class ServerSpec:
         if place.startswith(("http://", "https://")):
             return cls(name, place.rstrip("/").removesuffix("/v1"))
         if place.startswith("start:"):
-            words = tuple(shlex.split(place.removeprefix("start:")))
+            try:
+                words = tuple(shlex.split(place.removeprefix("start:")))
+            except ValueError as error:
+                raise ServerError(
+                    f"{text!r} can't be read as a command ({error}); close its quotes"
+                ) from error
             if not any("{port}" in word for word in words):
                 raise ServerError(f"{text!r} doesn't say where the port goes; write {{port}} in the command")
             return cls(name, command=words)
