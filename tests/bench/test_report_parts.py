@@ -10,7 +10,7 @@ import pytest
 from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.compare import compare_runs, render_comparison
-from fledge.bench.report.exports import standalone, write_exports
+from fledge.bench.report.exports import charts, markdown, standalone, write_exports
 from fledge.bench.report.page import Page
 from fledge.bench.report.rounds import better_tau, limit_groups, round_groups
 from fledge.bench.report.served import served_view
@@ -123,6 +123,9 @@ def test_cost_follows_from_price_and_throughput() -> None:
     priced = result.model_copy(update={"options": result.options.model_copy(update={"price_per_hour": 0.5})})
     assert "Cost per million output tokens" in render_report(ReportFacts("t", priced))
     assert "Cost per million" not in render_report(ReportFacts("t", result))
+    text = markdown(Page(ReportFacts("t", priced)))
+    assert "## Cost per million output tokens at 0.50 an hour\n\n| load | engine | cost |" in text
+    assert "Cost per million" not in markdown(Page(ReportFacts("t", result)))
 
 
 def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
@@ -143,6 +146,14 @@ def test_a_picture_carries_its_colours() -> None:
     drawing = standalone(Page(report_facts(bench_result())).tpot_chart)
     assert "var(" not in drawing
     assert ".s-trained.line{stroke:#2563c9}" in drawing
+
+
+def test_a_picture_says_by_itself_what_it_shows() -> None:
+    for page in (Page(report_facts(bench_result())), Page(ReportFacts("t", load=load_result()))):
+        for name, drawing in charts(page).items():
+            title = re.search(r'class="title"[^>]*>([^<]+)<', standalone(drawing))
+            assert title, name
+            assert "ms" in title[1] or not re.search("tpot|ttft|time", name)
 
 
 def test_a_run_that_is_slower_by_five_percent_is_told_from_one_that_is_not() -> None:

@@ -8,7 +8,7 @@ from html import escape
 
 from fledge.bench.report.charts import HEIGHT, WIDTH
 from fledge.bench.report.facts import ReportFacts
-from fledge.bench.report.formats import markdown_table, percent
+from fledge.bench.report.formats import markdown_table, number, percent
 from fledge.bench.report.page import Page
 from fledge.bench.report.render import read_template
 from fledge.errors import StorageError
@@ -17,6 +17,7 @@ from fledge.storage import join, write_atomic
 _SCALE = 3  # pixels for each unit of a drawing
 _FONT = "DejaVu Sans"
 _LEGEND_LEFT = 44
+_TITLE_HEIGHT = 26.0
 
 
 def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list[str]:
@@ -74,7 +75,7 @@ def png(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
 
 
 def standalone(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> str:
-    """A drawing that carries its own style: the page's rules with their variables filled in."""
+    """A drawing that carries what the page gives it: rules with their variables filled in, a title and a legend."""
     css = read_template("report.css")
     variables = dict(re.findall(r"(--[\w-]+): ([^;]+);", css.partition("@media")[0]))
     series = dict(re.findall(r"\.(s-\w+) \{ --series: var\((--[\w-]+)\); \}", css))
@@ -87,6 +88,10 @@ def standalone(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> str:
         ".dot{stroke:#fff;stroke-width:1.6}",
     ]
     head, _, rest = drawing.partition(">")
+    height = HEIGHT + _TITLE_HEIGHT
+    if title := re.search(r'aria-label="([^"]*)"', head):
+        rest = f'<text class="title" x="{_LEGEND_LEFT}" y="-8">{title[1]}</text>{rest}'
+        rules.append(".title{text-anchor:start;font-size:12px;font-weight:600}")
     if len(legend) > 1:
         marks, x = "", _LEGEND_LEFT
         for style, name in legend:
@@ -96,8 +101,9 @@ def standalone(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> str:
             marks += f'<text class="name" x="{x + 15}" y="{HEIGHT + 17:.0f}">{escape(name)}</text>'
             x += 30 + 6 * len(name)
         rules.append(".name{text-anchor:start}")
-        head = head.replace(f"{WIDTH:.0f} {HEIGHT:.0f}", f"{WIDTH:.0f} {HEIGHT + 26:.0f}")
+        height += 26
         rest = rest.replace("</svg>", f"{marks}</svg>")
+    head = head.replace(f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", f"0 -{_TITLE_HEIGHT:.0f} {WIDTH:.0f} {height:.0f}")
     head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return f"{head}><style>{''.join(rules)}</style>{rest}"
 
@@ -116,6 +122,11 @@ def markdown(page: Page) -> str:
         parts += ["## Speed-up by workload", markdown_table(*page.workload_table)]
     if page.level_table.rows:
         parts += ["## Under load", markdown_table(*page.level_table)]
+    if bench is not None and page.costs:
+        price = number(bench.options.price_per_hour, 2)
+        rows = [[group.name, bar.label, bar.text] for group in page.costs for bar in group.bars]
+        table = markdown_table(["load", "engine", "cost"], rows)
+        parts += [f"## Cost per million output tokens at {price} an hour", table]
     if page.served is not None:
         parts += ["## Served over HTTP", page.served.intro, markdown_table(*page.served.table)]
         parts += [f"- {line}" for line in (*page.served.verdicts, *page.served.notes)]

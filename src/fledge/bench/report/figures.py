@@ -63,7 +63,9 @@ def verify_chart(costs: Costs) -> str:
     """Verify cost by rows, relative to a plain step."""
     points = [(1.0, 1.0), *((float(rows), ratio) for rows, ratio in sorted(costs.verify.items()) if rows > 1)]
     axes = Axes("rows in one forward", "× a plain step", x_scale="log2", x_values=[x for x, _ in points])
-    return line_chart([Series("verify", "s-trained", points)], axes, description="Cost of a verify by rows")
+    return line_chart(
+        [Series("verify", "s-trained", points)], axes, description="Plain steps that a verify takes, by rows"
+    )
 
 
 def cost_table(costs: Costs) -> Table:

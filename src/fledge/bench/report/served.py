@@ -103,7 +103,7 @@ def _charts(load: LoadResult, styles: dict[str, str]) -> list[Chart]:
             for server, style in styles.items()
         ]
         axes = Axes(axis, unit, x_scale="log2", x_values=levels)
-        charts.append(Chart(title, note, line_chart(series, axes, description=f"{title} against {axis}")))
+        charts.append(Chart(title, note, line_chart(series, axes, description=f"{unit} against {axis}")))
     return [chart for chart in charts if chart.svg]
 
 
