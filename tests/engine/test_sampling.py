@@ -13,6 +13,7 @@ from fledge.engine.sampling import (
     RowSampling,
     choose,
     coins,
+    draws,
     processed_weights,
     sample,
     seed_key,
@@ -228,6 +229,22 @@ def test_a_head_that_runs_the_race_names_its_winner_more_often_than_by_probabili
     assert hits > 0.15 + guesses
     greedy = draws._replace(temperature=torch.zeros(count))
     assert torch.equal(foreseen(near, torch.arange(50), greedy), near)
+
+
+def test_a_head_that_gives_unfit_tokens_a_share_names_more_winners_at_its_own_temperature() -> None:
+    count = 4000
+    logits = torch.randn(count, 50, generator=torch.Generator().manual_seed(3)) * 2.5
+    flat = (0.7 * logits.softmax(-1) + 0.3 / 50).log()
+    position, setting = torch.arange(count), rows(count, seed=5)
+    winner = sample(logits, setting, coins(setting.seed_key, position))
+    drawn = draws(setting, position)
+    assert drawn is not None
+    at_the_targets = drawn._replace(temperature=setting.temperature)
+    hits, fewer = (
+        (foreseen(flat, torch.arange(50), of).argmax(-1) == winner).float().mean().item()
+        for of in (drawn, at_the_targets)
+    )
+    assert hits > 0.05 + fewer
 
 
 @pytest.mark.parametrize(

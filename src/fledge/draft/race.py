@@ -23,9 +23,13 @@ _HALF = (1 << 32) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35  # murmur3's finaliser (Appleby)
 _BEHIND = 1e-6  # of its weight is left to a token that the filters drop
 
+# The temperature of the head's race, by the target's. A head leaves more probability than the target to the many tokens
+# that don't fit, and each of them may win.
+HEAD_TEMPERATURE = 0.9
+
 
 class Draws(NamedTuple):
-    """How M tokens are going to be drawn by the target; `temperature` 0: greedily."""
+    """How M tokens are going to be drawn by the target, at the head's temperature; 0: greedily."""
 
     temperature: Tensor  # [M] float32
     top_k: Tensor  # [M] int64, 0: all

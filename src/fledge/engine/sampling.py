@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.draft.race import Draws, truncation_threshold, unit_times
+from fledge.draft.race import HEAD_TEMPERATURE, Draws, truncation_threshold, unit_times
 from fledge.engine import native_tree
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
@@ -87,7 +87,8 @@ def draws(rows: RowSampling | None, position: Tensor) -> Draws | None:
     """How a head's M rows' tokens are going to be drawn, those that will stand at `position` [M]; None: greedily."""
     if rows is None:
         return None
-    return Draws(rows.temperature, rows.top_k, rows.top_p, rows.min_p, coins(rows.seed_key, position))
+    temperature, coin = rows.temperature * HEAD_TEMPERATURE, coins(rows.seed_key, position)
+    return Draws(temperature, rows.top_k, rows.top_p, rows.min_p, coin)
 
 
 def choose(

@@ -179,6 +179,7 @@ void HeadRows::sample(const Drawing& d, int64_t requests, int64_t width, const s
   coins.resize(requests * width);
   for (int64_t r = 0; r < requests * width; ++r) {
     std::copy_n(d.filters + r / width * 4, 4, &filters[r * 4]);
+    filters[r * 4] *= kHeadTemperature;
     keys[r] = d.keys[r / width];
   }
   fledge_coins(keys.data(), at.data(), coins.data(), requests * width);

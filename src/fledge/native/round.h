@@ -80,6 +80,7 @@ void fledge_extend(const RoundModels*, const CarriedState*, const Drawing*, cons
 namespace fledge {
 
 constexpr int64_t kAhead = 2;  // a head's row at position p proposes x[p + 2]
+constexpr float kHeadTemperature = 0.9f;  // see `HEAD_TEMPERATURE` in draft/race.py
 
 inline double seconds_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -174,7 +175,8 @@ struct HeadRows {  // of a forward of the head over rows of B requests
   // Rows laid out by row_start, from window index `at` on: their tokens, at their positions.
   void run(const RoundModels& m, const CarriedState& c, int64_t rows, int64_t at, const int64_t* mask,
            const HeadOutputs& outputs);
-  // How the rows' tokens will be sampled, `width` rows to a request: its filters, and coins for tokens `at` positions.
+  // How the rows' tokens will be sampled, `width` rows to a request: its filters, at the head's temperature, and coins
+  // for tokens `at` positions.
   void sample(const Drawing& d, int64_t requests, int64_t width, const std::vector<int64_t>& at, HeadOutputs* out);
 };
 
