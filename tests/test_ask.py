@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,4 @@ def test_the_text_is_shown_as_it_is(
 
 def test_a_question_that_is_not_utf_8_is_refused(tiny_target_folder: Path) -> None:
     with pytest.raises(EngineError, match="character 2 of the question isn't UTF-8"):
-        ask(
-            b"f\xfcr".decode(errors="surrogateescape"), tiny_target_folder
-        )  # as Python hands on what a shell gave it
+        ask(os.fsdecode(b"f\xfcr"), tiny_target_folder)  # as Python hands on what a shell gave it

@@ -179,9 +179,10 @@ def _answered(respond: RespondOptions) -> float:
 
 def conversation_tokens(run: Run, *, known: bool) -> float:
     """Tokens of all conversations: those on disk if they are `known` to be all, else from typical lengths."""
-    found = Manifest.load(run.url("conversations")).tokens if known else 0
+    if known and (found := Manifest.load(run.url("conversations")).tokens):
+        return found
     asked = asked_prompts(run)
-    return found or asked.prompts * (_answered(run.recipe.respond) + asked.tokens + _TEMPLATE_TOKENS)
+    return asked.prompts * (_answered(run.recipe.respond) + asked.tokens + _TEMPLATE_TOKENS)
 
 
 class Calibration:

@@ -154,6 +154,8 @@ def test_each_prompt_may_have_params_of_its_own(plain: Engine, prompts: list[lis
     assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
     with pytest.raises(EngineError, match="2 prompts and params for 1"):
         plain.generate(prompts[:2], each[:1])
+    with pytest.raises(EngineError, match="params is 'creative'"):
+        plain.generate(prompts[:2], "creative")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="params is 5"):
         plain.generate(prompts[:2], [each[0], 5])  # type: ignore[list-item]
     assert not plain.busy

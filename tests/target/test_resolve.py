@@ -313,9 +313,8 @@ def test_a_file_or_folder_of_another_kind_is_one_clear_error(tmp_path: Path) -> 
     with pytest.raises(TargetError, match=r"no config\.json"):
         resolve_target(str(tmp_path), tmp_path)
     folder = save_tiny_target(tmp_path / "t", shape=TinyShape(layers=1))
-    (folder / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\n"
-    )  # a clone without LFS
+    # A clone without Git LFS
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(TargetError, match="isn't a whole safetensors file"):
         resolve_target(str(folder), tmp_path)
     (folder / "model.safetensors").unlink()

@@ -343,7 +343,7 @@ def _params_of_each(
     given: SamplingParams | Sequence[SamplingParams] | None, options: SamplingOptions, prompts: int
 ) -> list[SamplingParams]:
     """Of so many prompts."""
-    if not isinstance(given, Sequence):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return [_params(given, options)] * prompts
     if len(given) != prompts:
         raise EngineError(

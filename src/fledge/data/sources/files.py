@@ -222,20 +222,17 @@ def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
 def _json_rows(open_file: Callable[[], IO[bytes]], path: str, prefix: str) -> Iterator[Any]:
     number = 0
     try:
-        try:
-            with open_file() as file:
-                for row in ijson.items(file, prefix, use_float=True, multiple_values=not prefix):
-                    number += 1
-                    yield row
-        except ijson.JSONError as error:
-            if "overflow" not in str(error):
-                raise
-            # A number of more than 64 bits, which ijson's slower parser takes.
-            with open_file() as file:
-                rows = ijson_in_python.items(file, prefix, multiple_values=not prefix)
-                for row in islice(rows, number, None):
-                    number += 1
-                    yield row
+        for parser in (ijson, ijson_in_python):  # the second is slower, and takes numbers of any size
+            try:
+                with open_file() as file:
+                    rows = parser.items(file, prefix, use_float=parser is ijson, multiple_values=not prefix)
+                    for row in islice(rows, number, None):
+                        number += 1
+                        yield row
+                return
+            except ijson.JSONError as error:
+                if parser is ijson_in_python or "overflow" not in str(error):
+                    raise
     except (ijson.JSONError, UnicodeDecodeError):  # which quotes the text: not to be logged
         logger.warning("%s is damaged after its row %d; what comes later is lost", path, number)
         yield BadRow("not_json")
