@@ -231,3 +231,16 @@ def test_a_folder_of_another_version_says_so(folder: str) -> None:
     make_fingerprint({"format": 1}).claim(folder)
     with pytest.raises(FingerprintError, match=r"format: 1 -> 2\); use the version of fledge that made"):
         make_fingerprint({"format": 2}).claim(folder)
+
+
+def test_a_link_that_leads_nowhere_is_named_and_what_is_said_of_it_helps(tmp_path: Path) -> None:
+    link = tmp_path / "runs"
+    link.symlink_to(tmp_path / "unmounted")
+    for url in (link / "x.bin", link / "demo" / "prompts" / "x.bin"):
+        with pytest.raises(
+            StorageError, match=rf"{link} is a link to {tmp_path}/unmounted, which isn't there"
+        ):
+            storage.write_atomic(str(url), b"x")
+    (tmp_path / "unmounted").mkdir()
+    storage.write_atomic(str(link / "demo" / "x.bin"), b"x")
+    assert (tmp_path / "unmounted" / "demo" / "x.bin").read_bytes() == b"x"

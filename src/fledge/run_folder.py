@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fledge import __version__, bench, storage
+from fledge import __version__, bench, disk, storage
 from fledge.bench import RELEASED, TRAINED
 from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
@@ -167,20 +167,35 @@ class Run:
         if path is None:
             yield
             return
-        lock = path / ".lock"
+        lock, owner = path / ".lock", path / ".owner"
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            held = FileLock(lock).acquire(timeout=0)
+            disk.make_folder(path)
+            # Where there is no flock, what a dead process left behind is taken over at the second look.
+            held = FileLock(lock).acquire(timeout=0.2)
         except Timeout as error:
             raise StorageError(
-                f"another fledge{lock.read_text()} is at work in {self.folder}; wait for it or name another --run-dir"
+                f"another fledge{_named(owner)} is at work in {self.folder}; wait for it or name another --run-dir, "
+                f"or, if it no longer runs, delete {lock}"
             ) from error
         except OSError as error:
             raise StorageError(f"can't use {self.folder}: {error}; name another --run-dir") from error
         with held:
+            # In a file of its own: without flock, filelock tells a dead owner by what it wrote into the lock.
             with suppress(OSError):  # on a full disk nobody is named
-                lock.write_text(f" (process {os.getpid()} on {socket.gethostname()})")
-            yield
+                owner.write_text(f" (process {os.getpid()} on {socket.gethostname()})")
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    owner.unlink()
+
+
+def _named(owner: Path) -> str:
+    """Who wrote the file, in parentheses; nothing if it can't be read."""
+    try:
+        return owner.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _same_folder(one: str, other: str) -> bool:

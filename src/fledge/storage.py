@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from fledge import disk
 from fledge.errors import FingerprintError, FledgeError, StorageError
 from fledge.retry import is_transient, retried
 
@@ -88,7 +88,7 @@ def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
 
     def parts(filesystem: Any, path: str) -> list[Any]:
         if isinstance(filesystem, LocalFileSystem):
-            return _read_local_ranges(path, ranges)
+            return disk.read_ranges(path, ranges)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
         found: list[Any] = filesystem.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
         return found
@@ -113,7 +113,7 @@ def write_atomic(url: str, data: bytes) -> None:
 
     def put(filesystem: Any, path: str) -> None:
         if isinstance(filesystem, LocalFileSystem):
-            _write_local(Path(path), data)
+            disk.write_atomic(Path(path), data)
         else:
             filesystem.pipe_file(path, data)
 
@@ -335,35 +335,6 @@ def _found(filesystem: Any, path: str) -> bool:
 def _size(filesystem: Any, path: str) -> int:
     filesystem.invalidate_cache()  # a listing may be older than the file
     return int(filesystem.info(path)["size"])
-
-
-def _read_local_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
-    """Plain reads. A memory map would count every page it ever touched as this process' memory."""
-    found = []
-    with open(path, "rb", buffering=0) as file:
-        for start, stop in ranges:
-            data = bytearray(stop - start)
-            file.seek(start)
-            done = 0
-            while done < len(data) and (count := file.readinto(memoryview(data)[done:])):
-                done += count
-            found.append(data[:done] if done < len(data) else data)
-    return found
-
-
-def _write_local(path: Path, data: bytes) -> None:
-    # The same name each time: what a killed process leaves behind is overwritten when the shard is made again.
-    aside = path.with_name(f".{path.name}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def _resolve(url: str) -> tuple[Any, str]:
