@@ -24,8 +24,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from fledge import disk
-from fledge.errors import FingerprintError, FledgeError, StorageError
-from fledge.retry import is_transient, retried
+from fledge.errors import FingerprintError, FledgeError, StorageError, one_line
+from fledge.retry import ATTEMPTS, botocore_error, is_transient, retried
 
 MANIFEST_NAME = "manifest.json"
 FINGERPRINT_NAME = "fingerprint.json"
@@ -143,6 +143,8 @@ def remove(url: str) -> None:
     def delete(filesystem: Any, path: str) -> None:
         if _found(filesystem, path):
             filesystem.rm(path, recursive=True)
+            if _found(filesystem, path):  # s3fs says nothing of single files that the store doesn't let go
+                raise PermissionError("the store keeps it")
 
     _on(url, "delete", delete)
 
@@ -317,9 +319,10 @@ def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None
     What fails for good is a StorageError: "can't {verb} {url}". `wanted`: the bytes to write.
     """
     filesystem, path = _resolve(url)
-    with _explained(url, verb, wanted):
-        if isinstance(filesystem, LocalFileSystem):
+    if isinstance(filesystem, LocalFileSystem):
+        with _explained(url, verb, wanted):
             return action(filesystem, path)
+    with _explained(url, verb, wanted, remote=True):
         return retried(lambda: action(filesystem, path), url)
 
 
@@ -348,17 +351,33 @@ def _resolve(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _explained(url: str, verb: str, wanted: int | None = None) -> Iterator[None]:
+def _explained(url: str, verb: str, wanted: int | None = None, *, remote: bool = False) -> Iterator[None]:
     """Turn the file system's errors into StorageErrors that name the place."""
     try:
         yield
     except FileNotFoundError as error:
-        raise StorageError(f"{url} does not exist; check the path or run the stage that writes it") from error
-    except Exception as error:  # the clients of object stores raise their own types
-        if isinstance(error, FledgeError) or not (isinstance(error, OSError) or is_transient(error)):
+        if verb != "write":
+            raise StorageError(
+                f"{url} does not exist; check the path or run the stage that writes it"
+            ) from error
+        remedy = "make the bucket, or check its name" if remote else "check the path and its permissions"
+        raise StorageError(f"can't write {url}: {_reason(error)}; {remedy}") from error
+    except Exception as error:
+        # The clients of object stores raise types of their own, whatever the cause.
+        if isinstance(error, FledgeError) or not (remote or isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and error.errno in _FULL:
             raise StorageError(
                 f"no space left for {url} ({wanted or 0:,} bytes wanted); free some space and run again"
             ) from error
-        raise StorageError(f"can't {verb} {url}: {error}; check the path and its permissions") from error
+        remedy = "check the path and its permissions"
+        if remote and is_transient(error):
+            remedy = f"it stayed so {ATTEMPTS} times; run again once the store answers"
+        elif remote:
+            remedy = "check the URL, the credentials and what they permit"
+        raise StorageError(f"can't {verb} {url}: {_reason(error)}; {remedy}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the store itself said."""
+    return one_line(botocore_error(error) or error) or type(error).__name__
