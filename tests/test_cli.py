@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -249,6 +250,14 @@ def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_f
     assert "is one tree" in fledge.error(*serve, "4-4-16,2-4-8", "--head", "released")
     assert "write depth-topk-nodes" in fledge.error(*serve, "4x4", "--head", "released")
     assert "fledge's own engine" in fledge.error(*serve, "4-4-16", "--engine", "vllm")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_error(tmp_path: Path, closed: str) -> None:
+    command = shlex.join([sys.executable, "-m", "fledge", "report", "--run-dir", str(tmp_path / "none")])
+    ended = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: there is no run in") == ("2>" not in closed)
 
 
 def test_a_stage_without_its_input(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:

@@ -244,3 +244,29 @@ def test_a_link_that_leads_nowhere_is_named_and_what_is_said_of_it_helps(tmp_pat
     (tmp_path / "unmounted").mkdir()
     storage.write_atomic(str(link / "demo" / "x.bin"), b"x")
     assert (tmp_path / "unmounted" / "demo" / "x.bin").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_two_colons_in_a_local_path_are_part_of_its_name(tmp_path: Path, prefix: str) -> None:
+    url = f"{prefix}{tmp_path}/a::b/c::d.bin"
+    storage.write_atomic(url, b"x")
+    assert (tmp_path / "a::b" / "c::d.bin").read_bytes() == storage.read_bytes(url) == b"x"
+    assert storage.list_files(f"{prefix}{tmp_path}/a::b") == [url]
+    assert not (tmp_path / "a").exists()
+
+
+def test_two_colons_in_a_url_are_refused_not_cut_off() -> None:
+    with pytest.raises(StorageError, match=r"can't open s3://bucket/a::b: .*; take a name without it"):
+        storage.write_atomic("s3://bucket/a::b", b"x")
+    storage.write_atomic("memory://chained/x.bin", b"x")
+    assert storage.read_bytes("simplecache::memory://chained/x.bin") == b"x"
+
+
+def test_a_manifest_of_another_version_is_not_read(folder: str) -> None:
+    Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
+    url = storage.join(folder, "manifest.json")
+    storage.write_json(url, storage.read_json(url) | {"version": 99})
+    with pytest.raises(
+        StorageError, match=r"manifest\.json has version 99, and this fledge reads 1; use the version"
+    ):
+        Manifest.load(folder)

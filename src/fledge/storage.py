@@ -31,6 +31,7 @@ MANIFEST_NAME = "manifest.json"
 FINGERPRINT_NAME = "fingerprint.json"
 T = TypeVar("T")
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
+_VERSION = 1  # of manifest.json
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -41,7 +42,7 @@ def join(url: str, *parts: str) -> str:
 
 def local_path(url: str) -> Path | None:
     """The path of a local URL (for memory mapping), or None for a remote one."""
-    filesystem, path = _resolve(url)
+    filesystem, path = resolve(url)
     return Path(path) if isinstance(filesystem, LocalFileSystem) else None
 
 
@@ -181,6 +182,11 @@ class Manifest:
             return cls(folder)
         value = read_json(url)
         try:
+            if value["version"] != _VERSION:
+                raise StorageError(
+                    f"{url} has version {value['version']}, and this fledge reads {_VERSION}; use the version that "
+                    "wrote it, or delete the folder and run again"
+                )
             return cls(folder, tuple(ShardEntry(**shard) for shard in value["shards"]))
         except (KeyError, TypeError) as error:
             raise StorageError(
@@ -214,7 +220,7 @@ class Manifest:
             )
         grown = Manifest(self.folder, (*self.shards, entry))
         shards = [{k: v for k, v in asdict(shard).items() if v is not None} for shard in grown.shards]
-        write_json(join(self.folder, MANIFEST_NAME), {"version": 1, "shards": shards})
+        write_json(join(self.folder, MANIFEST_NAME), {"version": _VERSION, "shards": shards})
         return grown
 
     def write_shard(self, name: str, data: bytes, *, records: int, tokens: int) -> Manifest:
@@ -318,7 +324,7 @@ def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None
 
     What fails for good is a StorageError: "can't {verb} {url}". `wanted`: the bytes to write.
     """
-    filesystem, path = _resolve(url)
+    filesystem, path = resolve(url)
     if isinstance(filesystem, LocalFileSystem):
         with _explained(url, verb, wanted):
             return action(filesystem, path)
@@ -340,11 +346,18 @@ def _size(filesystem: Any, path: str) -> int:
     return int(filesystem.info(path)["size"])
 
 
-def _resolve(url: str) -> tuple[Any, str]:
+def resolve(url: str) -> tuple[Any, str]:
+    """The file system of a URL or path, and the place in it."""
+    text = str(url)
+    if "://" not in text or text.startswith(("file://", "local://")):
+        return fsspec.filesystem("file"), LocalFileSystem._strip_protocol(text)
+    last = text.rpartition("::")[2]
+    if "://" not in last and not last.startswith("/"):
+        raise StorageError(f"can't open {url}: `::` chains file systems; take a name without it")
     try:
-        filesystem, path = fsspec.core.url_to_fs(str(url))
+        filesystem, path = fsspec.core.url_to_fs(text)
     except (ImportError, ValueError) as error:
-        extra = _EXTRAS.get(str(url).partition("://")[0])
+        extra = _EXTRAS.get(text.partition("://")[0])
         wanted = f'run pip install "fledge[{extra}]"' if extra else "install the storage's fsspec package"
         raise StorageError(f"can't open {url}: {error}; {wanted}") from error
     return filesystem, path

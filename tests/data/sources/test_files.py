@@ -77,6 +77,13 @@ def test_a_folder_is_its_files_in_order_and_a_glob_its_matches(tmp_path: Path) -
     assert len(list(source(tmp_path, limit=12).records(10))) == 2
 
 
+def test_two_colons_in_a_path_are_part_of_its_name(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", ROWS[:1])
+    (tmp_path / "a.jsonl::b").mkdir()
+    found = source(write(tmp_path / "a.jsonl::b", "c::d.jsonl", ROWS[:3]))
+    assert len(list(found.records())) == 3
+
+
 def test_damaged_lines_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
     good = [json.dumps(row).encode() for row in ROWS]
     bad = [b"{broken", b'{"prompt": "\xff\xfe"}', b"[" * 100_000, b'{"prompt": 3}', b""]

@@ -19,12 +19,12 @@ from functools import partial
 from itertools import islice
 from typing import IO, Any
 
-import fsspec
 import ijson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from ijson.backends import python as ijson_in_python
 
+from fledge import storage
 from fledge.errors import DataError
 
 logger = logging.getLogger("fledge")
@@ -129,7 +129,7 @@ def digest_of(filesystem: Any, paths: Sequence[str]) -> str:
 
 def _find(path: str) -> tuple[Any, list[str]]:
     try:
-        filesystem, place = fsspec.core.url_to_fs(path)
+        filesystem, place = storage.resolve(path)
         if filesystem.isdir(place):
             found = [f for f in filesystem.find(place) if _kind(f, strict=False) and not _hidden(f, place)]
         elif filesystem.exists(place):
