@@ -21,7 +21,7 @@ from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.errors import DataError, StorageError
-from fledge.recipe import RECIPE_NAME
+from fledge.recipe import RECIPE_NAME, read_recipe_file
 from fledge.released import released_folder
 from fledge.run_folder import Record, Run
 from fledge.storage import join
@@ -57,7 +57,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         bench = bench.model_copy(update={"options": priced})
     load = LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None
     own = run.url(RECIPE_NAME)
-    recipe = storage.read_bytes(own).decode() if storage.exists(own) else run.recipe.to_yaml()
+    recipe = read_recipe_file(own) if storage.exists(own) else run.recipe.to_yaml()
     data = _own_data(run)
     if bench is not None:  # then the target itself needn't be here
         name, revision = bench.subject.target, bench.subject.revision
@@ -119,7 +119,7 @@ def close_load(result: LoadResult, folder: str, command: str) -> None:
 
 def compare_run_folders(first: str, second: str, output: str) -> None:
     """Two runs' benchmarks side by side: a table here, and a page."""
-    results = [BenchResult.load(join(folder, "bench")) for folder in (first, second)]
+    results = [_checked_bench(folder) for folder in (first, second)]
     comparison = compare_runs(results[0], results[1], (first, second))
     # In 80 characters; the page has the number of prompts, too.
     table = comparison.table
@@ -128,6 +128,14 @@ def compare_run_folders(first: str, second: str, output: str) -> None:
     say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
     storage.write_atomic(output, render_comparison(comparison).encode())
     say(f"comparison: {output}")
+
+
+def _checked_bench(folder: str) -> BenchResult:
+    """A run's benchmark, if its files are what `fledge bench` left."""
+    place = join(folder, "bench")
+    if (record := Record.load(place)) is not None:
+        record.is_whole(folder)
+    return BenchResult.load(place)
 
 
 def print_closing(run: Run, records: Iterable[Record]) -> None:

@@ -19,10 +19,11 @@ from fledge.console import StageProgress, clock, say
 from fledge.data.options import silent
 from fledge.errors import RecipeError, StorageError
 from fledge.estimate import print_estimate
+from fledge.fingerprint import Fingerprint
 from fledge.recipe import RECIPE_NAME
-from fledge.run_folder import Record, Run
+from fledge.run_folder import Record, Run, file_digest
 from fledge.stages import STAGES, Stage, finished_records
-from fledge.storage import Fingerprint, exists, write_atomic
+from fledge.storage import exists
 from fledge.train import refuse_without_wandb
 
 
@@ -102,7 +103,7 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
     record = Record.load(folder)
     if record is None or record.digest != fingerprint.digest:
         return None
-    return record if all(exists(run.url(product)) for product in stage.products) else None
+    return record if record.is_whole(run.folder, stage.products) else None
 
 
 def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
@@ -148,11 +149,15 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
     else:
         if not stage.claims:
             fingerprint.claim(folder)
-        write_atomic(run.url(RECIPE_NAME), run.recipe.to_yaml().encode())
+        run.recipe.save(run.url(RECIPE_NAME))
     with StageProgress(stage.name) as progress:
         outcome = stage.work(run, progress.update)
     seconds = progress.seconds if outcome.seconds is None else outcome.seconds
-    Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures).save(folder)
+    files = {
+        name: file_digest(run.url(name)) for name in (*stage.products, *stage.extras) if exists(run.url(name))
+    }
+    record = Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures, files=files)
+    record.save(folder)
     say(f"{stage.name:<9} {outcome.line} [{clock(seconds)}]")
 
 

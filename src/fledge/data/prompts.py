@@ -33,7 +33,7 @@ from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
 from fledge.engine import Engine
 from fledge.errors import DataError, TargetError
-from fledge.storage import Fingerprint, make_fingerprint
+from fledge.fingerprint import Fingerprint, make_fingerprint
 from fledge.target import Target
 
 FORMAT = 3

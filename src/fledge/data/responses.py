@@ -23,7 +23,8 @@ from fledge.data.served import AnswerServer, run_served
 from fledge.data.waiting import Waiting
 from fledge.engine import Engine
 from fledge.errors import DataError
-from fledge.storage import Fingerprint, Manifest, make_fingerprint
+from fledge.fingerprint import Fingerprint, make_fingerprint
+from fledge.storage import Manifest
 from fledge.target import Target
 
 FORMAT = 2

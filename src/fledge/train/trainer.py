@@ -24,7 +24,8 @@ from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, weight_urls
 from fledge.errors import DataError
 from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
-from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
+from fledge.fingerprint import Fingerprint, make_fingerprint
+from fledge.storage import Manifest, join, read_bytes, sha256
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset
