@@ -235,6 +235,32 @@ def test_rows_that_were_not_needed_are_not_told_as_rejected(tmp_path: Path, smal
     assert record.line == "3 prompts kept, 1 attempts rejected, 2 fit but not needed"
 
 
+def test_a_name_masked_in_a_source_is_noticed_wherever_it_stands(tmp_path: Path, small_recipe: Path) -> None:
+    filler = [{"prompt": " ".join(["word"] * 2**18)}] * 2  # more than a MiB before the name, and after it
+    rows = [*filler, {"prompt": "What did Martha Klein write about?"}, *filler]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [f"prompts.sources=[{{path: {source}, licence: own}}]", "privacy.enabled=false"]
+    run = Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run"))
+    run_stage(run, "prompts")
+    source.write_text(source.read_text().replace("Martha Klein", "XXXXXX XXXXX"))
+    with pytest.raises(FingerprintError, match=r"prompts was made from other inputs \(prompts\.digests"):
+        run_stage(run, "respond")
+
+
+def test_a_given_heads_config_counts_as_its_weights_do(
+    finished_run: Path, tmp_path: Path, recipe: Recipe
+) -> None:
+    head = Path(shutil.copytree(finished_run / "head", tmp_path / "head"))
+    run = Run(recipe, str(tmp_path / "run"), given_heads=[str(head)])
+    run_stage(run, "bench")
+    (head / "checksums.json").unlink()  # as of a head trained elsewhere
+    config = (head / "config.json").read_text()
+    (head / "config.json").write_text(config.replace('"rope_theta": 10000.0', '"rope_theta": 10001.0'))
+    with pytest.raises(FingerprintError, match="configs"):
+        run_stage(run, "bench")
+
+
 def test_conversations_that_were_put_there_are_taken_as_they_are(
     finished_run: Path, tmp_path: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:

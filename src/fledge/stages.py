@@ -31,6 +31,7 @@ from fledge.data import (
 )
 from fledge.data.ray_respond import respond_on_ray
 from fledge.draft import Head
+from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.engine import Engine
 from fledge.errors import DataError, RecipeError
 from fledge.features import (
@@ -42,7 +43,7 @@ from fledge.features import (
 )
 from fledge.fingerprint import Fingerprint, make_fingerprint
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
-from fledge.storage import Manifest, exists
+from fledge.storage import Manifest, exists, join
 from fledge.train import evaluate, train, train_fingerprint
 
 _FORMAT = 1  # of the stages fingerprinted here
@@ -171,6 +172,8 @@ def _evaluate(run: Run, progress: Progress) -> Outcome:
 
 def _bench_fingerprint(run: Run) -> Fingerprint:
     options = run.recipe.bench
+    # The run's own was checked against what training left.
+    configs = {name: file_digest(join(run.head_urls[name], CONFIG_NAME)) for name in run.given_heads}
     return make_fingerprint(
         {
             "stage": "bench",
@@ -181,6 +184,7 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
         }
+        | ({"configs": configs} if configs else {})
     )
 
 

@@ -326,6 +326,8 @@ class Trainer:
         checkpoint = Checkpoint.load(self._url)
         if checkpoint is None:
             return False
+        if self._team.leads:
+            checkpoint.write_metrics(self._url)  # they may have been lost since
         self._optimizer.load_state(checkpoint.tensors)
         self._step, self.seconds = checkpoint.step, checkpoint.seconds
         self.total = self._optimizer.total_steps = checkpoint.total
