@@ -59,6 +59,9 @@ def test_finished_stages_are_skipped(
     ("setting", "message"),
     [
         ("respond.heldout=0", "needs some answers to train on"),
+        ("prompts.count=1", r"raise prompts\.count"),
+        ("respond.max_prompt_tokens=100000", r"lower respond\.max_prompt_tokens"),
+        ("train.draft_vocab_size=3", r"bench\.draft_rows=4 nodes can't be drafted from .* of 3; lower it"),
         ("train.wandb_project=mine", "needs a package"),
         ("bench.max_tokens=100000", "is too long for 100000 new tokens"),
         ("bench.sweep_tokens=100000", "is too long for 100000 new tokens"),
@@ -72,6 +75,60 @@ def test_what_a_late_stage_is_bound_to_refuse_is_refused_before_the_first(
     with pytest.raises(FledgeError, match=message):
         run_pipeline(Run(load_recipe(str(small_recipe), [setting]), str(tmp_path / "run")))
     assert not (tmp_path / "run" / "prompts").exists()
+
+
+def test_few_prompts_are_enough_for_both_sides(tmp_path: Path, small_recipe: Path) -> None:
+    settings = ["prompts.count=2", "respond.heldout=0.001", "bench.concurrency=[]", "evaluate.shapes=[]"]
+    run_pipeline(Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run")))
+    assert read_json(str(tmp_path / "run" / "evaluation.json"))["conversations"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["respond.heldout=0"], "no held-out conversations in .*conversations, which evaluating needs"),
+        (["respond.heldout=1"], "no training conversations in .*conversations; set respond.heldout between"),
+        (["train.response_tokens=3"], r"train\.response_tokens=3 leaves no conversation of .*conversations"),
+    ],
+)
+def test_conversations_that_a_later_stage_cannot_use_are_refused_before_features_are_made(
+    finished_run: Path, tmp_path: Path, small_recipe: Path, settings: list[str], message: str
+) -> None:
+    shutil.copytree(finished_run / "prompts", tmp_path / "run" / "prompts")
+    run = Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run"))
+    run_stage(run, "respond")
+    with pytest.raises(DataError, match=message):
+        run_pipeline(run)
+    assert not (tmp_path / "run" / "features").exists()
+
+
+def test_the_advice_for_conversations_on_one_side_ends_well(
+    finished_run: Path, tmp_path: Path, small_recipe: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run / "prompts", folder / "prompts")
+    settings = ["bench.concurrency=[]", "evaluate.shapes=[]"]
+    for stage in ("respond", "features", "train"):
+        run_stage(Run(load_recipe(str(small_recipe), [*settings, "respond.heldout=0"]), str(folder)), stage)
+    run = Run(load_recipe(str(small_recipe), [*settings, "respond.heldout=0.25"]), str(folder))
+    with pytest.raises(DataError, match="delete the run's conversations, and its features if it has any"):
+        run_stage(
+            Run(load_recipe(str(small_recipe), [*settings, "respond.heldout=0"]), str(folder)), "evaluate"
+        )
+    for part in ("conversations", "features"):
+        shutil.rmtree(folder / part)
+    with pytest.raises(FingerprintError, match=r"train was made from other inputs.*or delete this one"):
+        run_pipeline(run)
+    shutil.rmtree(folder / "train")
+    run_pipeline(run)
+    assert (folder / "evaluation.json").exists()
+
+
+def test_a_benchmark_that_was_stopped_begins_again_with_other_options(run_copy: Path, recipe: Recipe) -> None:
+    (run_copy / "bench" / "done.json").unlink()
+    other = recipe.model_copy(update={"bench": recipe.bench.model_copy(update={"own_prompts": 1})})
+    run_stage(Run(other, str(run_copy)), "bench")
+    assert len(BenchResult.load(str(run_copy / "bench")).answers) == 1
 
 
 def test_a_damaged_benchmark_is_measured_again_as_its_error_says(run_copy: Path, recipe: Recipe) -> None:

@@ -61,6 +61,9 @@ class Stage:
     products: tuple[str, ...] = ()  # files of the run without which the stage isn't finished
     extras: tuple[str, ...] = ()  # the same, but not every run has them
     always: bool = False  # made again in every run, as it costs next to nothing
+    restarts: bool = (
+        False  # begins again when it was stopped, so what it was to be made from then doesn't matter
+    )
     claims: bool = False  # the work itself writes fingerprint.json, once it knows that it can begin
 
 
@@ -255,6 +258,7 @@ STAGES = (
         _train,
         needs=("features",),
         products=("head/config.json", "head/model.safetensors", "train/metrics.jsonl"),
+        extras=("head/checksums.json",),
         claims=True,
     ),
     Stage(
@@ -264,6 +268,7 @@ STAGES = (
         _evaluate,
         needs=("features", "train"),
         products=("evaluation.json",),
+        restarts=True,
     ),
     Stage(
         "bench",
@@ -272,6 +277,7 @@ STAGES = (
         _bench,
         needs=("train",),
         products=("bench/answers.jsonl", "bench/concurrency.jsonl", "bench/bench.json"),
+        restarts=True,
     ),
     Stage("report", "report", _report_fingerprint, _report, always=True),
 )

@@ -20,6 +20,7 @@ from fledge.data.privacy.filter import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
 from fledge.data.served import AnswerServer, run_served
+from fledge.data.split import on_both_sides
 from fledge.data.waiting import Waiting
 from fledge.engine import Engine
 from fledge.errors import DataError
@@ -86,7 +87,7 @@ def respond(
             shard.append(answered)
             if done % options.shard_size == 0 or done == prompts:
                 write_audit(output_url, writer.shards, *(answered.audit for answered in shard))
-                writer.write(shard)
+                writer.write(on_both_sides(shard, output_url, options.heldout) if done == prompts else shard)
                 waiting.forget(done)
                 shard = []
             progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
