@@ -72,6 +72,8 @@ class Workshop:
     def __init__(self, recipe: Path, finished: Path, scratch: Path) -> None:
         self._recipe, self._scratch = recipe, scratch
         self._target = Run(load_recipe(str(recipe)), str(finished)).target
+        finished = Path(shutil.copytree(finished, scratch / "finished"))
+        self._run(finished)  # the page shows the command
         self.states = {"finished": finished}
         for number, stage in enumerate(STAGES[:-1]):
             before = self._without(finished, STAGES[number:], f"before-{stage.name}")

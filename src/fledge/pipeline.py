@@ -18,6 +18,7 @@ from fledge.closing import print_closing
 from fledge.console import StageProgress, clock, say
 from fledge.data.options import silent
 from fledge.data.responses import check_context
+from fledge.data.served import key_headers
 from fledge.errors import RecipeError, StorageError
 from fledge.estimate import asked_prompts, print_estimate
 from fledge.features import FeatureStore, conversation_infos
@@ -127,7 +128,9 @@ def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
             "one prompt can't give both an answer to train on and one to evaluate on; raise prompts.count, or run the "
             "stages you want one by one"
         )
-    if "respond" in pending and recipe.respond.server is None:
+    if "respond" in pending and recipe.respond.server is not None:
+        key_headers(recipe.respond.server.api_key_env)
+    elif "respond" in pending:
         check_context(run.target.config.max_position_embeddings, recipe.respond)
     if "train" in pending:
         refuse_untrainable(run.target, run.train_options)

@@ -140,7 +140,8 @@ def respond_fingerprint(
 def check_context(available: int, options: RespondOptions) -> None:
     """Refuse options whose longest request doesn't fit the engine's context."""
     if options.longest_request > available:
+        second = options.second_turn and options.user_max_tokens > options.max_new_tokens
         raise DataError(
             f"answers may need {options.longest_request} tokens of context, the engine has {available}; "
-            "lower respond.max_prompt_tokens or respond.max_new_tokens"
+            f"lower respond.max_prompt_tokens or respond.{'user_max_tokens' if second else 'max_new_tokens'}"
         )
