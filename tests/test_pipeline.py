@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from fledge.bench import BenchResult, Summary
+from fledge.closing import close_load, compare_run_folders
 from fledge.errors import DataError, FingerprintError, FledgeError, HeadError, RecipeError, StorageError
 from fledge.estimate import Expected, estimate
 from fledge.pipeline import run_pipeline, run_stage
@@ -21,6 +22,7 @@ from fledge.run_folder import Run, head_digest
 from fledge.stages import STAGES, finished_records
 from fledge.storage import exists, read_json
 from fledge.train.checkpoint import Checkpoint
+from tests.bench.synthetic import load_result
 
 
 @pytest.fixture
@@ -337,6 +339,49 @@ def test_conversations_that_were_put_there_are_taken_as_they_are(
     assert not (tmp_path / "run" / "prompts").exists()
     assert sorted(path.name for path in given.iterdir()) == before
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_half_of_the_conversations_without_their_fingerprint_are_not_taken_for_all(
+    run_copy: Path, recipe: Recipe
+) -> None:
+    conversations = run_copy / "conversations"
+    for name in ("fingerprint.json", "done.json"):
+        (conversations / name).unlink()
+    with pytest.raises(StorageError, match=rf"a finished prompts of its own; delete {conversations} to make"):
+        run_pipeline(Run(recipe, str(run_copy)))
+    before = (conversations / "conversations-00003.parquet").read_bytes()
+    shutil.rmtree(conversations)
+    run_pipeline(Run(recipe, str(run_copy)))
+    assert (conversations / "conversations-00003.parquet").read_bytes() == before
+
+
+def test_what_an_older_version_left_without_checksums_is_used(
+    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_copy / "head" / "checksums.json").unlink()
+    recipe_file = run_copy / "recipe.yaml"
+    recipe_file.write_text(recipe_file.read_text().partition("\n")[2])
+    for path in (*run_copy.glob("*/done.json"), *run_copy.rglob("manifest.json")):
+        known = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in known.items() if k not in ("sha256", "files")}))
+    run_pipeline(Run(load_recipe(str(recipe_file)), str(run_copy)))
+    assert capsys.readouterr().out.count("done before") == len(STAGES) - 1
+
+
+def test_a_changed_figure_is_not_compared(run_copy: Path, finished_run: Path, tmp_path: Path) -> None:
+    answers = run_copy / "bench" / "answers.jsonl"
+    answers.write_text(answers.read_text().replace('"tokens": 8', '"tokens": 9'))
+    with pytest.raises(StorageError, match=r"answers\.jsonl is damaged"):
+        compare_run_folders(str(finished_run), str(run_copy), str(tmp_path / "compare.html"))
+
+
+def test_a_damaged_load_test_is_named_in_the_report(run_copy: Path, recipe: Recipe) -> None:
+    close_load(load_result(), str(run_copy), "fledge bench server")
+    run_stage(Run(recipe, str(run_copy)), "report")
+    rows = run_copy / "load" / "load.jsonl"
+    rows.write_bytes(rows.read_bytes()[: rows.stat().st_size // 2])
+    with pytest.raises(StorageError, match=r"load\.jsonl is damaged.*`fledge bench server` left"):
+        run_stage(Run(recipe, str(run_copy)), "report")
 
 
 def test_a_damaged_shard_is_named(run_copy: Path, recipe: Recipe) -> None:

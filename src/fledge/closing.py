@@ -23,7 +23,7 @@ from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.errors import DataError, StorageError
 from fledge.recipe import RECIPE_NAME, read_recipe_file
 from fledge.released import released_folder
-from fledge.run_folder import Record, Run
+from fledge.run_folder import Record, Run, file_digest
 from fledge.storage import join
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
@@ -55,7 +55,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     if bench is not None and (price := run.recipe.bench.price_per_hour) is not None:
         priced = bench.options.model_copy(update={"price_per_hour": price})
         bench = bench.model_copy(update={"options": priced})
-    load = LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None
+    load = _checked_load(run.folder) if storage.exists(run.url("load", "load.json")) else None
     own = run.url(RECIPE_NAME)
     recipe = read_recipe_file(own) if storage.exists(own) else run.recipe.to_yaml()
     data = _own_data(run)
@@ -95,13 +95,13 @@ def export_report(run: Run, kinds: Sequence[str]) -> None:
 
 def keep_load(result: LoadResult, folder: str) -> None:
     """Keep a load test that ended early: it may have taken hours."""
-    result.save(join(folder, "load"))
+    _save_load(result, folder)
     say(f"measured until then: {join(folder, 'load')}")
 
 
 def close_load(result: LoadResult, folder: str, command: str) -> None:
     """Keep and show a load test; its page too, unless the folder has a run's, which has more on it."""
-    result.save(join(folder, "load"))
+    _save_load(result, folder)
     view = served_view(result)
     if view is not None:
         print_table("Medians over the repeats", *view.table, text_columns=2)
@@ -115,6 +115,21 @@ def close_load(result: LoadResult, folder: str, command: str) -> None:
         write_report(page, ReportFacts(target, load=result, commands=[command], created=created))
         line = f"report: {page}"
     say(line)
+
+
+def _save_load(result: LoadResult, folder: str) -> None:
+    """Write a load test and its checksums."""
+    place = join(folder, "load")
+    result.save(place)
+    files = {name: file_digest(join(folder, name)) for name in ("load/load.json", "load/load.jsonl")}
+    Record("bench server", "", 0.0, "", {}, files=files).save(place)
+
+
+def _checked_load(folder: str) -> LoadResult:
+    """A folder's load test, if its files are what `fledge bench server` left."""
+    if (record := Record.load(join(folder, "load"))) is not None:
+        record.is_whole(folder)
+    return LoadResult.load(join(folder, "load"))
 
 
 def compare_run_folders(first: str, second: str, output: str) -> None:

@@ -40,7 +40,7 @@ def run_pipeline(run: Run) -> None:
         estimated = False
         given = [stage for stage in STAGES if run.is_given(stage.folder)]
         for stage in given:
-            _print_given(run, stage)
+            _take_given(run, stage)
         stages = STAGES[STAGES.index(given[-1]) + 1 :] if given else STAGES
         for number, stage in enumerate(stages):
             fingerprint = stage.fingerprint(run)
@@ -74,7 +74,7 @@ def run_stage(run: Run, name: str) -> None:
         run.check_exists()
     with run.locked():
         if run.is_given(stage.folder):  # nothing is added to what isn't ours
-            _print_given(run, stage)
+            _take_given(run, stage)
             return
         for before in map(_named, () if run.given_heads else stage.needs):
             if not run.is_given(before.folder) and finished(run, before, before.fingerprint(run)) is None:
@@ -197,8 +197,17 @@ def _print_done(record: Record) -> None:
     say(f"{record.stage:<9} done before: {record.line}")
 
 
-def _print_given(run: Run, stage: Stage) -> None:
-    say(f"{stage.name:<9} {run.url(stage.folder)} taken as it is")
+def _take_given(run: Run, stage: Stage) -> None:
+    """Say that a stage's folder is the user's. A StorageError if it may as well be a half of what this run made."""
+    folder = run.url(stage.folder)
+    for before in map(_named, stage.needs):
+        if Record.load(run.url(before.folder)) is not None:
+            raise StorageError(
+                f"{folder} has no fingerprint.json, as data that you put there, but this run has a finished "
+                f"{before.name} of its own; delete {folder} to make it again, or {run.url(before.folder)} if the data "
+                "is yours"
+            )
+    say(f"{stage.name:<9} {folder} taken as it is")
 
 
 def _named(name: str) -> Stage:

@@ -53,6 +53,11 @@ def test_a_side_that_is_meant_to_be_empty_stays_so(tmp_path: Path, heldout: floa
     assert len({c.split for c in written(tmp_path, shards, heldout)}) == 1
 
 
+def test_the_share_of_prompts_that_are_held_out_is_the_one_asked_for() -> None:
+    found = [split_of(f"p{number}", 0.25) for number in range(10_000)]
+    assert found.count("heldout") / 10_000 == pytest.approx(0.25, abs=0.015)
+
+
 def test_where_the_hash_gives_both_sides_nothing_changes() -> None:
     answers = [answered(number, 0.5) for number in range(20)]
     assert on_both_sides(answers, "memory://none-before", 0.5) == answers

@@ -158,6 +158,10 @@ class Trainer:
         self._schedule = _schedule(self._training, options)
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
+        if not self._heldout and team.leads:
+            logger.warning(
+                "no held-out conversations: tau isn't measured, and `fledge evaluate` would refuse"
+            )
         self.total = self._planned = len(self._schedule)
         self._learner.unrolled.weights.distribute(team, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
