@@ -172,7 +172,7 @@ def test_a_corrupt_shard(fledge: Fledge, small_recipe: Path, finished_run: Path,
     shutil.rmtree(folder / "train")
     line = fledge.error("train", small_recipe, "--run-dir", folder)
     assert f"{shard.name} is damaged" in line
-    assert "delete the folder and run the stage again" in line
+    assert "features and run again" in line
 
 
 def test_a_head_for_another_target(

@@ -16,7 +16,8 @@ import pytest
 
 from fledge import storage
 from fledge.errors import FingerprintError, StorageError
-from fledge.storage import Manifest, make_fingerprint
+from fledge.fingerprint import Fingerprint, make_fingerprint
+from fledge.storage import Manifest
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -204,8 +205,30 @@ def test_manifest_grows_and_is_loaded_again(folder: str) -> None:
 def test_a_damaged_shard_is_named(folder: str, damage: bytes) -> None:
     manifest = Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
     storage.write_atomic(manifest.url(manifest.shards[0]), damage)
-    with pytest.raises(StorageError, match=r"part-0\.bin is damaged.*run the stage again"):
+    with pytest.raises(StorageError, match=r"part-0\.bin is damaged.*put it back from a copy"):
         manifest.verify()
+    make_fingerprint({}).save(folder)
+    with pytest.raises(StorageError, match=f"part-0\\.bin is damaged.*or delete {folder} and run again"):
+        manifest.verify()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "fingerprint.json"])
+def test_a_changed_digit_of_a_record_is_noticed(folder: str, name: str) -> None:
+    Manifest.load(folder).write_shard("part-0.bin", b"abc", records=11, tokens=1)
+    make_fingerprint({"epochs": 11}).save(folder)
+    url = storage.join(folder, name)
+    storage.write_atomic(url, storage.read_bytes(url).replace(b" 11", b" 12"))
+    load = Manifest.load if name == "manifest.json" else Fingerprint.load
+    with pytest.raises(StorageError, match=f"{name} is damaged .*wrong checksum.*delete {folder} and run"):
+        load(folder)
+
+
+def test_a_manifest_without_a_checksum_is_read(folder: str) -> None:
+    """As older versions wrote it."""
+    manifest = Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
+    url = storage.join(folder, "manifest.json")
+    storage.write_json(url, {k: v for k, v in storage.read_json(url).items() if k != "sha256"})
+    assert Manifest.load(folder) == manifest
 
 
 def test_a_missing_shard_is_named(folder: str) -> None:

@@ -11,7 +11,6 @@ A shard that the manifest doesn't name was interrupted between the last two step
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from fledge import disk
-from fledge.errors import FingerprintError, FledgeError, StorageError, one_line
+from fledge.checksums import sealed, sha256, unsealed
+from fledge.errors import FledgeError, StorageError, one_line
 from fledge.retry import ATTEMPTS, botocore_error, is_transient, retried
 
 MANIFEST_NAME = "manifest.json"
@@ -32,6 +32,7 @@ FINGERPRINT_NAME = "fingerprint.json"
 T = TypeVar("T")
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 _VERSION = 1  # of manifest.json
+_DEEPEST = 4  # folders between a stage's file and its fingerprint.json: pool/NAME/rejects
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -106,7 +107,25 @@ def read_json(url: str) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
-        raise StorageError(f"{url} is not valid JSON ({error}); delete it and run the stage again") from error
+        raise StorageError(f"{url} is not valid JSON ({error}); {remedy(url)}") from error
+
+
+def read_sealed(url: str) -> dict[str, Any]:
+    """What `write_sealed` wrote, checked."""
+    try:
+        return unsealed(read_json(url))
+    except ValueError as error:
+        raise StorageError(f"{url} is damaged ({error}); {remedy(url)}") from error
+
+
+def remedy(url: str) -> str:
+    """What to do about a damaged file: the stage whose folder it is in makes all of that folder again."""
+    folder = url
+    for _ in range(_DEEPEST):
+        folder = posixpath.dirname(folder)
+        if exists(join(folder, FINGERPRINT_NAME)):
+            return f"put it back from a copy, or delete {folder} and run again"
+    return f"put it back from a copy, or delete {posixpath.dirname(url)} and make all of it again"
 
 
 def write_atomic(url: str, data: bytes) -> None:
@@ -124,6 +143,11 @@ def write_atomic(url: str, data: bytes) -> None:
 def write_json(url: str, value: Any) -> None:
     """Write a JSON value, indented, keys in the order given."""
     write_atomic(url, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_sealed(url: str, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with its checksum."""
+    write_json(url, sealed(value))
 
 
 def refuse_unwritable(url: str) -> None:
@@ -148,11 +172,6 @@ def remove(url: str) -> None:
                 raise PermissionError("the store keeps it")
 
     _on(url, "delete", delete)
-
-
-def sha256(data: bytes | memoryview) -> str:
-    """Hexadecimal SHA-256."""
-    return hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -180,7 +199,7 @@ class Manifest:
         url = join(folder, MANIFEST_NAME)
         if not exists(url):
             return cls(folder)
-        value = read_json(url)
+        value = read_sealed(url)
         try:
             if value["version"] != _VERSION:
                 raise StorageError(
@@ -189,9 +208,7 @@ class Manifest:
                 )
             return cls(folder, tuple(ShardEntry(**shard) for shard in value["shards"]))
         except (KeyError, TypeError) as error:
-            raise StorageError(
-                f"{url} is not a manifest ({error!r}); delete the folder and run again"
-            ) from error
+            raise StorageError(f"{url} is not a manifest ({error!r}); {remedy(url)}") from error
 
     @property
     def records(self) -> int:
@@ -215,12 +232,11 @@ class Manifest:
     def append(self, entry: ShardEntry) -> Manifest:
         """Save the manifest with one more shard."""
         if any(shard.name == entry.name for shard in self.shards):
-            raise StorageError(
-                f"{self.folder} already has a shard {entry.name}; delete the folder and run again"
-            )
+            url = self.url(entry)
+            raise StorageError(f"{self.folder} already has a shard {entry.name}; {remedy(url)}")
         grown = Manifest(self.folder, (*self.shards, entry))
         shards = [{k: v for k, v in asdict(shard).items() if v is not None} for shard in grown.shards]
-        write_json(join(self.folder, MANIFEST_NAME), {"version": _VERSION, "shards": shards})
+        write_sealed(join(self.folder, MANIFEST_NAME), {"version": _VERSION, "shards": shards})
         return grown
 
     def write_shard(self, name: str, data: bytes, *, records: int, tokens: int) -> Manifest:
@@ -236,14 +252,11 @@ class Manifest:
         """The shard's bytes, checked against length and checksum."""
         url = self.url(shard)
         if not exists(url):
-            raise StorageError(
-                f"{url} is missing though the manifest names it; delete the folder and run again"
-            )
+            raise StorageError(f"{url} is missing though the manifest names it; {remedy(url)}")
         data = read_bytes(url)
         if len(data) != shard.bytes or sha256(data) != shard.sha256:
             raise StorageError(
-                f"{url} is damaged: {len(data)} bytes, {shard.bytes} expected, or a wrong checksum; "
-                "delete the folder and run the stage again"
+                f"{url} is damaged: {len(data)} bytes, {shard.bytes} expected, or a wrong checksum; {remedy(url)}"
             )
         return data
 
@@ -251,72 +264,6 @@ class Manifest:
         """Read every shard and check it."""
         for shard in self.shards:
             self.read_shard(shard)
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """What an output was made from. The parts are kept, so that a mismatch can name the field."""
-
-    parts: Mapping[str, Any]  # flat: dotted field -> JSON scalar or list
-    digest: str
-
-    def differing_fields(self, other: Fingerprint) -> list[str]:
-        """Fields whose values differ, or which only one of the two has."""
-        missing = object()
-        fields = sorted({*self.parts, *other.parts})
-        return [f for f in fields if self.parts.get(f, missing) != other.parts.get(f, missing)]
-
-    def save(self, folder: str) -> None:
-        """Write the folder's fingerprint.json."""
-        write_json(join(folder, FINGERPRINT_NAME), {"digest": self.digest, "parts": dict(self.parts)})
-
-    @classmethod
-    def load(cls, folder: str) -> Fingerprint | None:
-        """The fingerprint stored in a folder, or None."""
-        url = join(folder, FINGERPRINT_NAME)
-        if not exists(url):
-            return None
-        value = read_json(url)
-        try:
-            return make_fingerprint(value["parts"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StorageError(f"{url} is not a fingerprint; delete the folder and run again") from error
-
-    def claim(self, folder: str) -> None:
-        """Store the fingerprint in a new folder; in an existing one it must match, or the fields are named."""
-        stored = Fingerprint.load(folder)
-        if stored is None:
-            self.save(folder)
-            return
-        fields = stored.differing_fields(self)
-        if fields:
-            changes = ", ".join(f"{f}: {_shown(stored, f)} -> {_shown(self, f)}" for f in fields[:5])
-            more = f" and {len(fields) - 5} more" if len(fields) > 5 else ""
-            undo = "use the version of fledge that made it" if "format" in fields else "undo the change"
-            raise FingerprintError(
-                f"{folder} was made from other inputs ({changes}{more}); "
-                f"{undo}, name another folder, or delete this one"
-            )
-
-
-def make_fingerprint(parts: Mapping[str, Any]) -> Fingerprint:
-    """A fingerprint of JSON values; nested mappings become dotted fields."""
-    flat = dict(sorted(_flatten("", parts)))
-    canonical = json.dumps(flat, sort_keys=True, separators=(",", ":"))
-    return Fingerprint(json.loads(canonical), sha256(canonical.encode()))
-
-
-def _flatten(prefix: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in parts.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _shown(fingerprint: Fingerprint, field: str) -> str:
-    text = json.dumps(fingerprint.parts[field]) if field in fingerprint.parts else "(absent)"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None = None) -> T:

@@ -93,6 +93,18 @@ def test_revision_follows_a_changed_file(tmp_path: Path) -> None:
     assert resolve_target(str(folder), tmp_path / "cache").revision != first
 
 
+def test_revision_follows_weights_whose_time_was_set_back(tmp_path: Path) -> None:
+    """As tools that copy files with their times do."""
+    folder = save_tiny_target(tmp_path / "t")
+    first = resolve_target(str(folder), tmp_path / "cache").revision
+    before = {path: path.stat() for path in folder.iterdir()}
+    save_tiny_target(folder, seed=5)
+    for path, times in before.items():
+        assert path.stat().st_size == times.st_size
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert resolve_target(str(folder), tmp_path / "cache").revision != first
+
+
 def test_a_cache_that_cannot_be_written_only_costs_time(tiny_target_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     expected = resolve_target(str(tiny_target_folder), tmp_path / "cache").revision

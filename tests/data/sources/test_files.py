@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fledge import storage
 from fledge.data.sources import Record, SourceOptions, Unusable, open_source
 from fledge.data.sources import files as files_module
 from fledge.data.sources.files import FileRows, split_lines
@@ -270,3 +271,14 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     assert FileRows(str(path)).digest() == before
     path.write_text(path.read_text().replace("question 9", "question 8"))
     assert FileRows(str(path)).digest() != before
+
+
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_a_name_masked_in_the_middle_of_a_large_file_changes_the_digest(tmp_path: Path, place: str) -> None:
+    filler = [{"prompt": "x" * 2**19}] * 5  # the file's first MiB and its last one stay what they are
+    whole = write(tmp_path, "a.jsonl", [*filler, {"prompt": "Who is Martha Klein?"}, *filler]).read_bytes()
+    url = {"file": str(tmp_path / "b.jsonl"), "memory": "memory://masked/b.jsonl"}[place]
+    storage.write_atomic(url, whole)
+    before = FileRows(url).digest()
+    storage.write_atomic(url, whole.replace(b"Martha Klein", b"XXXXXX XXXXX"))
+    assert FileRows(url).digest() != before
