@@ -61,7 +61,7 @@ def test_finished_stages_are_skipped(
         ("respond.heldout=0", "needs some answers to train on"),
         ("train.wandb_project=mine", "needs a package"),
         ("bench.max_tokens=100000", "is too long for 100000 new tokens"),
-        ("bench.sweep_tokens=100000", "is too long for 100000 new tokens"),
+        ("bench.sweep_tokens=100000", "is too long for 150000 new tokens"),
         ("bench.cuda_graphs=true", "needs a target on a CUDA device"),
     ],
 )
