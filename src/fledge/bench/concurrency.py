@@ -26,6 +26,7 @@ from fledge.bench.statistics import alternation, compare_paired
 from fledge.data.options import Progress, silent
 from fledge.engine import Completion, Engine, SamplingParams
 
+_FIGURES = ("seconds", "output_throughput", "median_tpot_ms", "p95_tpot_ms", "median_ttft_ms", "tau")
 _SHORTEST, _LONGEST = 0.5, 1.5  # of answers, times the tokens asked for
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples' fractions are spread evenly, and no two of them are alike
 
@@ -47,7 +48,7 @@ def sweep(
     load: Load,
     progress: Progress = silent,
 ) -> Iterator[list[LevelRow]]:
-    """Level by level, a row for every engine, plain decode among them: its median repeat, and its ratios to plain."""
+    """Level by level, a row for every engine, plain decode among them: medians over the repeats, its ratio within them."""
     on_cpu = engines[PLAIN].target.decoder.device.type == "cpu"
     done, total = 0, len(levels) * (load.repeats + 1)
     for level in levels:
@@ -73,9 +74,10 @@ def sweep(
 
 def _over_plain(rows: Sequence[LevelRow], plain: Sequence[LevelRow]) -> LevelRow:
     ratio = compare_paired(*([row.output_throughput for row in series] for series in (plain, rows))).ratio
-    middle = sorted(rows, key=lambda row: row.output_throughput)[(len(rows) - 1) // 2]
     found = {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "repeats": ratio.count}
-    return middle.model_copy(update=found)
+    return rows[0].model_copy(
+        update=found | {name: median(getattr(row, name) for row in rows) for name in _FIGURES}
+    )
 
 
 def answer_length(number: int, tokens: int) -> int:

@@ -60,7 +60,7 @@ class AnswerRow(BaseModel):
 
 
 class LevelRow(BaseModel):
-    """One engine under closed-loop load with `concurrency` requests in flight: its repeat of median throughput.
+    """One engine under closed-loop load with `concurrency` requests in flight: medians over the repeats.
 
     Times are those of the engine's own clock, which stands still while another has its turn.
     """

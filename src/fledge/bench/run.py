@@ -146,7 +146,7 @@ def _work(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _
     # A level of c requests in flight answers 2c of them, at a cost per step that grows slowly with c.
     load = _load(options)
     sweep_units = sum(
-        max(load.fewest, load.per_slot * level) / level * (1 + 0.15 * level) for level in options.concurrency
+        max(load.fewest, load.per_slot * level) / level * (1 + 0.1 * level) for level in options.concurrency
     )
     sweep_units *= (load.repeats + 0.5) * (1 + heads + (options.random_head and heads > 0))
     return _Work(prompts * options.repeats * engines if heads else 0.0, sweep_units)
