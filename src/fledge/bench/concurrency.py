@@ -48,7 +48,7 @@ def sweep(
     load: Load,
     progress: Progress = silent,
 ) -> Iterator[list[LevelRow]]:
-    """Level by level, a row for every engine, plain decode among them: medians over the repeats, its ratio within them."""
+    """Level by level, a row for every engine, plain decode among them: medians over the repeats, ratios within them."""
     on_cpu = engines[PLAIN].target.decoder.device.type == "cpu"
     done, total = 0, len(levels) * (load.repeats + 1)
     for level in levels:
