@@ -68,7 +68,7 @@ def test_finished_stages_are_skipped(
         ("train.draft_vocab_size=3", r"bench\.draft_rows=4 nodes can't be drafted from .* of 3; lower it"),
         ("train.wandb_project=mine", "needs a package"),
         ("bench.max_tokens=100000", "is too long for 100000 new tokens"),
-        ("bench.sweep_tokens=100000", "is too long for 100000 new tokens"),
+        ("bench.sweep_tokens=100000", "is too long for 150000 new tokens"),
         ("bench.cuda_graphs=true", "needs a target on a CUDA device"),
     ],
 )
