@@ -368,14 +368,21 @@ def test_a_run_folder_that_is_a_file(fledge: Fledge, small_recipe: Path, tmp_pat
     assert "name another --run-dir" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
 
 
-def test_a_run_folder_that_is_a_link_to_nowhere(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("advice", ["make that folder", "delete the link", "name another --run-dir"])
+def test_a_run_folder_that_is_a_link_to_nowhere(
+    fledge: Fledge, small_recipe: Path, tmp_path: Path, advice: str
+) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "unmounted")
     told = fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
-    assert f"run is a link to {tmp_path}/unmounted, which isn't there (make that folder" in told
-    (tmp_path / "unmounted").mkdir()
-    assert "run `fledge prompts` first" in fledge.error(
-        "respond", small_recipe, "--run-dir", tmp_path / "run"
-    )
+    assert f"run is a link to {tmp_path}/unmounted, which isn't there" in told
+    assert advice in told
+    if advice == "make that folder":
+        (tmp_path / "unmounted").mkdir()
+    elif advice == "delete the link":
+        (tmp_path / "run").unlink()
+    folder = tmp_path / ("other" if advice == "name another --run-dir" else "run")
+    with Run(load_recipe(str(small_recipe)), str(folder)).locked():
+        assert folder.is_dir()
 
 
 @pytest.fixture
@@ -397,6 +404,8 @@ def test_a_full_disk(fledge: Fledge, small_recipe: Path, small_disk: Path) -> No
     assert line.startswith("error: no space left for")
     assert "free some space" in line
     assert list(small_disk.rglob("*.partial")) == []
+    subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)  # as the line says
+    assert "report.html" in fledge("run", small_recipe, "--run-dir", small_disk / "run")
 
 
 def test_generate_streams_an_answer_and_what_it_cost(

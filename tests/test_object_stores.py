@@ -121,6 +121,8 @@ def test_what_cannot_pass_is_not_tried_again_and_the_stores_own_reason_is_named(
     with pytest.raises(StorageError, match=r"can't write .*missing.*; make the bucket, or check its name"):
         storage.write_atomic(f"{elsewhere}/run/fingerprint.json", b"{}")
     assert not storage.exists(f"{elsewhere}/run/fingerprint.json")
+    fsspec.core.url_to_fs(elsewhere)[0].mkdir("missing")  # as the error says
+    storage.write_atomic(f"{elsewhere}/run/fingerprint.json", b"{}")
     cloud.plan = lambda number: "403"
     before = cloud.requests
     with pytest.raises(

@@ -527,6 +527,10 @@ def test_a_run_does_not_replace_the_head_it_goes_on_from(run_copy: Path, recipe:
     with pytest.raises(RecipeError, match="is where this run puts its own head"):
         run_stage(Run(recipe.model_copy(update={"train": options}), str(run_copy)), "train")
     assert head_digest(str(run_copy / "head")) == before
+    aside = (run_copy / "head").rename(run_copy / "first")  # as the error says
+    options = options.model_copy(update={"init_head": str(aside), "epochs": 1.0})
+    run_stage(Run(recipe.model_copy(update={"train": options}), str(run_copy)), "train")
+    assert head_digest(str(aside)) == before != head_digest(str(run_copy / "head"))
 
 
 def sharded(head: Path, folder: Path) -> Path:
