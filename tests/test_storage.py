@@ -291,7 +291,7 @@ def test_two_colons_in_a_url_are_refused_not_cut_off() -> None:
 def test_a_manifest_of_another_version_is_not_read(folder: str) -> None:
     Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
     url = storage.join(folder, "manifest.json")
-    storage.write_json(url, storage.read_json(url) | {"version": 99})
+    storage.write_sealed(url, storage.read_sealed(url) | {"version": 99})
     with pytest.raises(
         StorageError, match=r"manifest\.json has version 99, and this fledge reads 1; .* delete the folder"
     ):

@@ -201,7 +201,7 @@ class Manifest:
             return cls(folder)
         value = read_sealed(url)
         try:
-            if value["version"] != _VERSION:
+            if value.get("version", _VERSION) != _VERSION:
                 raise StorageError(
                     f"{url} has version {value['version']}, and this fledge reads {_VERSION}; use the version that "
                     "wrote it, or delete the folder and run again"
