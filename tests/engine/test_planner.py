@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.engine import round as rounds
-from fledge.engine.acceptance import AcceptanceModel
-from fledge.engine.cost import CostCurve, CostModel
+from fledge.engine.planner.acceptance import AcceptanceModel
+from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.feedback import HostSeconds
 from fledge.engine.pace import Kind
 from fledge.engine.planner import Planner, RoundPlan
