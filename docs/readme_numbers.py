@@ -1,4 +1,4 @@
-"""Keeps README's measured numbers equal to committed results.
+"""Keeps README's measured numbers and charts equal to committed results.
 
 <!-- measured: results/demo.json -->
 (a table made from that summary.json; of a peers.jsonl: the table of peers; of a ratios.json: its lines)
@@ -8,7 +8,14 @@
 (every workload and kind of prompt, requests at once, forwards, machine)
 <!-- /measured -->
 
-python docs/readme_numbers.py            write the tables
+<!-- chart: docs/never-slower.svg -->
+(the picture, at this place as the page sees it, and a sentence that says what it was made from)
+<!-- /chart -->
+
+docs/never-slower.svg is drawn from the newest results/*ratios*.json, which `fledge bench ratios --only levels` writes;
+docs/never-slower-simulated.svg from results/simulated.json, once it is there.
+
+python docs/readme_numbers.py            write the tables and the charts
 python docs/readme_numbers.py --check    fail if they differ, as CI does
 """
 
@@ -17,16 +24,28 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from fledge.bench import Summary
 from fledge.bench.peers.table import peers_table, read_peers
 from fledge.bench.ratio import Ratios
-from fledge.bench.report.formats import markdown_table
-from fledge.bench.results import PLAIN, RELEASED, TRAINED
+from fledge.bench.report.exports import standalone
+from fledge.bench.report.formats import markdown_table, plural, times
+from fledge.bench.report.gains import Gains, gain_chart, lowest
+from fledge.bench.report.speed import Naming
+from fledge.bench.results import RANDOM, RELEASED, TRAINED
+from fledge.bench.statistics import Interval
 from fledge.bench.summary import HeadSummary, WorkloadSummary
 
 ROOT = Path(__file__).parent.parent
+MEASURED, SIMULATED = "never-slower.svg", "never-slower-simulated.svg"
+_TITLE = "Throughput over plain decode"
+_STYLES = {"good": "s-released", "poor": "s-trained", "random": "s-random"}
+_NAMES = {"good": "good head", "poor": "poor head", "random": "random head"}
 _COLUMNS = ["prompts", "head", "number", "tau", "plain ms", "ms per token", "speed-up", "95 %", "identical"]
+_CHART = re.compile(r"(<!-- chart: (\S+) -->\n).*?(<!-- /chart -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- measured( in full)?: (\S+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
 
@@ -63,26 +82,21 @@ def measured_table(summary: Summary) -> str:
 def full_tables(summary: Summary) -> str:
     """All of a result: by workload and kind of prompt, by requests at once, forwards, and where it was measured."""
     blocks = [markdown_table(_COLUMNS, _rows(summary, "lines", "categories"))]
-    if summary.concurrency:
-        plain = {
-            level.concurrency: level.output_throughput
-            for level in summary.concurrency
-            if level.engine == PLAIN
-        }
-        lines = [
-            [
-                str(level.concurrency),
-                {TRAINED: "trained", RELEASED: "shipped"}.get(level.engine, level.engine),
-                _number(level.median_tpot_ms, 1),
-                _number(level.output_throughput, 0),
-                f"{_number(level.output_throughput / plain[level.concurrency])}x",
-            ]
-            for level in summary.concurrency
-            if plain.get(level.concurrency)
+    lines = [
+        [
+            str(level.concurrency),
+            {TRAINED: "trained", RELEASED: "shipped"}.get(level.engine, level.engine),
+            _number(level.median_tpot_ms, 1),
+            _number(level.output_throughput, 0),
+            f"{_number(level.ratio)}x",
+            f"{_number(level.ratio_low)} to {_number(level.ratio_high)}",
         ]
-        blocks.append(
-            markdown_table(["in flight", "engine", "ms per token", "tokens/s", "over plain"], lines)
-        )
+        for level in summary.concurrency
+        if level.ratio is not None
+    ]
+    if lines:
+        columns = ["in flight", "engine", "ms per token", "tokens/s", "over plain", "interval"]
+        blocks.append(markdown_table(columns, lines))
     if summary.verify_cost:
         costs = [[f"verify of {rows} rows", _number(ratio)] for rows, ratio in summary.verify_cost.items()]
         costs += [["draft step", _number(summary.draft_step_cost)]] if summary.draft_step_cost else []
@@ -133,20 +147,102 @@ def _row(name: str, label: str, found: WorkloadSummary) -> list[str]:
     ]
 
 
+class Simulated(BaseModel):
+    """results/simulated.json: throughput over plain decode by device, head and requests at once."""
+
+    command: str
+    date: str
+    note: str
+    devices: dict[str, dict[str, dict[int, float]]]
+
+
+class Chart(NamedTuple):
+    """A picture, and what the pages say of it."""
+
+    svg: str
+    sentence: str
+
+
+def charts(root: Path = ROOT) -> dict[str, Chart]:
+    """The charts that the results allow, by file name."""
+    found = {}
+    every = [
+        Ratios.model_validate_json(path.read_text("utf-8"))
+        for path in sorted(root.glob("results/*ratios*.json"))
+    ]
+    levels = [ratios for ratios in every if ratios.gains]
+    if levels:
+        found[MEASURED] = _measured_chart(max(levels, key=lambda ratios: ratios.date))
+    simulated = root / "results" / "simulated.json"
+    if simulated.exists():
+        found[SIMULATED] = _simulated_chart(Simulated.model_validate_json(simulated.read_text("utf-8")))
+    return found
+
+
+def _measured_chart(ratios: Ratios) -> Chart:
+    kinds = {"head": "good", "poor head": "poor", RANDOM: "random"}
+    gains = {kinds[head]: points for head, points in ratios.gains.items()}
+    machine = (
+        f"{ratios.machine.cores} cores of {ratios.machine.accelerator or ratios.machine.cpu}, {ratios.date}"
+    )
+    head, level, ratio = lowest(gains)
+    command = f" (`{ratios.command}`)" if ratios.command else ""
+    point = (
+        f"The lowest point, {times(ratio)}, is that of the {_NAMES[head]} with {plural(level, 'request')}."
+    )
+    return Chart(_drawn({_TITLE: gains}, note=machine), f"On {machine}{command}. {point}")
+
+
+def _simulated_chart(simulated: Simulated) -> Chart:
+    devices: dict[str, Gains] = {
+        device: {
+            head: {level: Interval(ratio, ratio, ratio, 1) for level, ratio in sorted(points.items())}
+            for head, points in heads.items()
+        }
+        for device, heads in simulated.devices.items()
+    }
+    ratio, device, head, level = min(
+        (ratio, device, head, level)
+        for device, gains in devices.items()
+        for head, level, ratio in [lowest(gains)]
+    )
+    sentence = (
+        f"Simulated, not measured (`{simulated.command}`, {simulated.date}). The lowest point, {times(ratio)}, is that "
+        f"of the {_NAMES[head]} on {device} with {plural(level, 'request')}."
+    )
+    return Chart(
+        _drawn(devices, f"Simulated, not measured: {_TITLE.lower()}", f"{simulated.note}, {simulated.date}"),
+        sentence,
+    )
+
+
+def _drawn(panels: dict[str, Gains], title: str = "", note: str = "") -> str:
+    naming = Naming(_NAMES, _STYLES)
+    drawings = [gain_chart(gains, naming, description) for description, gains in panels.items()]
+    shown = dict.fromkeys(head for gains in panels.values() for head in gains)
+    legend = [(_STYLES[head], _NAMES[head]) for head in shown]
+    return standalone(drawings, legend, title=title, note=note, dark=True) + "\n"
+
+
 def filled(text: str, root: Path = ROOT) -> str:
     """The page with every block made anew."""
+    drawn = charts(root)
+
+    def chart(match: re.Match[str]) -> str:
+        made = drawn.get(match[2].rpartition("/")[2])
+        return match[1] + (f"![{_TITLE}]({match[2]})\n\n{made.sentence}\n" if made else "") + match[3]
 
     def block(match: re.Match[str]) -> str:
         place = str(root / match[3])
         if place.endswith(".jsonl"):
             return match[1] + markdown_table(*peers_table(read_peers(place))) + "\n" + match[4]
-        if place.endswith("ratios.json"):
+        if "ratios" in Path(place).name:
             ratios = Ratios.model_validate_json(Path(place).read_text("utf-8"))
             return match[1] + markdown_table(*ratios.table) + "\n" + match[4]
         made = full_tables if match[2] else measured_table
         return match[1] + made(Summary.load(place)) + match[4]
 
-    return _BLOCK.sub(block, text)
+    return _CHART.sub(chart, _BLOCK.sub(block, text))
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -155,18 +251,15 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def main() -> None:
     """Write or check README.md and docs/."""
-    wrong = []
+    wanted = {ROOT / "docs" / name: chart.svg for name, chart in charts().items()}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = path.read_text("utf-8")
-        made = filled(text)
-        if made != text:
-            wrong.append(str(path.relative_to(ROOT)))
-            if "--check" not in sys.argv:
-                path.write_text(made, "utf-8")
+        wanted[path] = filled(path.read_text("utf-8"))
+    wrong = [path for path, made in wanted.items() if not path.exists() or path.read_text("utf-8") != made]
     if wrong and "--check" in sys.argv:
-        raise SystemExit(
-            f"{', '.join(wrong)}: numbers differ from the results; run python docs/readme_numbers.py"
-        )
+        names = ", ".join(str(path.relative_to(ROOT)) for path in wrong)
+        raise SystemExit(f"{names}: not what the results say; run python docs/readme_numbers.py")
+    for path in wrong:
+        path.write_text(wanted[path], "utf-8")
 
 
 if __name__ == "__main__":

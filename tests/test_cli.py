@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -168,7 +172,7 @@ def test_a_corrupt_shard(fledge: Fledge, small_recipe: Path, finished_run: Path,
     shutil.rmtree(folder / "train")
     line = fledge.error("train", small_recipe, "--run-dir", folder)
     assert f"{shard.name} is damaged" in line
-    assert "delete the folder and run the stage again" in line
+    assert "features and run again" in line
 
 
 def test_a_head_for_another_target(
@@ -248,6 +252,14 @@ def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_f
     assert "fledge's own engine" in fledge.error(*serve, "4-4-16", "--engine", "vllm")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_error(tmp_path: Path, closed: str) -> None:
+    command = shlex.join([sys.executable, "-m", "fledge", "report", "--run-dir", str(tmp_path / "none")])
+    ended = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: there is no run in") == ("2>" not in closed)
+
+
 def test_a_stage_without_its_input(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     assert "run `fledge prompts` first" in fledge.error(
@@ -283,6 +295,66 @@ def test_who_uses_a_run_folder_is_named_and_no_more_once_it_is_gone(
     assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
 
 
+def flock_missing(*_: object) -> None:
+    """`fcntl.flock` as some Lustre and FUSE mounts answer it."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def hold_without_flock(recipe: str, folder: str, host: str) -> None:
+    fcntl.flock = flock_missing
+    if host:
+        socket.gethostname = lambda: host
+    hold(recipe, folder)
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["any", "a file system without atomic exchange"])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_without_flock_a_run_folder_is_locked_and_a_killed_owner_does_not_keep_it(
+    fledge: Fledge, small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", flock_missing)
+    if not exchange:
+        recovery = pytest.importorskip("filelock._soft._exclusive._recovery")  # of filelock 4
+        monkeypatch.setattr(recovery, "exchange_supported", lambda: False)
+    folder = tmp_path / "run"
+    other = forked(hold_without_flock, str(small_recipe), str(folder), "")
+    while not (folder / "held").exists():
+        assert other.is_alive()
+        time.sleep(0.01)
+    assert f"another fledge (process {other.pid} on " in fledge.error(
+        "prompts", small_recipe, "--run-dir", folder
+    )
+    other.kill()
+    other.join()
+    for _ in range(2):
+        assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
+
+
+@pytest.mark.parametrize("left", ["of another host", "without a record"])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_lock_that_cannot_be_known_to_be_stale_goes_as_the_error_says(
+    fledge: Fledge, small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", flock_missing)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if left == "without a record":
+        (folder / ".lock").touch()  # as a lock with flock leaves it: the folder was copied here
+        named = "another fledge is at work"
+    else:
+        other = forked(hold_without_flock, str(small_recipe), str(folder), "node17")
+        while not (folder / "held").exists():
+            assert other.is_alive()
+            time.sleep(0.01)
+        other.kill()
+        other.join()
+        named = f"another fledge (process {other.pid} on node17) is at work"
+    told = fledge.error("respond", small_recipe, "--run-dir", folder)
+    assert named in told
+    Path(told.split("if it no longer runs, delete ")[1]).unlink()
+    assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
+
+
 def test_what_fails_in_a_run_is_not_said_of_its_folder(small_recipe: Path, tmp_path: Path) -> None:
     run = Run(load_recipe(str(small_recipe)), str(tmp_path / "run"))
     with pytest.raises(ConnectionRefusedError), run.locked():
@@ -294,6 +366,16 @@ def test_what_fails_in_a_run_is_not_said_of_its_folder(small_recipe: Path, tmp_p
 def test_a_run_folder_that_is_a_file(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     assert "name another --run-dir" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
+
+
+def test_a_run_folder_that_is_a_link_to_nowhere(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
+    told = fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
+    assert f"run is a link to {tmp_path}/unmounted, which isn't there (make that folder" in told
+    (tmp_path / "unmounted").mkdir()
+    assert "run `fledge prompts` first" in fledge.error(
+        "respond", small_recipe, "--run-dir", tmp_path / "run"
+    )
 
 
 @pytest.fixture

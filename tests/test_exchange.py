@@ -18,6 +18,7 @@ from huggingface_hub import HfApi, constants
 from fledge.cli import main
 from fledge.draft import Head
 from fledge.draft import checkpoint as checkpoint_module
+from fledge.draft.checkpoint import write_head
 from fledge.exchange import export_head
 from fledge.target import hub as hub_module
 from tests.draft.tiny_head import load_tiny_target, random_head
@@ -93,7 +94,7 @@ def test_an_embedding_needs_no_other_weights_of_the_target(
     weights = safetensors.torch.load_file(target / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if ".layers." not in name}
     safetensors.torch.save_file(kept, target / "model.safetensors", {"format": "pt"})
-    Head.load(str(head)).save(str(tmp_path / "own"))
+    write_head(Head.load(str(head)), str(tmp_path / "own"))
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     del config["fledge"]  # what it says of the target's revision
     (tmp_path / "own" / "config.json").write_text(json.dumps(config))

@@ -11,7 +11,7 @@ SOURCE = Path(fledge.__file__).parent
 
 # Lowest first. A room imports from the ones before it, never from one after it.
 ORDER = [
-    ("errors", "retry", "storage", "child"),
+    ("errors", "disk", "retry", "checksums", "storage", "fingerprint", "child"),
     ("native",),
     ("attention",),
     ("target",),

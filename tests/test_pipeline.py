@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from fledge.bench import BenchResult, Summary
+from fledge.closing import close_load, compare_run_folders
 from fledge.errors import DataError, FingerprintError, FledgeError, HeadError, RecipeError, StorageError
 from fledge.estimate import Expected, estimate
 from fledge.pipeline import run_pipeline, run_stage
@@ -21,6 +22,7 @@ from fledge.run_folder import Run, head_digest
 from fledge.stages import STAGES, finished_records
 from fledge.storage import exists, read_json
 from fledge.train.checkpoint import Checkpoint
+from tests.bench.synthetic import load_result
 
 
 @pytest.fixture
@@ -59,9 +61,14 @@ def test_finished_stages_are_skipped(
     ("setting", "message"),
     [
         ("respond.heldout=0", "needs some answers to train on"),
+        ("prompts.count=1", r"raise prompts\.count"),
+        ("respond.max_prompt_tokens=100000", r"lower respond\.max_prompt_tokens"),
+        ("respond={second_turn: 1, user_max_tokens: 4000}", r"or respond\.user_max_tokens"),
+        ("respond.server={url: x, api_key_env: NO_SUCH_KEY}", "names NO_SUCH_KEY, which isn't set"),
+        ("train.draft_vocab_size=3", r"bench\.draft_rows=4 nodes can't be drafted from .* of 3; lower it"),
         ("train.wandb_project=mine", "needs a package"),
         ("bench.max_tokens=100000", "is too long for 100000 new tokens"),
-        ("bench.sweep_tokens=100000", "is too long for 100000 new tokens"),
+        ("bench.sweep_tokens=100000", "is too long for 150000 new tokens"),
         ("bench.cuda_graphs=true", "needs a target on a CUDA device"),
     ],
 )
@@ -74,10 +81,64 @@ def test_what_a_late_stage_is_bound_to_refuse_is_refused_before_the_first(
     assert not (tmp_path / "run" / "prompts").exists()
 
 
+def test_few_prompts_are_enough_for_both_sides(tmp_path: Path, small_recipe: Path) -> None:
+    settings = ["prompts.count=2", "respond.heldout=0.001", "bench.concurrency=[]", "evaluate.shapes=[]"]
+    run_pipeline(Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run")))
+    assert read_json(str(tmp_path / "run" / "evaluation.json"))["conversations"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["respond.heldout=0"], "no held-out conversations in .*conversations, which evaluating needs"),
+        (["respond.heldout=1"], "no training conversations in .*conversations; set respond.heldout between"),
+        (["train.response_tokens=3"], r"train\.response_tokens=3 leaves no conversation of .*conversations"),
+    ],
+)
+def test_conversations_that_a_later_stage_cannot_use_are_refused_before_features_are_made(
+    finished_run: Path, tmp_path: Path, small_recipe: Path, settings: list[str], message: str
+) -> None:
+    shutil.copytree(finished_run / "prompts", tmp_path / "run" / "prompts")
+    run = Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run"))
+    run_stage(run, "respond")
+    with pytest.raises(DataError, match=message):
+        run_pipeline(run)
+    assert not (tmp_path / "run" / "features").exists()
+
+
+def test_the_advice_for_conversations_on_one_side_ends_well(
+    finished_run: Path, tmp_path: Path, small_recipe: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run / "prompts", folder / "prompts")
+    settings = ["bench.concurrency=[]", "evaluate.shapes=[]"]
+    for stage in ("respond", "features", "train"):
+        run_stage(Run(load_recipe(str(small_recipe), [*settings, "respond.heldout=0"]), str(folder)), stage)
+    run = Run(load_recipe(str(small_recipe), [*settings, "respond.heldout=0.25"]), str(folder))
+    with pytest.raises(DataError, match="delete the run's conversations, and its features if it has any"):
+        run_stage(
+            Run(load_recipe(str(small_recipe), [*settings, "respond.heldout=0"]), str(folder)), "evaluate"
+        )
+    for part in ("conversations", "features"):
+        shutil.rmtree(folder / part)
+    with pytest.raises(FingerprintError, match=r"train was made from other inputs.*or delete this one"):
+        run_pipeline(run)
+    shutil.rmtree(folder / "train")
+    run_pipeline(run)
+    assert (folder / "evaluation.json").exists()
+
+
+def test_a_benchmark_that_was_stopped_begins_again_with_other_options(run_copy: Path, recipe: Recipe) -> None:
+    (run_copy / "bench" / "done.json").unlink()
+    other = recipe.model_copy(update={"bench": recipe.bench.model_copy(update={"own_prompts": 1})})
+    run_stage(Run(other, str(run_copy)), "bench")
+    assert len(BenchResult.load(str(run_copy / "bench")).answers) == 1
+
+
 def test_a_damaged_benchmark_is_measured_again_as_its_error_says(run_copy: Path, recipe: Recipe) -> None:
     result = run_copy / "bench" / "bench.json"
     result.write_text("{}")
-    with pytest.raises(StorageError, match="delete it and run `fledge bench` again"):
+    with pytest.raises(StorageError, match=r"bench\.json is damaged.*delete it and run again"):
         run_pipeline(Run(recipe, str(run_copy)))
     result.unlink()
     run_stage(Run(recipe, str(run_copy)), "bench")
@@ -235,6 +296,32 @@ def test_rows_that_were_not_needed_are_not_told_as_rejected(tmp_path: Path, smal
     assert record.line == "3 prompts kept, 1 attempts rejected, 2 fit but not needed"
 
 
+def test_a_name_masked_in_a_source_is_noticed_wherever_it_stands(tmp_path: Path, small_recipe: Path) -> None:
+    filler = [{"prompt": " ".join(["word"] * 2**18)}] * 2  # more than a MiB before the name, and after it
+    rows = [*filler, {"prompt": "What did Martha Klein write about?"}, *filler]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [f"prompts.sources=[{{path: {source}, licence: own}}]", "privacy.enabled=false"]
+    run = Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run"))
+    run_stage(run, "prompts")
+    source.write_text(source.read_text().replace("Martha Klein", "XXXXXX XXXXX"))
+    with pytest.raises(FingerprintError, match=r"prompts was made from other inputs \(prompts\.digests"):
+        run_stage(run, "respond")
+
+
+def test_a_given_heads_config_counts_as_its_weights_do(
+    finished_run: Path, tmp_path: Path, recipe: Recipe
+) -> None:
+    head = Path(shutil.copytree(finished_run / "head", tmp_path / "head"))
+    run = Run(recipe, str(tmp_path / "run"), given_heads=[str(head)])
+    run_stage(run, "bench")
+    (head / "checksums.json").unlink()  # as of a head trained elsewhere
+    config = (head / "config.json").read_text()
+    (head / "config.json").write_text(config.replace('"rope_theta": 10000.0', '"rope_theta": 10001.0'))
+    with pytest.raises(FingerprintError, match="configs"):
+        run_stage(run, "bench")
+
+
 def test_conversations_that_were_put_there_are_taken_as_they_are(
     finished_run: Path, tmp_path: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +339,49 @@ def test_conversations_that_were_put_there_are_taken_as_they_are(
     assert not (tmp_path / "run" / "prompts").exists()
     assert sorted(path.name for path in given.iterdir()) == before
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_half_of_the_conversations_without_their_fingerprint_are_not_taken_for_all(
+    run_copy: Path, recipe: Recipe
+) -> None:
+    conversations = run_copy / "conversations"
+    for name in ("fingerprint.json", "done.json"):
+        (conversations / name).unlink()
+    with pytest.raises(StorageError, match=rf"a finished prompts of its own; delete {conversations} to make"):
+        run_pipeline(Run(recipe, str(run_copy)))
+    before = (conversations / "conversations-00003.parquet").read_bytes()
+    shutil.rmtree(conversations)
+    run_pipeline(Run(recipe, str(run_copy)))
+    assert (conversations / "conversations-00003.parquet").read_bytes() == before
+
+
+def test_what_an_older_version_left_without_checksums_is_used(
+    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_copy / "head" / "checksums.json").unlink()
+    recipe_file = run_copy / "recipe.yaml"
+    recipe_file.write_text(recipe_file.read_text().partition("\n")[2])
+    for path in (*run_copy.glob("*/done.json"), *run_copy.rglob("manifest.json")):
+        known = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in known.items() if k not in ("sha256", "files")}))
+    run_pipeline(Run(load_recipe(str(recipe_file)), str(run_copy)))
+    assert capsys.readouterr().out.count("done before") == len(STAGES) - 1
+
+
+def test_a_changed_figure_is_not_compared(run_copy: Path, finished_run: Path, tmp_path: Path) -> None:
+    answers = run_copy / "bench" / "answers.jsonl"
+    answers.write_text(answers.read_text().replace('"tokens": 8', '"tokens": 9'))
+    with pytest.raises(StorageError, match=r"answers\.jsonl is damaged"):
+        compare_run_folders(str(finished_run), str(run_copy), str(tmp_path / "compare.html"))
+
+
+def test_a_damaged_load_test_is_named_in_the_report(run_copy: Path, recipe: Recipe) -> None:
+    close_load(load_result(), str(run_copy), "fledge bench server")
+    run_stage(Run(recipe, str(run_copy)), "report")
+    rows = run_copy / "load" / "load.jsonl"
+    rows.write_bytes(rows.read_bytes()[: rows.stat().st_size // 2])
+    with pytest.raises(StorageError, match=r"load\.jsonl is damaged.*`fledge bench server` left"):
+        run_stage(Run(recipe, str(run_copy)), "report")
 
 
 def test_a_damaged_shard_is_named(run_copy: Path, recipe: Recipe) -> None:

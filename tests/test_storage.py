@@ -16,7 +16,8 @@ import pytest
 
 from fledge import storage
 from fledge.errors import FingerprintError, StorageError
-from fledge.storage import Manifest, make_fingerprint
+from fledge.fingerprint import Fingerprint, make_fingerprint
+from fledge.storage import Manifest
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -204,8 +205,30 @@ def test_manifest_grows_and_is_loaded_again(folder: str) -> None:
 def test_a_damaged_shard_is_named(folder: str, damage: bytes) -> None:
     manifest = Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
     storage.write_atomic(manifest.url(manifest.shards[0]), damage)
-    with pytest.raises(StorageError, match=r"part-0\.bin is damaged.*run the stage again"):
+    with pytest.raises(StorageError, match=r"part-0\.bin is damaged.*put it back from a copy"):
         manifest.verify()
+    make_fingerprint({}).save(folder)
+    with pytest.raises(StorageError, match=f"part-0\\.bin is damaged.*or delete {folder} and run again"):
+        manifest.verify()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "fingerprint.json"])
+def test_a_changed_digit_of_a_record_is_noticed(folder: str, name: str) -> None:
+    Manifest.load(folder).write_shard("part-0.bin", b"abc", records=11, tokens=1)
+    make_fingerprint({"epochs": 11}).save(folder)
+    url = storage.join(folder, name)
+    storage.write_atomic(url, storage.read_bytes(url).replace(b" 11", b" 12"))
+    load = Manifest.load if name == "manifest.json" else Fingerprint.load
+    with pytest.raises(StorageError, match=f"{name} is damaged .*wrong checksum.*delete {folder} and run"):
+        load(folder)
+
+
+def test_a_manifest_without_a_checksum_is_read(folder: str) -> None:
+    """As older versions wrote it."""
+    manifest = Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
+    url = storage.join(folder, "manifest.json")
+    storage.write_json(url, {k: v for k, v in storage.read_json(url).items() if k != "sha256"})
+    assert Manifest.load(folder) == manifest
 
 
 def test_a_missing_shard_is_named(folder: str) -> None:
@@ -231,3 +254,42 @@ def test_a_folder_of_another_version_says_so(folder: str) -> None:
     make_fingerprint({"format": 1}).claim(folder)
     with pytest.raises(FingerprintError, match=r"format: 1 -> 2\); use the version of fledge that made"):
         make_fingerprint({"format": 2}).claim(folder)
+
+
+def test_a_link_that_leads_nowhere_is_named_and_what_is_said_of_it_helps(tmp_path: Path) -> None:
+    link = tmp_path / "runs"
+    link.symlink_to(tmp_path / "unmounted")
+    for url in (link / "x.bin", link / "demo" / "prompts" / "x.bin"):
+        with pytest.raises(
+            StorageError, match=rf"{link} is a link to {tmp_path}/unmounted, which isn't there"
+        ):
+            storage.write_atomic(str(url), b"x")
+    (tmp_path / "unmounted").mkdir()
+    storage.write_atomic(str(link / "demo" / "x.bin"), b"x")
+    assert (tmp_path / "unmounted" / "demo" / "x.bin").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_two_colons_in_a_local_path_are_part_of_its_name(tmp_path: Path, prefix: str) -> None:
+    url = f"{prefix}{tmp_path}/a::b/c::d.bin"
+    storage.write_atomic(url, b"x")
+    assert (tmp_path / "a::b" / "c::d.bin").read_bytes() == storage.read_bytes(url) == b"x"
+    assert storage.list_files(f"{prefix}{tmp_path}/a::b") == [url]
+    assert not (tmp_path / "a").exists()
+
+
+def test_two_colons_in_a_url_are_refused_not_cut_off() -> None:
+    with pytest.raises(StorageError, match=r"can't open s3://bucket/a::b: .*; take a name without it"):
+        storage.write_atomic("s3://bucket/a::b", b"x")
+    storage.write_atomic("memory://chained/x.bin", b"x")
+    assert storage.read_bytes("simplecache::memory://chained/x.bin") == b"x"
+
+
+def test_a_manifest_of_another_version_is_not_read(folder: str) -> None:
+    Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
+    url = storage.join(folder, "manifest.json")
+    storage.write_json(url, storage.read_json(url) | {"version": 99})
+    with pytest.raises(
+        StorageError, match=r"manifest\.json has version 99, and this fledge reads 1; use the version"
+    ):
+        Manifest.load(folder)

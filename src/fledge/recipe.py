@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from importlib import resources
@@ -21,14 +22,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fledge.bench import BenchOptions
+from fledge.checksums import sha256
 from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
 from fledge.errors import RecipeError, one_line
 from fledge.features import FeatureOptions
-from fledge.storage import exists, read_bytes
+from fledge.storage import exists, read_bytes, write_atomic
 from fledge.target import TargetOptions
 from fledge.train import EvaluateOptions, TrainOptions
 
 RECIPE_NAME = "recipe.yaml"  # in a run's folder: what it was made with
+_CHECKSUM = re.compile(rb"# sha256 ([0-9a-f]{64})")
 
 
 class Recipe(BaseModel):
@@ -48,6 +51,13 @@ class Recipe(BaseModel):
     def to_yaml(self) -> str:
         """The whole recipe as YAML, defaults included."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    def save(self, url: str) -> None:
+        """Write it with its checksum in the first line, which people who edit the file delete."""
+        data = self.to_yaml().encode()
+        write_atomic(
+            url, f"# sha256 {sha256(data)} of what follows: delete this line if you edit it\n".encode() + data
+        )
 
 
 class _Loader(yaml.SafeLoader):
@@ -99,6 +109,24 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
+def read_recipe_file(url: str) -> str:
+    """The YAML of a file, checked if it has a checksum."""
+    data = read_bytes(url)
+    if (found := _CHECKSUM.match(data)) is not None:
+        data = data.partition(b"\n")[2]
+        if found[1].decode() != sha256(data):
+            raise RecipeError(
+                f"{url} isn't what fledge wrote (wrong checksum); if you edited it, delete its first line, else delete "
+                "it and name your recipe in the command"
+            )
+    if not data.strip():
+        raise RecipeError(f"recipe {url} is empty; write {{}} into it for the defaults, or delete it")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"recipe {url} is not UTF-8 ({error}); save it as UTF-8") from error
+
+
 def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
     """Every key a recipe can hold, dotted."""
     for name, field in model.model_fields.items():
@@ -111,9 +139,9 @@ def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[s
 
 def _read(source: str) -> dict[str, Any]:
     if source in shipped_recipes():
-        text: str | bytes = (resources.files("fledge") / "recipes" / f"{source}.yaml").read_text("utf-8")
+        text = (resources.files("fledge") / "recipes" / f"{source}.yaml").read_text("utf-8")
     elif exists(source):
-        text = read_bytes(source)
+        text = read_recipe_file(source)
     else:
         raise RecipeError(
             f"no recipe {source!r}: neither a file nor one of the shipped recipes; "
@@ -121,7 +149,7 @@ def _read(source: str) -> dict[str, Any]:
         )
     try:
         values = yaml.load(text, _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         raise RecipeError(f"recipe {source} is not valid YAML ({one_line(error)}); correct it") from error
     if values is None:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +14,18 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fledge import __version__, bench, storage
+from fledge import __version__, bench, disk, storage
 from fledge.bench import RELEASED, TRAINED
+from fledge.checksums import unsealed
 from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, local_url, weight_urls
 from fledge.errors import RecipeError, StorageError
+from fledge.fingerprint import Fingerprint
 from fledge.recipe import Recipe
 from fledge.released import head_url, load_head, released_folder
-from fledge.storage import Fingerprint, Manifest, join
+from fledge.storage import Manifest, join
 from fledge.target import Target
 from fledge.train import TrainOptions
 
@@ -48,10 +51,13 @@ class Record:
     line: str
     figures: Mapping[str, float]
     version: str = __version__
+    files: Mapping[str, str] | None = (
+        None  # what it left, by place in the run, with checksums; None: not recorded
+    )
 
     def save(self, folder: str) -> None:
         """Declare the folder finished."""
-        storage.write_json(join(folder, DONE_NAME), asdict(self))
+        storage.write_sealed(join(folder, DONE_NAME), asdict(self))
 
     @classmethod
     def load(cls, folder: str) -> Record | None:
@@ -60,9 +66,25 @@ class Record:
         if not storage.exists(url):
             return None
         try:
-            return cls(**storage.read_json(url))
-        except TypeError as error:
+            return cls(**unsealed(json.loads(storage.read_bytes(url))))
+        except (TypeError, ValueError) as error:
             raise StorageError(f"{url} is not a stage's record ({error}); delete it and run again") from error
+
+    def is_whole(self, run_url: str, products: Sequence[str] = ()) -> bool:
+        """Whether all that the stage left is still there; `products`: what it must have left, if that isn't recorded.
+
+        Raises:
+            StorageError: a file isn't what the stage left.
+        """
+        files = dict.fromkeys(products) if self.files is None else self.files
+        there = {name: join(run_url, name) for name in files if storage.exists(join(run_url, name))}
+        for name, url in there.items():
+            if files[name] not in (None, file_digest(url)):
+                raise StorageError(
+                    f"{url} is damaged: it isn't what `fledge {self.stage}` left (wrong checksum); put it back from a "
+                    "copy, or delete it and run again"
+                )
+        return len(there) == len(files)
 
 
 @dataclass(eq=False)
@@ -167,20 +189,35 @@ class Run:
         if path is None:
             yield
             return
-        lock = path / ".lock"
+        lock, owner = path / ".lock", path / ".owner"
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            held = FileLock(lock).acquire(timeout=0)
+            disk.make_folder(path)
+            # Where there is no flock, what a dead process left behind is taken over at the second look.
+            held = FileLock(lock).acquire(timeout=0.2)
         except Timeout as error:
             raise StorageError(
-                f"another fledge{lock.read_text()} is at work in {self.folder}; wait for it or name another --run-dir"
+                f"another fledge{_named(owner)} is at work in {self.folder}; wait for it or name another --run-dir, "
+                f"or, if it no longer runs, delete {lock}"
             ) from error
         except OSError as error:
             raise StorageError(f"can't use {self.folder}: {error}; name another --run-dir") from error
         with held:
+            # In a file of its own: without flock, filelock tells a dead owner by what it wrote into the lock.
             with suppress(OSError):  # on a full disk nobody is named
-                lock.write_text(f" (process {os.getpid()} on {socket.gethostname()})")
-            yield
+                owner.write_text(f" (process {os.getpid()} on {socket.gethostname()})")
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    owner.unlink()
+
+
+def _named(owner: Path) -> str:
+    """Who wrote the file, in parentheses; nothing if it can't be read."""
+    try:
+        return owner.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _same_folder(one: str, other: str) -> bool:

@@ -15,7 +15,7 @@ The rooms do the work; a stage knows where its inputs lie and which options are 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fledge.bench import run_bench, summarise
@@ -31,6 +31,7 @@ from fledge.data import (
 )
 from fledge.data.ray_respond import respond_on_ray
 from fledge.draft import Head
+from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.engine import Engine
 from fledge.errors import DataError, RecipeError
 from fledge.features import (
@@ -40,8 +41,9 @@ from fledge.features import (
     extract_features_on_ray,
     features_fingerprint,
 )
+from fledge.fingerprint import Fingerprint, make_fingerprint
 from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
-from fledge.storage import Fingerprint, Manifest, exists, make_fingerprint
+from fledge.storage import Manifest, exists, join
 from fledge.train import evaluate, train, train_fingerprint
 
 _FORMAT = 1  # of the stages fingerprinted here
@@ -57,7 +59,11 @@ class Stage:
     work: Callable[[Run, Progress], Outcome]
     needs: tuple[str, ...] = ()
     products: tuple[str, ...] = ()  # files of the run without which the stage isn't finished
+    extras: tuple[str, ...] = ()  # the same, but not every run has them
     always: bool = False  # made again in every run, as it costs next to nothing
+    restarts: bool = (
+        False  # begins again when it was stopped, so what it was to be made from then doesn't matter
+    )
     claims: bool = False  # the work itself writes fingerprint.json, once it knows that it can begin
 
 
@@ -169,6 +175,8 @@ def _evaluate(run: Run, progress: Progress) -> Outcome:
 
 def _bench_fingerprint(run: Run) -> Fingerprint:
     options = run.recipe.bench
+    # The run's own was checked against what training left.
+    configs = {name: file_digest(join(run.head_urls[name], CONFIG_NAME)) for name in run.given_heads}
     return make_fingerprint(
         {
             "stage": "bench",
@@ -179,6 +187,7 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
         }
+        | ({"configs": configs} if configs else {})
     )
 
 
@@ -195,14 +204,21 @@ def _report_fingerprint(run: Run) -> Fingerprint:
 
 
 def _report(run: Run, progress: Progress) -> Outcome:
-    write_closing(run, [record for record in finished_records(run) if record.stage != "report"])
+    write_closing(run, finished_records(run, [stage for stage in STAGES if not stage.always]))
     return Outcome(run.url(REPORT_NAME))
 
 
-def finished_records(run: Run) -> list[Record]:
-    """The records of the stages that are finished, in order; not those of an earlier head."""
-    found = [Record.load(run.url(stage.folder)) for stage in STAGES if not run.of_earlier_head(stage.folder)]
-    return [record for record in found if record is not None]
+def finished_records(run: Run, stages: Sequence[Stage] | None = None) -> list[Record]:
+    """The records of the stages that are finished, in order; not those of an earlier head.
+
+    Raises:
+        StorageError: a file isn't what its stage left.
+    """
+    places = [run.url(stage.folder) for stage in stages or STAGES if not run.of_earlier_head(stage.folder)]
+    found = [record for record in map(Record.load, places) if record is not None]
+    for record in found:
+        record.is_whole(run.folder)
+    return found
 
 
 def _engine(run: Run, max_batch: int, longest_request: int) -> Engine:
@@ -216,6 +232,8 @@ STAGES = (
         "prompts",
         lambda run: prompts_fingerprint(run.target, run.prompt_options, run.privacy),
         _prompts,
+        products=("prompts/manifest.json",),
+        extras=("prompts/selection.json",),
     ),
     Stage(
         "respond",
@@ -223,6 +241,7 @@ STAGES = (
         lambda run: respond_fingerprint(run.target, run.url("prompts"), run.recipe.respond, run.privacy),
         _respond,
         needs=("prompts",),
+        products=("conversations/manifest.json",),
     ),
     Stage(
         "features",
@@ -230,6 +249,7 @@ STAGES = (
         lambda run: features_fingerprint(run.target, run.url("conversations"), run.recipe.features),
         _features,
         needs=("respond",),
+        extras=("features/manifest.json",),
     ),
     Stage(
         "train",
@@ -237,7 +257,8 @@ STAGES = (
         _train_fingerprint,
         _train,
         needs=("features",),
-        products=("head/config.json", "head/model.safetensors"),
+        products=("head/config.json", "head/model.safetensors", "train/metrics.jsonl"),
+        extras=("head/checksums.json",),
         claims=True,
     ),
     Stage(
@@ -247,6 +268,7 @@ STAGES = (
         _evaluate,
         needs=("features", "train"),
         products=("evaluation.json",),
+        restarts=True,
     ),
     Stage(
         "bench",
@@ -255,6 +277,7 @@ STAGES = (
         _bench,
         needs=("train",),
         products=("bench/answers.jsonl", "bench/concurrency.jsonl", "bench/bench.json"),
+        restarts=True,
     ),
     Stage("report", "report", _report_fingerprint, _report, always=True),
 )

@@ -11,9 +11,7 @@ A shard that the manifest doesn't name was interrupted between the last two step
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
-import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,13 +22,17 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from fledge.errors import FingerprintError, FledgeError, StorageError
-from fledge.retry import is_transient, retried
+from fledge import disk
+from fledge.checksums import sealed, sha256, unsealed
+from fledge.errors import FledgeError, StorageError, one_line
+from fledge.retry import ATTEMPTS, botocore_error, is_transient, retried
 
 MANIFEST_NAME = "manifest.json"
 FINGERPRINT_NAME = "fingerprint.json"
 T = TypeVar("T")
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
+_VERSION = 1  # of manifest.json
+_DEEPEST = 4  # folders between a stage's file and its fingerprint.json: pool/NAME/rejects
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -41,7 +43,7 @@ def join(url: str, *parts: str) -> str:
 
 def local_path(url: str) -> Path | None:
     """The path of a local URL (for memory mapping), or None for a remote one."""
-    filesystem, path = _resolve(url)
+    filesystem, path = resolve(url)
     return Path(path) if isinstance(filesystem, LocalFileSystem) else None
 
 
@@ -88,7 +90,7 @@ def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
 
     def parts(filesystem: Any, path: str) -> list[Any]:
         if isinstance(filesystem, LocalFileSystem):
-            return _read_local_ranges(path, ranges)
+            return disk.read_ranges(path, ranges)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
         found: list[Any] = filesystem.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
         return found
@@ -105,7 +107,25 @@ def read_json(url: str) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
-        raise StorageError(f"{url} is not valid JSON ({error}); delete it and run the stage again") from error
+        raise StorageError(f"{url} is not valid JSON ({error}); {remedy(url)}") from error
+
+
+def read_sealed(url: str) -> dict[str, Any]:
+    """What `write_sealed` wrote, checked."""
+    try:
+        return unsealed(read_json(url))
+    except ValueError as error:
+        raise StorageError(f"{url} is damaged ({error}); {remedy(url)}") from error
+
+
+def remedy(url: str) -> str:
+    """What to do about a damaged file: the stage whose folder it is in makes all of that folder again."""
+    folder = url
+    for _ in range(_DEEPEST):
+        folder = posixpath.dirname(folder)
+        if exists(join(folder, FINGERPRINT_NAME)):
+            return f"put it back from a copy, or delete {folder} and run again"
+    return f"put it back from a copy, or delete {posixpath.dirname(url)} and make all of it again"
 
 
 def write_atomic(url: str, data: bytes) -> None:
@@ -113,7 +133,7 @@ def write_atomic(url: str, data: bytes) -> None:
 
     def put(filesystem: Any, path: str) -> None:
         if isinstance(filesystem, LocalFileSystem):
-            _write_local(Path(path), data)
+            disk.write_atomic(Path(path), data)
         else:
             filesystem.pipe_file(path, data)
 
@@ -123,6 +143,11 @@ def write_atomic(url: str, data: bytes) -> None:
 def write_json(url: str, value: Any) -> None:
     """Write a JSON value, indented, keys in the order given."""
     write_atomic(url, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_sealed(url: str, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with its checksum."""
+    write_json(url, sealed(value))
 
 
 def refuse_unwritable(url: str) -> None:
@@ -143,13 +168,10 @@ def remove(url: str) -> None:
     def delete(filesystem: Any, path: str) -> None:
         if _found(filesystem, path):
             filesystem.rm(path, recursive=True)
+            if _found(filesystem, path):  # s3fs says nothing of single files that the store doesn't let go
+                raise PermissionError("the store keeps it")
 
     _on(url, "delete", delete)
-
-
-def sha256(data: bytes | memoryview) -> str:
-    """Hexadecimal SHA-256."""
-    return hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -177,13 +199,16 @@ class Manifest:
         url = join(folder, MANIFEST_NAME)
         if not exists(url):
             return cls(folder)
-        value = read_json(url)
+        value = read_sealed(url)
         try:
+            if value["version"] != _VERSION:
+                raise StorageError(
+                    f"{url} has version {value['version']}, and this fledge reads {_VERSION}; use the version that "
+                    "wrote it, or delete the folder and run again"
+                )
             return cls(folder, tuple(ShardEntry(**shard) for shard in value["shards"]))
         except (KeyError, TypeError) as error:
-            raise StorageError(
-                f"{url} is not a manifest ({error!r}); delete the folder and run again"
-            ) from error
+            raise StorageError(f"{url} is not a manifest ({error!r}); {remedy(url)}") from error
 
     @property
     def records(self) -> int:
@@ -207,12 +232,11 @@ class Manifest:
     def append(self, entry: ShardEntry) -> Manifest:
         """Save the manifest with one more shard."""
         if any(shard.name == entry.name for shard in self.shards):
-            raise StorageError(
-                f"{self.folder} already has a shard {entry.name}; delete the folder and run again"
-            )
+            url = self.url(entry)
+            raise StorageError(f"{self.folder} already has a shard {entry.name}; {remedy(url)}")
         grown = Manifest(self.folder, (*self.shards, entry))
         shards = [{k: v for k, v in asdict(shard).items() if v is not None} for shard in grown.shards]
-        write_json(join(self.folder, MANIFEST_NAME), {"version": 1, "shards": shards})
+        write_sealed(join(self.folder, MANIFEST_NAME), {"version": _VERSION, "shards": shards})
         return grown
 
     def write_shard(self, name: str, data: bytes, *, records: int, tokens: int) -> Manifest:
@@ -228,14 +252,11 @@ class Manifest:
         """The shard's bytes, checked against length and checksum."""
         url = self.url(shard)
         if not exists(url):
-            raise StorageError(
-                f"{url} is missing though the manifest names it; delete the folder and run again"
-            )
+            raise StorageError(f"{url} is missing though the manifest names it; {remedy(url)}")
         data = read_bytes(url)
         if len(data) != shard.bytes or sha256(data) != shard.sha256:
             raise StorageError(
-                f"{url} is damaged: {len(data)} bytes, {shard.bytes} expected, or a wrong checksum; "
-                "delete the folder and run the stage again"
+                f"{url} is damaged: {len(data)} bytes, {shard.bytes} expected, or a wrong checksum; {remedy(url)}"
             )
         return data
 
@@ -245,81 +266,16 @@ class Manifest:
             self.read_shard(shard)
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """What an output was made from. The parts are kept, so that a mismatch can name the field."""
-
-    parts: Mapping[str, Any]  # flat: dotted field -> JSON scalar or list
-    digest: str
-
-    def differing_fields(self, other: Fingerprint) -> list[str]:
-        """Fields whose values differ, or which only one of the two has."""
-        missing = object()
-        fields = sorted({*self.parts, *other.parts})
-        return [f for f in fields if self.parts.get(f, missing) != other.parts.get(f, missing)]
-
-    def save(self, folder: str) -> None:
-        """Write the folder's fingerprint.json."""
-        write_json(join(folder, FINGERPRINT_NAME), {"digest": self.digest, "parts": dict(self.parts)})
-
-    @classmethod
-    def load(cls, folder: str) -> Fingerprint | None:
-        """The fingerprint stored in a folder, or None."""
-        url = join(folder, FINGERPRINT_NAME)
-        if not exists(url):
-            return None
-        value = read_json(url)
-        try:
-            return make_fingerprint(value["parts"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StorageError(f"{url} is not a fingerprint; delete the folder and run again") from error
-
-    def claim(self, folder: str) -> None:
-        """Store the fingerprint in a new folder; in an existing one it must match, or the fields are named."""
-        stored = Fingerprint.load(folder)
-        if stored is None:
-            self.save(folder)
-            return
-        fields = stored.differing_fields(self)
-        if fields:
-            changes = ", ".join(f"{f}: {_shown(stored, f)} -> {_shown(self, f)}" for f in fields[:5])
-            more = f" and {len(fields) - 5} more" if len(fields) > 5 else ""
-            undo = "use the version of fledge that made it" if "format" in fields else "undo the change"
-            raise FingerprintError(
-                f"{folder} was made from other inputs ({changes}{more}); "
-                f"{undo}, name another folder, or delete this one"
-            )
-
-
-def make_fingerprint(parts: Mapping[str, Any]) -> Fingerprint:
-    """A fingerprint of JSON values; nested mappings become dotted fields."""
-    flat = dict(sorted(_flatten("", parts)))
-    canonical = json.dumps(flat, sort_keys=True, separators=(",", ":"))
-    return Fingerprint(json.loads(canonical), sha256(canonical.encode()))
-
-
-def _flatten(prefix: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in parts.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _shown(fingerprint: Fingerprint, field: str) -> str:
-    text = json.dumps(fingerprint.parts[field]) if field in fingerprint.parts else "(absent)"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None = None) -> T:
     """action(file system, path), tried again after a passing failure of a remote file system.
 
     What fails for good is a StorageError: "can't {verb} {url}". `wanted`: the bytes to write.
     """
-    filesystem, path = _resolve(url)
-    with _explained(url, verb, wanted):
-        if isinstance(filesystem, LocalFileSystem):
+    filesystem, path = resolve(url)
+    if isinstance(filesystem, LocalFileSystem):
+        with _explained(url, verb, wanted):
             return action(filesystem, path)
+    with _explained(url, verb, wanted, remote=True):
         return retried(lambda: action(filesystem, path), url)
 
 
@@ -337,57 +293,51 @@ def _size(filesystem: Any, path: str) -> int:
     return int(filesystem.info(path)["size"])
 
 
-def _read_local_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
-    """Plain reads. A memory map would count every page it ever touched as this process' memory."""
-    found = []
-    with open(path, "rb", buffering=0) as file:
-        for start, stop in ranges:
-            data = bytearray(stop - start)
-            file.seek(start)
-            done = 0
-            while done < len(data) and (count := file.readinto(memoryview(data)[done:])):
-                done += count
-            found.append(data[:done] if done < len(data) else data)
-    return found
-
-
-def _write_local(path: Path, data: bytes) -> None:
-    # The same name each time: what a killed process leaves behind is overwritten when the shard is made again.
-    aside = path.with_name(f".{path.name}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
+def resolve(url: str) -> tuple[Any, str]:
+    """The file system of a URL or path, and the place in it."""
+    text = str(url)
+    if "://" not in text or text.startswith(("file://", "local://")):
+        return fsspec.filesystem("file"), LocalFileSystem._strip_protocol(text)
+    last = text.rpartition("::")[2]
+    if "://" not in last and not last.startswith("/"):
+        raise StorageError(f"can't open {url}: `::` chains file systems; take a name without it")
     try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def _resolve(url: str) -> tuple[Any, str]:
-    try:
-        filesystem, path = fsspec.core.url_to_fs(str(url))
+        filesystem, path = fsspec.core.url_to_fs(text)
     except (ImportError, ValueError) as error:
-        extra = _EXTRAS.get(str(url).partition("://")[0])
+        extra = _EXTRAS.get(text.partition("://")[0])
         wanted = f'run pip install "fledge[{extra}]"' if extra else "install the storage's fsspec package"
         raise StorageError(f"can't open {url}: {error}; {wanted}") from error
     return filesystem, path
 
 
 @contextmanager
-def _explained(url: str, verb: str, wanted: int | None = None) -> Iterator[None]:
+def _explained(url: str, verb: str, wanted: int | None = None, *, remote: bool = False) -> Iterator[None]:
     """Turn the file system's errors into StorageErrors that name the place."""
     try:
         yield
     except FileNotFoundError as error:
-        raise StorageError(f"{url} does not exist; check the path or run the stage that writes it") from error
-    except Exception as error:  # the clients of object stores raise their own types
-        if isinstance(error, FledgeError) or not (isinstance(error, OSError) or is_transient(error)):
+        if verb != "write":
+            raise StorageError(
+                f"{url} does not exist; check the path or run the stage that writes it"
+            ) from error
+        remedy = "make the bucket, or check its name" if remote else "check the path and its permissions"
+        raise StorageError(f"can't write {url}: {_reason(error)}; {remedy}") from error
+    except Exception as error:
+        # The clients of object stores raise types of their own, whatever the cause.
+        if isinstance(error, FledgeError) or not (remote or isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and error.errno in _FULL:
             raise StorageError(
                 f"no space left for {url} ({wanted or 0:,} bytes wanted); free some space and run again"
             ) from error
-        raise StorageError(f"can't {verb} {url}: {error}; check the path and its permissions") from error
+        remedy = "check the path and its permissions"
+        if remote and is_transient(error):
+            remedy = f"it stayed so {ATTEMPTS} times; run again once the store answers"
+        elif remote:
+            remedy = "check the URL, the credentials and what they permit"
+        raise StorageError(f"can't {verb} {url}: {_reason(error)}; {remedy}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the store itself said."""
+    return one_line(botocore_error(error) or error) or type(error).__name__

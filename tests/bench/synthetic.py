@@ -242,7 +242,8 @@ def _levels(heads: tuple[str, ...]) -> list[LevelRow]:
     for level in (1, 2, 4, 8, 16):
         plain = 11.4 + 0.95 * level
         gains = {"plain": 1.0, "trained": 1.45 - 0.012 * level, "released": 2.2 - 0.03 * level}
-        for engine in ("plain", *heads):
+        gains["random head"] = 1.05 - 0.004 * level
+        for engine in ("plain", *heads, "random head"):
             tpot = plain / gains[engine]
             rows.append(
                 LevelRow(
@@ -256,6 +257,10 @@ def _levels(heads: tuple[str, ...]) -> list[LevelRow]:
                     p95_tpot_ms=tpot * 1.2,
                     median_ttft_ms=40.0 + 6 * level,
                     tau=_TAU.get(engine, 1.0),
+                    ratio=gains[engine],
+                    ratio_low=gains[engine] - (0.01 if engine != "plain" else 0.0),
+                    ratio_high=gains[engine] + (0.01 if engine != "plain" else 0.0),
+                    repeats=3,
                 )
             )
     return rows

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fledge.bench import BenchOptions, concurrency, run_bench, summarise
+from fledge.bench import BenchOptions, run_bench, summarise
 from fledge.bench.answers import answer_row, measure_answers, reason_to_reject, token_pieces
-from fledge.bench.concurrency import ClosedLoop, run_level, run_side_by_side, sweep
 from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, machine_facts, measure_bandwidth
-from fledge.bench.results import BenchResult, LevelRow
+from fledge.bench.results import BenchResult
 from fledge.bench.run import estimate_seconds
 from fledge.bench.workloads import Prompt, Workload, own_workload
 from fledge.draft import Head
@@ -85,8 +84,9 @@ def test_a_whole_bench_finds_equal_output_and_all_parts(result: BenchResult) -> 
     assert len(result.answers) == 2 * QUICK.own_prompts  # type: ignore[operator]
     assert {row.outcome for row in result.answers} == {"identical"}
     assert [(row.concurrency, row.engine) for row in result.levels] == [
-        (level, engine) for level in (1, 2) for engine in ("plain", "trained", "released")
+        (level, engine) for level in (1, 2) for engine in ("plain", "trained", "released", "random head")
     ]
+    assert result.heads == ["trained", "released"]  # the random one answers nothing but the sweep
     assert all(row.requests == 4 or row.concurrency == 1 for row in result.levels)
     assert result.costs is not None
     assert set(result.costs.verify) == {2, 8}
@@ -171,69 +171,6 @@ def test_sampled_answers_are_their_seeds_with_and_without_a_head(target: Target,
     assert pieces == token_pieces(target, wanted.token_ids, [piece.depth for piece in pieces])
 
 
-def test_side_by_side_a_slow_moment_meets_all_engines_alike() -> None:
-    clock = 0.0
-
-    class Loop(ClosedLoop):
-        """A token per step of some seconds; between the 100th and the 160th second all takes three times as long."""
-
-        def __init__(self, step_seconds: float) -> None:
-            self.seconds, self.answers, self.left, self.step_seconds = 0.0, [], 1000, step_seconds
-
-        @property
-        def done(self) -> bool:
-            return self.left == 0
-
-        def step(self) -> None:
-            nonlocal clock
-            spent = self.step_seconds * (3 if 100 < clock < 160 else 1)
-            clock, self.seconds, self.left = clock + spent, self.seconds + spent, self.left - 1
-
-    slow, fast = Loop(0.3), Loop(0.2)
-    run_side_by_side({"slow": slow, "fast": fast})
-    assert slow.done
-    assert fast.done
-    assert slow.seconds - 300 == pytest.approx(20, abs=1)
-    assert fast.seconds - 200 == pytest.approx(20, abs=1)
-
-
-def test_side_by_side_engines_answer_as_they_do_alone(target: Target) -> None:
-    prompts = [target.chat.prompt_ids(prompt.messages) for prompt in own_workload().limited(5).prompts]
-    loops = {name: ClosedLoop(Engine(target, max_batch=2), prompts, 2, 5) for name in ("a", "b")}
-    found = run_side_by_side(loops)
-    alone = Engine(target, max_batch=2).generate(prompts, max_tokens=5)
-    for name, loop in loops.items():
-        assert sorted(one.token_ids for one in loop.answers) == sorted(one.token_ids for one in alone)
-        assert found[name].tau == 1.0
-        tokens = sum(len(one.token_ids) for one in alone)
-        assert found[name].tokens_per_second == pytest.approx(tokens / loop.seconds)
-
-
-def test_of_a_levels_repeats_the_middle_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    speeds = {"plain": iter([30.0, 10.0, 20.0]), "head": iter([5.0, 6.0, 70.0])}
-    order: list[str] = []
-
-    def run(engine: object, name: str, requests: list[list[int]], level: int, *_: object) -> LevelRow:
-        order.append(name)
-        figures = dict.fromkeys(("seconds", "median_tpot_ms", "p95_tpot_ms", "median_ttft_ms", "tau"), 1.0)
-        throughput = next(speeds[name])
-        return LevelRow(
-            concurrency=level,
-            engine=name,
-            requests=2,
-            output_tokens=8,
-            output_throughput=throughput,
-            **figures,
-        )
-
-    monkeypatch.setattr(concurrency, "run_level", run)
-    engines: dict[str, Engine] = dict.fromkeys(speeds)  # type: ignore[arg-type]
-    options = BenchOptions(concurrency=(2,), sweep_tokens=4, sweep_requests=1)
-    rows = sweep(engines, [[1]], options, lambda *_: None)
-    assert [(row.engine, row.output_throughput) for row in rows] == [("plain", 20.0), ("head", 6.0)]
-    assert order == ["plain", "head", "head", "plain", "head", "plain"]
-
-
 def test_a_temperature_holds_for_answers_and_sweep(
     target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +182,7 @@ def test_a_temperature_holds_for_answers_and_sweep(
         return submit(self, prompt, params, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "submit", recording)
-    changes = {"temperature": 0.8, "warmup": 0, "cost_repeats": 0, "concurrency": (2,)}
+    changes = {"temperature": 0.8, "warmup": 0, "cost_repeats": 0, "concurrency": (2,), "random_head": False}
     found = run_bench(target, {"trained": head}, QUICK.model_copy(update=changes))
     assert {row.outcome for row in found.answers} == {"identical"}
     sweep = asked[-2 * 4 :]  # two engines, two requests per slot
@@ -269,14 +206,6 @@ def test_prompts_longer_than_the_target_allows_are_left_out_or_refused(target: T
 def test_a_head_may_not_be_called_plain(target: Target, head: Head) -> None:
     with pytest.raises(EngineError, match="names the baseline"):
         run_bench(target, {"plain": head}, QUICK)
-
-
-def test_a_level_answers_every_request(target: Target) -> None:
-    prompts = [target.chat.prompt_ids(prompt.messages) for prompt in own_workload().prompts[:5]]
-    row = run_level(Engine(target, max_batch=2), "plain", prompts, 2, 5)
-    assert row.requests == 5
-    assert row.tau == 1.0
-    assert row.output_throughput == pytest.approx(row.output_tokens / row.seconds)
 
 
 def test_the_estimate_grows_with_the_work() -> None:

@@ -14,9 +14,10 @@ import torch
 
 from fledge.attention import reference_attention
 from fledge.bench import kv_reads
+from fledge.bench.machine import machine_facts
 from fledge.bench.options import refused_by_name
 from fledge.bench.ratio import Ratio, Ratios
-from fledge.bench.ratios import PARTS, Bench, RatioOptions, answer_length, measure_ratios, wanted_parts
+from fledge.bench.ratios import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.bench.statistics import Interval
 from fledge.draft import Head
 from fledge.errors import DataError
@@ -30,7 +31,7 @@ TINY = RatioOptions(
 
 def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
     shown: list[Ratio] = []
-    found = measure_ratios(target, head, TINY, wanted_parts(parts, gpu=False), shown.append)
+    found = measure_ratios(Bench(target, head, TINY), wanted_parts(parts, gpu=False), shown.append)
     assert found.lines == shown
     assert found.target == target.name
     return shown
@@ -103,21 +104,22 @@ def test_attentions_reads_are_compared_with_a_copy(target: Target, monkeypatch: 
     assert all(line.base > 0 and line.other > 0 for line in lines)
 
 
-def test_levels_compare_the_head_and_a_random_one_with_plain_decode(target: Target, head: Head) -> None:
-    assert [line.what for line in measured(target, head, "levels")] == [
-        f"throughput, {level} at once: {name} over plain"
-        for level in (1, 2)
-        for name in ("head", "random head")
+def test_levels_compare_the_heads_with_plain_decode_and_say_what_a_chart_needs(
+    target: Target, head: Head
+) -> None:
+    names = ["head", "poor head", "random head"]
+    lines = list(Bench(target, head, TINY, poor=head).levels())
+    assert [line.what for line in lines] == [
+        f"throughput, {level} at once: {name} over plain" for level in (1, 2) for name in names
     ]
-
-
-def test_answers_of_a_level_differ_in_length() -> None:
-    lengths = [answer_length(number, 128) for number in range(128)]
-    assert all(len(set(lengths[begin : begin + 32])) > 30 for begin in range(97))
-    assert 64 <= min(lengths) <= 66
-    assert 190 <= max(lengths) <= 192
-    assert sum(lengths) / 128 == pytest.approx(128, rel=0.01)
-    assert answer_length(0, 1) == 1
+    assert [(line.level, line.head) for line in lines] == [
+        (level, name) for level in (1, 2) for name in names
+    ]
+    assert all(line.ratio is not None and line.ratio.count == 2 for line in lines)
+    options = {"target": "t", "date": "", "machine": machine_facts(), "versions": {}}
+    assert list(Ratios(lines=lines, **options).gains) == names
+    sampled = measured(target, head, "sampled")
+    assert Ratios(lines=sampled, **options).gains == {}  # another load: no part of the chart
 
 
 def test_the_busy_neighbour_is_gone_afterwards(target: Target, head: Head) -> None:
@@ -146,7 +148,7 @@ def test_options_that_measure_nothing_are_refused(options: dict[str, Any], messa
 
 
 def test_a_saved_result_becomes_the_table_of_a_page(target: Target, head: Head, tmp_path: Path) -> None:
-    found = measure_ratios(target, head, TINY, ["overlap"], lambda _: None)
+    found = measure_ratios(Bench(target, head, TINY), ["overlap"], lambda _: None, "fledge bench ratios")
     line = Ratio(
         what="first", base=2.0, other=3.0, unit="ms", ratio=Interval(1.5, 1.4, 1.61, 6), note="tau 2.00"
     )

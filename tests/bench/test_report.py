@@ -75,7 +75,7 @@ def test_report_holds_the_figures(page: str) -> None:
         figures = workload_summary(result.rows(head, "mixed"))
         assert times(figures.speedup) in page
         assert number(figures.tau, 2) in page
-    assert page.count('class="chart"') == 7  # TPOT, throughput, TTFT, depth, loss, tau, verify
+    assert page.count('class="chart"') == 7  # throughput over plain, TPOT, TTFT, depth, loss, tau, verify
     for text in ("412,350", "98.1%", "near-duplicate", "gsm8k", "Example Processor 9000", "fledge run demo"):
         assert text in page
     assert "exceeds tau" in page

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -11,11 +13,14 @@ from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.compare import compare_runs, render_comparison
 from fledge.bench.report.exports import charts, markdown, standalone, write_exports
+from fledge.bench.report.gains import gain_chart, lowest
 from fledge.bench.report.page import Page
 from fledge.bench.report.rounds import better_tau, limit_groups, round_groups
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import load_note, name_engines
-from fledge.bench.results import BenchResult
+from fledge.bench.results import RANDOM, BenchResult
+from fledge.bench.statistics import Interval
+from fledge.bench.summary import summarise
 from fledge.errors import DataError
 from tests.bench.synthetic import answer_row, bench_result, load_result, report_facts
 from tests.bench.test_report import outline
@@ -79,8 +84,65 @@ def test_what_load_does_to_a_head_is_told_in_throughput() -> None:
         row.model_copy(update={"median_tpot_ms": row.median_tpot_ms * 0.1}) if row.engine == "plain" else row
         for row in rows
     ]
-    note = load_note(rows, ["trained"], name_engines(["trained"]))
-    assert note == "This run's head: 1.44× plain decode's tokens per second with 1 in flight, 1.26× with 16."
+    note = load_note(rows, name_engines(["trained"]))
+    assert note == (
+        "This run's head: 1.44× plain decode's tokens per second with 1 in flight, 1.26× with 16. "
+        "Random head: 1.05× plain decode's tokens per second with 1 in flight, 0.99× with 16."
+    )
+
+
+GAINS = {
+    "trained": {1: Interval(1.4, 1.3, 1.5, 3), 32: Interval(1.02, 1.0, 1.03, 3)},
+    RANDOM: {1: Interval(1.01, 1.0, 1.02, 3), 32: Interval(0.994, 0.98, 1.001, 3)},
+}
+
+
+def test_the_lowest_point_of_all_heads_is_marked_with_its_value() -> None:
+    drawing = gain_chart(GAINS, name_engines(["trained"]))
+    ElementTree.fromstring(drawing)
+    (at,) = re.findall(r'class="ring" (cx="[\d.]+" cy="[\d.]+")', drawing)
+    assert (
+        f'<circle class="dot s-random" {at} r="3.4"><title>random head: 0.99× plain decode at 32<' in drawing
+    )
+    assert re.findall(r'class="mark end"[^>]*>([^<]+)<', drawing) == ["lowest 0.99×"]
+    assert drawing.count('class="across"') == 1
+    assert drawing.count('class="whisker') == 4
+    assert lowest(GAINS) == (RANDOM, 32, 0.994)
+    assert gain_chart({}, name_engines([])) == ""
+
+
+def test_everything_a_report_says_of_a_load_is_one_figure(tmp_path: Path) -> None:
+    result = bench_result(("trained",))
+    rows = [
+        row.model_copy(update={"ratio": 1.234, "ratio_low": 1.2, "ratio_high": 1.26})
+        if (row.engine, row.concurrency) == ("trained", 16)
+        else row
+        for row in result.levels
+    ]
+    result = result.model_copy(update={"levels": rows})
+    page = render_report(report_facts(result))
+    assert "1.23× with 16." in page
+    assert "this run&#39;s head: 1.23× plain decode at 16" in page.replace("&#x27;", "&#39;")
+    assert "<td>1.23×</td><td>1.20–1.26</td>" in page
+    assert "With bench.sweep_repeats 3 an interval is the range they fell in" in page
+    result.save(str(tmp_path))
+    assert BenchResult.load(str(tmp_path)).levels == rows
+    assert summarise(result).concurrency == rows
+
+
+def test_levels_of_before_ratios_load_and_are_no_part_of_the_chart(tmp_path: Path) -> None:
+    result = bench_result(("trained",))
+    result.save(str(tmp_path))
+    places = tmp_path / "concurrency.jsonl"
+    lines = [json.loads(line) for line in places.read_text().splitlines()]
+    new = ("ratio", "ratio_low", "ratio_high", "repeats")
+    old = [{name: value for name, value in line.items() if name not in new} for line in lines]
+    places.write_text("".join(json.dumps(line) + "\n" for line in old))
+    page = Page(report_facts(BenchResult.load(str(tmp_path))))
+    assert page.gain_chart == ""
+    assert page.load_note == ""
+    assert page.tpot_chart
+    outline(render_report(page.facts))
 
 
 def test_limits_follow_from_the_equation() -> None:
@@ -136,7 +198,9 @@ def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
     assert re.search(r"\| all prompts \| released head \| 72 \|.* 72 \| 0 \| 0 \| 1 \|\n", text)
     assert "## What limits the speed-up next" in text
     pictures = sorted(path.name for path in (tmp_path / "charts").iterdir())
-    assert {"tpot.png", "throughput.png", "ttft.png", "acceptance.png", "verify.png"} <= set(pictures)
+    assert {"throughput-over-plain.png", "tpot.png", "ttft.png", "acceptance.png", "verify.png"} <= set(
+        pictures
+    )
     assert len(written) == 1 + len(pictures)
     for path in (tmp_path / "charts").iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -145,7 +209,11 @@ def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
 def test_a_picture_carries_its_colours() -> None:
     drawing = standalone(Page(report_facts(bench_result())).tpot_chart)
     assert "var(" not in drawing
-    assert ".s-trained.line{stroke:#2563c9}" in drawing
+    assert ".s-trained.line,.s-trained.whisker{stroke:#2563c9}" in drawing
+    assert "prefers-color-scheme" not in drawing
+    dark = standalone([drawing, drawing], dark=True)
+    assert "@media (prefers-color-scheme:dark){.s-plain.line,.s-plain.whisker{stroke:#848d99}" in dark
+    ElementTree.fromstring(dark)
 
 
 def test_a_picture_says_by_itself_what_it_shows() -> None:

@@ -10,6 +10,7 @@ import torch
 
 import fledge
 from fledge.draft import Head, HeadMetadata
+from fledge.draft.checkpoint import write_head
 from fledge.errors import HeadError
 from tests.draft.tiny_head import load_tiny_target, random_head
 from tests.tiny import TinyShape, save_tiny_target
@@ -122,7 +123,7 @@ def test_a_head_that_cannot_run_is_refused(head: Head, tmp_path: Path, rename, c
 )
 def test_a_tensor_that_would_be_left_out_is_refused(head: Head, tmp_path: Path, name: str):
     """Its config need not mention it, and acceptance would only drop."""
-    head.save(str(tmp_path))
+    write_head(head, str(tmp_path))
     path = tmp_path / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
     harmless = {
@@ -140,7 +141,7 @@ def test_a_tensor_that_would_be_left_out_is_refused(head: Head, tmp_path: Path, 
 
 def test_maps_that_disagree_are_refused(head: Head, tmp_path: Path):
     """Ids in d2t may stay inside the vocabulary; t2d still tells."""
-    head.save(str(tmp_path))
+    write_head(head, str(tmp_path))
     path = tmp_path / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
     ids = 2 * torch.arange(96)
@@ -165,11 +166,30 @@ def test_yarn_counts_from_the_heads_own_length_where_none_is_named(head: Head, t
 def test_missing_and_truncated_files_are_named(head: Head, tmp_path: Path):
     with pytest.raises(HeadError, match=r"config\.json is missing"):
         Head.load(str(tmp_path))
-    head.save(str(tmp_path))
+    write_head(head, str(tmp_path))
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(HeadError, match=r"model\.safetensors isn't a whole"):
         Head.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "checksums.json"])
+def test_a_changed_byte_is_named_until_the_change_is_declared(head: Head, tmp_path: Path, name: str):
+    head.save(str(tmp_path))
+    data = bytearray((tmp_path / name).read_bytes())
+    place = data.index(b"10000.0") if name == "config.json" else len(data) // 2
+    data[place] ^= 2
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(HeadError, match=rf"{name} is damaged.*: get the head again"):
+        Head.load(str(tmp_path))
+    (tmp_path / "checksums.json").unlink()
+    Head.load(str(tmp_path))
+
+
+def test_a_head_written_over_another_is_not_held_against_its_checksums(head: Head, tmp_path: Path):
+    head.save(str(tmp_path))
+    write_head(head, str(tmp_path), "vllm")
+    assert_same_head(head, Head.load(str(tmp_path)))
 
 
 def test_d2t_of_ids_instead_of_offsets_is_refused(head: Head):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fledge.errors import FledgeError, StorageError
 from fledge.features import FeatureSample, FeatureStore, verify_store, write_shard
 from fledge.features.codec import bytes_per_token, decode, encode
-from fledge.storage import Manifest
+from fledge.storage import Manifest, write_sealed
 from tests.train.samples import make_sample
 
 SIZE = 64
@@ -169,7 +169,7 @@ def test_a_foreign_manifest_of_files_as_long_is_named_too(damaged: Path):
     path = damaged / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["shards"][1] |= {"sha256": "0" * 64, "header": "0" * 64}
-    path.write_text(json.dumps(manifest))
+    write_sealed(str(path), {"shards": manifest["shards"]})
     with pytest.raises(StorageError, match=r"features-00001\.safetensors is damaged.*different stores"):
         FeatureStore(str(damaged))
     (fault,) = verify_store(str(damaged)).faults
@@ -180,7 +180,7 @@ def test_a_manifest_without_header_checksums_is_read_as_before(damaged: Path):
     path = damaged / "manifest.json"
     manifest = json.loads(path.read_text())
     assert all(len(shard.pop("header")) == 64 for shard in manifest["shards"])
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps({"shards": manifest["shards"]}))
     assert len(read_all(damaged)) == 12
     assert verify_store(str(damaged)).faults == ()
 

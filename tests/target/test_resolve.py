@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -86,6 +90,18 @@ def test_revision_follows_a_changed_file(tmp_path: Path) -> None:
     assert resolve_target(str(folder), tmp_path / "cache").revision == first
     save_tiny_target(folder, seed=5)
     os.utime(folder / "model.safetensors", ns=(1, 1))  # the same size; only the time tells
+    assert resolve_target(str(folder), tmp_path / "cache").revision != first
+
+
+def test_revision_follows_weights_whose_time_was_set_back(tmp_path: Path) -> None:
+    """As tools that copy files with their times do."""
+    folder = save_tiny_target(tmp_path / "t")
+    first = resolve_target(str(folder), tmp_path / "cache").revision
+    before = {path: path.stat() for path in folder.iterdir()}
+    save_tiny_target(folder, seed=5)
+    for path, times in before.items():
+        assert path.stat().st_size == times.st_size
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert resolve_target(str(folder), tmp_path / "cache").revision != first
 
 
@@ -174,6 +190,35 @@ def test_a_folder_has_its_name_only_once_its_files_are_on_the_disk(
     final = made_once(tmp_path / "made", make)
     places = (final / "part", final / "part" / "weights", final)
     assert steps == [*(path.stat().st_ino for path in places), "renamed"]
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_who_waits_for_a_lock_that_nobody_holds_is_told_what_to_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    monkeypatch.setattr("fledge.target.made_once._PATIENCE", 0.01)
+    (tmp_path / "made.lock").write_text("4711\nnode17\n")  # another host's: it may be alive
+    make = partial(made_once, tmp_path / "made", lambda folder: (folder / "weights").touch())
+    waiting = threading.Thread(target=make, daemon=True)
+    waiting.start()
+    while waiting.is_alive() and "waiting for another fledge" not in caplog.text:
+        waiting.join(0.01)
+    assert waiting.is_alive()
+    Path(caplog.messages[-1].split("if none is at work, delete ")[1]).unlink()
+    waiting.join(10)
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["weights"]
+
+
+def test_a_cache_behind_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(StorageError, match=r"cache is a link to .*unmounted, which isn't there"):
+        made_once(tmp_path / "cache" / "targets" / "made", lambda folder: None)
+    (tmp_path / "unmounted").mkdir()
+    assert made_once(tmp_path / "cache" / "targets" / "made", lambda folder: None).is_dir()
 
 
 def test_the_window_in_a_gguf_file_is_kept(tmp_path: Path) -> None:

@@ -135,17 +135,17 @@ def test_two_processes_killed_twice_on_cloud_storage_end_with_the_head_of_one_go
     pytest.importorskip("gcsfs")
     pytest.importorskip("gcp_storage_emulator")
     from fledge import storage
-    from tests.gcs import BUCKET, running_gcs
+    from tests.object_stores import running_gcs
 
     assert train_together(tiny_target_folder, features, str(tmp_path)) == [0, 0]
     with running_gcs() as proxy:
-        environment = {"STORAGE_EMULATOR_HOST": proxy.url}
+        environment = proxy.environment
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        remote = f"gs://{BUCKET}/features"
+        remote = f"{proxy.bucket}/features"
         for place in storage.list_files(features):
             storage.write_atomic(storage.join(remote, Path(place).name), Path(place).read_bytes())
         proxy.plan = lambda number: "503" if number % 40 == 0 else None
-        output = f"gs://{BUCKET}/run"
+        output = f"{proxy.bucket}/run"
         there = {"output": output, "environment": environment}
         codes = train_together(tiny_target_folder, remote, **there, stop=2)
         assert codes == [143, 143]

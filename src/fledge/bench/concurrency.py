@@ -1,48 +1,105 @@
-"""The same requests with 1, 2, 4, ... of them in flight: time per output token and throughput, by engine.
+"""Requests in flight, 1, 2, 4, ... of them: every engine's throughput over plain decode's, and its latencies.
 
-Closed loop: whenever a request ends the next one is sent, until all are answered.
+Closed loop: whenever a request ends the next one is sent, until all are answered. The same load for everything that
+says how a level does, here and in `fledge bench ratios`:
+
+    requests   so many per slot, whose answers differ in length as users' do (`answer_length`); towards the end
+               fewer are in flight than the level says
+    repeats    one wave that isn't counted, as it teaches the planner what this batch size costs, then all requests
+               several times; the ratios are those within a repeat
+    turns      on a CPU step by step, so that a slow moment of the machine meets all engines alike
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from fledge.bench.options import BenchOptions
-from fledge.bench.results import LevelRow
+from fledge.bench.results import PLAIN, LevelRow
 from fledge.bench.shapes import rounds_since, shape_rounds
-from fledge.bench.statistics import interleaved
-from fledge.data.options import Progress
+from fledge.bench.statistics import alternation, compare_paired
+from fledge.data.options import Progress, silent
 from fledge.engine import Completion, Engine, SamplingParams
+
+_FIGURES = ("seconds", "output_throughput", "median_tpot_ms", "p95_tpot_ms", "median_ttft_ms", "tau")
+_SHORTEST, _LONGEST = 0.5, 1.5  # of answers, times the tokens asked for
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples' fractions are spread evenly, and no two of them are alike
+
+
+class Load(NamedTuple):
+    """How much is asked at one level."""
+
+    tokens: int  # of an answer, on average
+    repeats: int
+    fewest: int  # requests
+    per_slot: int  # requests, if these are more
+    temperature: float = 0.0
 
 
 def sweep(
-    engines: Mapping[str, Engine], prompts: Sequence[list[int]], options: BenchOptions, progress: Progress
-) -> list[LevelRow]:
-    """Every engine at every level, on the same prompts, in alternation; of the repeats the one of median throughput."""
-    found: defaultdict[tuple[int, str], list[LevelRow]] = defaultdict(list)
-    for turn in interleaved(options.concurrency, list(engines), options.sweep_repeats):
-        count = max(options.sweep_requests, 2 * turn.level)
-        requests = [prompts[n % len(prompts)] for n in range(count)]
-        engine, tokens = engines[turn.name], options.sweep_tokens
-        row = run_level(engine, turn.name, requests, turn.level, tokens, options.temperature)
-        found[turn.level, turn.name].append(row)
-        note = f"{turn.name}, {turn.level} at once: {row.output_throughput:.0f} tokens/s"
-        progress(turn.number, turn.total, note)
-    return [_middle(found[level, name]) for level in options.concurrency for name in engines]
+    engines: Mapping[str, Engine],
+    prompts: Sequence[list[int]],
+    levels: Sequence[int],
+    load: Load,
+    progress: Progress = silent,
+) -> Iterator[list[LevelRow]]:
+    """Level by level, a row for every engine, plain decode among them: medians over the repeats, ratios within them."""
+    on_cpu = engines[PLAIN].target.decoder.device.type == "cpu"
+    done, total = 0, len(levels) * (load.repeats + 1)
+    for level in levels:
+        requests = [prompts[n % len(prompts)] for n in range(max(load.fewest, load.per_slot * level))]
+        lengths = [answer_length(n, load.tokens) for n in range(len(requests))]
+        found: dict[str, list[LevelRow]] = {name: [] for name in engines}
+        for repeat, order in enumerate(alternation(list(engines), load.repeats + 1)):
+            count = len(requests) if repeat else max(load.fewest, level)
+            loops = {
+                name: ClosedLoop(engines[name], requests[:count], level, lengths[:count], load.temperature)
+                for name in order
+            }
+            for together in [list(loops.values())] if on_cpu else [[loop] for loop in loops.values()]:
+                run_side_by_side(together)
+            if repeat:
+                for name, loop in loops.items():
+                    found[name].append(loop.figures(name))
+            done += 1
+            speeds = (f"{name} {rows[-1].output_throughput:.0f}" for name, rows in found.items() if rows)
+            progress(done, total, f"{level} at once, tokens/s: {', '.join(speeds)}" if repeat else "")
+        yield [_over_plain(rows, found[PLAIN]) for rows in found.values()]
 
 
-def _middle(rows: Sequence[LevelRow]) -> LevelRow:
-    return sorted(rows, key=lambda row: row.output_throughput)[(len(rows) - 1) // 2]
+def _over_plain(rows: Sequence[LevelRow], plain: Sequence[LevelRow]) -> LevelRow:
+    ratio = compare_paired(*([row.output_throughput for row in series] for series in (plain, rows))).ratio
+    found = {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "repeats": ratio.count}
+    return rows[0].model_copy(
+        update=found | {name: median(getattr(row, name) for row in rows) for name in _FIGURES}
+    )
+
+
+def answer_length(number: int, tokens: int) -> int:
+    """The length of a level's answer: half to one and a half times `tokens`, and different from its neighbours'.
+
+    Users' answers don't end together. Equally long ones would under plain decode alone, which then gains by it: the
+    prompts that follow them are run in one forward.
+    """
+    share = _SHORTEST + (_LONGEST - _SHORTEST) * (number * _GOLDEN % 1)
+    return max(round(share * tokens), 1)
+
+
+def longest_answer(tokens: int) -> int:
+    """What no `answer_length` exceeds."""
+    return math.ceil(_LONGEST * tokens)
 
 
 class ClosedLoop:
-    """Answers all requests with one engine, `concurrency` at a time, step by step. A request's number is its seed."""
+    """Answers all requests with one engine, `concurrency` at a time, step by step. A request's number is its seed.
+
+    Latencies are those of the loop's own clock, which stands still between its steps.
+    """
 
     def __init__(
         self,
@@ -58,26 +115,53 @@ class ClosedLoop:
         self.seconds = 0.0  # that this loop has worked
         self._engine, self._concurrency, self._temperature = engine, concurrency, temperature
         self._waiting = list(enumerate(zip(requests, lengths, strict=True)))[::-1]
-        self._in_flight = 0
+        self._sent: dict[int, float] = {}  # of requests in flight, by id: when they were sent
+        self._first: dict[int, float] = {}  # when their first token came
+        self._ttfts_ms: list[float] = []
+        self._tpots_ms: list[float] = []
+        self._shapes = shape_rounds(engine)
 
     @property
     def done(self) -> bool:
         """Whether all requests are answered."""
-        return not self._waiting and not self._in_flight
+        return not self._waiting and not self._sent
 
     def step(self) -> None:
         """Send what fits, and let the engine do one step."""
         begin = time.perf_counter()
-        while self._waiting and self._in_flight < self._concurrency:
+        while self._waiting and len(self._sent) < self._concurrency:
             seed, (prompt, tokens) = self._waiting.pop()
             params = SamplingParams(max_tokens=tokens, temperature=self._temperature, seed=seed)
-            self._engine.submit(prompt, params)
-            self._in_flight += 1
-        for result in self._engine.step():
-            if result.completion is not None:
-                self.answers.append(result.completion)
-                self._in_flight -= 1
+            self._sent[self._engine.submit(prompt, params)] = self.seconds
+        results = self._engine.step()
         self.seconds += time.perf_counter() - begin
+        for result in results:
+            first = self._first.setdefault(result.request_id, self.seconds)
+            if (answer := result.completion) is not None:
+                self.answers.append(answer)
+                self._ttfts_ms.append((first - self._sent.pop(result.request_id)) * 1e3)
+                if (more := answer.stats.tokens - 1) > 0:  # a single token has no time per output token
+                    self._tpots_ms.append((self.seconds - first) / more * 1e3)
+
+    def figures(self, name: str) -> LevelRow:
+        """What the answers came to; `name` is the engine's."""
+        stats = [answer.stats for answer in self.answers]
+        rounds = sum(one.rounds for one in stats)
+        tokens = sum(one.tokens for one in stats)
+        tpots = self._tpots_ms or [0.0]
+        return LevelRow(
+            concurrency=self._concurrency,
+            engine=name,
+            requests=len(stats),
+            output_tokens=tokens,
+            seconds=self.seconds,
+            output_throughput=tokens / self.seconds,
+            median_tpot_ms=median(tpots),
+            p95_tpot_ms=float(np.percentile(tpots, 95)),
+            median_ttft_ms=median(self._ttfts_ms),
+            tau=sum(one.tau * one.rounds for one in stats) / rounds if rounds else 1.0,
+            shapes=rounds_since(self._shapes, self._engine),
+        )
 
 
 def run_level(
@@ -89,52 +173,16 @@ def run_level(
     temperature: float = 0.0,
 ) -> LevelRow:
     """Answer all requests with one engine (see `ClosedLoop`)."""
-    loop, before = ClosedLoop(engine, requests, concurrency, max_tokens, temperature), shape_rounds(engine)
-    while not loop.done:
-        loop.step()
-    # Answers of a single token have no time per output token.
-    stats = [answer.stats for answer in loop.answers]
-    tpots = [one.tpot_ms for one in stats if one.tokens > 1] or [0.0]
-    tokens = sum(one.tokens for one in stats)
-    return LevelRow(
-        concurrency=concurrency,
-        engine=name,
-        requests=len(stats),
-        output_tokens=tokens,
-        seconds=loop.seconds,
-        output_throughput=tokens / loop.seconds,
-        median_tpot_ms=median(tpots),
-        p95_tpot_ms=float(np.percentile(tpots, 95)),
-        median_ttft_ms=median(one.ttft_ms for one in stats),
-        tau=_tau(loop.answers),
-        shapes=rounds_since(before, engine),
-    )
+    loop = ClosedLoop(engine, requests, concurrency, max_tokens, temperature)
+    run_side_by_side([loop])
+    return loop.figures(name)
 
 
-class Throughput(NamedTuple):
-    """One engine's figures among others."""
-
-    tokens_per_second: float
-    tau: float
-
-
-def run_side_by_side(loops: Mapping[str, ClosedLoop]) -> dict[str, Throughput]:
+def run_side_by_side(loops: Sequence[ClosedLoop]) -> None:
     """Run all loops at once: the next step is always that of the loop that has worked for the least time.
 
     A slow moment of the machine then meets all of them, so that ratios are several times as exact as from turns of
-    seconds. Latencies of single requests mean nothing here. Engines that work between their steps, as on a GPU, can't
-    be compared like this.
+    seconds. Engines that work between their steps, as on a GPU, can't be compared like this.
     """
-    while waiting := [loop for loop in loops.values() if not loop.done]:
+    while waiting := [loop for loop in loops if not loop.done]:
         min(waiting, key=lambda loop: loop.seconds).step()
-    return {
-        name: Throughput(
-            sum(answer.stats.tokens for answer in loop.answers) / loop.seconds, _tau(loop.answers)
-        )
-        for name, loop in loops.items()
-    }
-
-
-def _tau(answers: Sequence[Completion]) -> float:
-    rounds = sum(answer.stats.rounds for answer in answers)
-    return sum(answer.stats.tau * answer.stats.rounds for answer in answers) / rounds if rounds else 1.0

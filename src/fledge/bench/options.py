@@ -60,14 +60,20 @@ class BenchOptions(BaseModel):
     )
     samples: CountOrNone = Field(default=3, description="answers kept for the report's coloured samples")
     concurrency: tuple[Count, ...] = Field(
-        default=(1, 2, 4, 8, 16), description="requests in flight; empty: no sweep"
+        default=(1, 2, 4, 8, 16, 32), description="requests in flight; empty: no sweep"
     )
-    sweep_tokens: Count = Field(default=128, description="new tokens per answer in the concurrency sweep")
+    random_head: bool = Field(
+        default=True, description="the sweep also has a head of random weights: what the worst of heads costs"
+    )
+    sweep_tokens: Count = Field(
+        default=128,
+        description="new tokens per answer in the sweep, on average: half to one and a half times as many",
+    )
     sweep_requests: Count = Field(
         default=4, description="requests per level: this many, or two per slot if that is more"
     )
     sweep_repeats: Count = Field(
-        default=3, description="of each level and engine, in alternation; the one of median throughput counts"
+        default=3, description="of each level, all engines side by side, after one that isn't counted"
     )
     verify_rows: tuple[Rows, ...] = Field(
         default=(2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"

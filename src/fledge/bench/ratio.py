@@ -8,6 +8,7 @@ from statistics import median
 from pydantic import BaseModel
 
 from fledge.bench.report.formats import Table
+from fledge.bench.report.gains import Gains, by_head
 from fledge.bench.results import Machine
 from fledge.bench.statistics import Interval, compare_paired
 from fledge.storage import write_json
@@ -24,6 +25,8 @@ class Ratio(BaseModel):
     unit: str
     ratio: Interval | None = None  # None: shares that stand for themselves
     note: str = ""
+    head: str | None = None  # of greedy throughput over plain decode's, with
+    level: int | None = None  # so many requests at once: a point of the chart
 
     @property
     def cells(self) -> list[str]:
@@ -41,6 +44,7 @@ class Ratios(BaseModel):
     """All lines, and what they were measured on."""
 
     target: str
+    command: str = ""
     date: str
     machine: Machine
     versions: dict[str, str]
@@ -50,6 +54,11 @@ class Ratios(BaseModel):
     def table(self) -> Table:
         """As it is printed."""
         return Table(_COLUMNS, [line.cells for line in self.lines])
+
+    @property
+    def gains(self) -> Gains:
+        """The chart's points: what the part levels measured."""
+        return by_head((line.head, line.level, line.ratio) for line in self.lines)
 
     def save(self, url: str) -> None:
         """Write it as JSON."""

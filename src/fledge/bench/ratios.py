@@ -3,8 +3,8 @@
     fledge bench ratios                        all of it
     fledge bench ratios --only levels,ttft     some of it
 
-    levels      throughput with 1, 2, 4, ... requests at once, whose answers differ in length as users' do (half to one
-                and a half times the tokens asked for): the head, and a head of random weights
+    levels      throughput with 1, 2, 4, ... requests at once, under the load of `concurrency.py`: the head, a poor one
+                if it is given, and a head of random weights
     ttft        time to the first token of long prompts
     sampled     throughput at temperature 1, one request at a time and eight at once
     structured  time per output token of answers that have to be JSON of a schema
@@ -14,13 +14,11 @@
     graphs      rounds that are replayed as CUDA graphs over rounds that are launched; on a GPU only
     attention   how fast attention reads the KV pool, over a copy; on a GPU only
 
-Configurations are measured in alternation (throughput on a CPU even step by step), ratios are taken within a block, and
-intervals are those of `statistics.py`.
+Configurations are measured in alternation, ratios are taken within a block, and intervals are those of `statistics.py`.
 """
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import time
@@ -32,13 +30,13 @@ from statistics import median
 
 from pydantic.dataclasses import dataclass
 
-from fledge.bench.concurrency import ClosedLoop, Throughput, run_level, run_side_by_side
+from fledge.bench.concurrency import Load, longest_answer, run_level, sweep
 from fledge.bench.costs import measure_costs
 from fledge.bench.kv_reads import kv_reads
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.ratio import Ratio, Ratios, paired, single
-from fledge.bench.results import LevelRow
+from fledge.bench.results import PLAIN, RANDOM, LevelRow
 from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
@@ -48,7 +46,7 @@ from fledge.errors import DataError
 from fledge.target import Target
 from fledge.train.start import random_head
 
-PLAIN, HEAD, BAD = "plain", "head", "random head"
+HEAD, POOR = "head", "poor head"
 _BUSY = "while True: pass"
 _FORM = {
     "type": "object",
@@ -66,10 +64,7 @@ _FORM = {
     "additionalProperties": False,
 }
 _ROOM = 16  # tokens beyond prompt and answer
-_WAVES = 4  # requests per slot of a level; towards the end fewer are in flight than the level says
-_FEWEST = 5  # requests of a level
-_SHORTEST, _LONGEST = 0.5, 1.5  # of answers, times the tokens asked for
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples' fractions are spread evenly, and no two of them are alike
+_PER_SLOT, _FEWEST = 4, 5  # requests of a level
 
 
 @dataclass(frozen=True)
@@ -88,15 +83,15 @@ class RatioOptions:
 class Bench:
     """The target, its head, and the prompts all parts use."""
 
-    def __init__(self, target: Target, head: Head, options: RatioOptions) -> None:
-        self.target, self.head, self.options = target, head, options
+    def __init__(self, target: Target, head: Head, options: RatioOptions, poor: Head | None = None) -> None:
+        self.target, self.head, self.poor, self.options = target, head, poor, options
         self.prompts = own_workload().limited(options.prompts).token_ids(target)
 
     def engines(self, *names: str, max_batch: int, longest: int = 0) -> dict[str, Engine]:
         """Warm engines by name; no prefix cache, so that every repeat does the same work."""
-        heads = {PLAIN: None, HEAD: self.head, BAD: None}
-        if BAD in names:
-            heads[BAD] = random_head(self.target, self.head.vocabulary)
+        heads = {PLAIN: None, HEAD: self.head, POOR: self.poor}
+        if RANDOM in names:
+            heads[RANDOM] = random_head(self.target, self.head.vocabulary)
         made = {name: self._engine(heads[name], max_batch, longest) for name in names}
         for engine in made.values():
             engine.generate(self.prompts[:2], max_tokens=8, ignore_eos=True)
@@ -111,7 +106,7 @@ class Bench:
         overlap: bool | None = None,
         cuda_graphs: bool = False,
     ) -> Engine:
-        answer = math.ceil(_LONGEST * self.options.max_tokens)
+        answer = longest_answer(self.options.max_tokens)
         return Engine(
             self.target,
             head,
@@ -123,34 +118,16 @@ class Bench:
         )
 
     def levels(self) -> Iterator[Ratio]:
-        """Throughput at every level: the head and the random head over plain decode."""
-        yield from self._throughput(self.options.concurrency, HEAD, BAD)
+        """Throughput at every level: the heads over plain decode."""
+        heads = (HEAD, RANDOM) if self.poor is None else (HEAD, POOR, RANDOM)
+        yield from self._throughput(self.options.concurrency, *heads)
 
     def _throughput(self, levels: Sequence[int], *names: str, temperature: float = 0.0) -> Iterator[Ratio]:
         engines = self.engines(PLAIN, *names, max_batch=max(levels))
-        sampled = f", temperature {temperature:g}" if temperature else ""
-        for level in levels:
-            requests = self._requests(max(_FEWEST, _WAVES * level))
-            lengths = [answer_length(n, self.options.max_tokens) for n in range(len(requests))]
-            found: dict[str, list[Throughput]] = {name: [] for name in engines}
-            for repeat, order in enumerate(alternation(list(engines), self.options.repeats + 1)):
-                loops = {
-                    name: ClosedLoop(engines[name], requests, level, lengths, temperature) for name in order
-                }
-                for name, throughput in self._side_by_side(loops).items():
-                    if repeat:  # the first teaches the planner what this batch size costs
-                        found[name].append(throughput)
-            base = [one.tokens_per_second for one in found[PLAIN]]
-            for name in names:
-                tau = f"tau {median(one.tau for one in found[name]):.2f}"
-                what = f"throughput, {level} at once{sampled}: {name} over plain"
-                yield paired(what, base, [one.tokens_per_second for one in found[name]], "tokens/s", tau)
-
-    def _side_by_side(self, loops: Mapping[str, ClosedLoop]) -> dict[str, Throughput]:
-        """Step by step in turn, or loop by loop where an engine's work goes on between its steps."""
-        if self.target.decoder.device.type == "cpu":
-            return run_side_by_side(loops)
-        return {name: run_side_by_side({name: loop})[name] for name, loop in loops.items()}
+        load = Load(self.options.max_tokens, self.options.repeats, _FEWEST, _PER_SLOT, temperature)
+        for plain, *others in sweep(engines, self.prompts, levels, load):
+            for row in others:
+                yield _over_plain(plain, row, load)
 
     def ttft(self) -> Iterator[Ratio]:
         """Time to the first token of long prompts, one and eight requests at once."""
@@ -284,14 +261,18 @@ class Bench:
                     yield name, row
 
 
-def answer_length(number: int, tokens: int) -> int:
-    """The length of a level's answer: half to one and a half times `tokens`, and different from its neighbours'.
-
-    Users' answers don't end together. Equally long ones would under plain decode alone, which then gains by it: the
-    prompts that follow them are run in one forward.
-    """
-    share = _SHORTEST + (_LONGEST - _SHORTEST) * (number * _GOLDEN % 1)
-    return max(round(share * tokens), 1)
+def _over_plain(plain: LevelRow, row: LevelRow, load: Load) -> Ratio:
+    sampled = f", temperature {load.temperature:g}" if load.temperature else ""
+    return Ratio(
+        what=f"throughput, {row.concurrency} at once{sampled}: {row.engine} over plain",
+        base=plain.output_throughput,
+        other=row.output_throughput,
+        unit="tokens/s",
+        ratio=row.over_plain,
+        note=f"tau {row.tau:.2f}",
+        head=None if sampled else row.engine,
+        level=None if sampled else row.concurrency,
+    )
 
 
 PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
@@ -327,18 +308,19 @@ def wanted_parts(names: Sequence[str], *, gpu: bool) -> list[str]:
 
 
 def measure_ratios(
-    target: Target, head: Head, options: RatioOptions, parts: Sequence[str], show: Callable[[Ratio], None]
+    bench: Bench, parts: Sequence[str], show: Callable[[Ratio], None], command: str = ""
 ) -> Ratios:
     """Measure these parts, as `wanted_parts` gives them. `show` is called with every new line."""
-    bench, lines = Bench(target, head, options), []
+    lines = []
     for part in parts:
         for line in PARTS[part](bench):
             lines.append(line)
             show(line)
     return Ratios(
-        target=target.name,
+        target=bench.target.name,
+        command=command,
         date=time.strftime("%Y-%m-%d"),
-        machine=machine_facts(target.decoder.device),
+        machine=machine_facts(bench.target.decoder.device),
         versions=versions(),
         lines=lines,
     )

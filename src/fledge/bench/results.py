@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from fledge.bench.machine import Bandwidth, Machine
 from fledge.bench.options import BenchOptions
+from fledge.bench.statistics import Interval
 from fledge.errors import StorageError
 from fledge.storage import join, read_bytes, read_json, write_atomic, write_json
 
@@ -23,6 +24,7 @@ PLAIN = "plain"  # the name of plain decode where heads are named too
 WITHOUT_LOOKUP = " without lookup"  # added to the name of a head that is measured so, too
 TRAINED = "trained"  # the run's own head
 RELEASED = "released"  # the name of the head that ships with the package
+RANDOM = "random head"  # of random weights: what the worst of heads costs
 _Model = TypeVar("_Model", bound=BaseModel)
 Outcome = Literal["identical", "near_tie", "different"]
 
@@ -58,10 +60,13 @@ class AnswerRow(BaseModel):
 
 
 class LevelRow(BaseModel):
-    """One engine under closed-loop load with `concurrency` requests in flight."""
+    """One engine under closed-loop load with `concurrency` requests in flight: medians over the repeats.
+
+    Times are those of the engine's own clock, which stands still while another has its turn.
+    """
 
     concurrency: int
-    engine: str  # "plain" or a head's name
+    engine: str  # "plain", a head's name or "random head"
     requests: int
     output_tokens: int
     seconds: float
@@ -71,6 +76,18 @@ class LevelRow(BaseModel):
     median_ttft_ms: float
     tau: float
     shapes: dict[str, int] = {}  # rounds of each tree shape
+    # Throughput over plain decode's: the median over the repeats, and its interval; None: of answers of equal length
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    repeats: int = 1
+
+    @property
+    def over_plain(self) -> Interval | None:
+        """The ratio with its interval."""
+        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
+            return None
+        return Interval(self.ratio, self.ratio_low, self.ratio_high, self.repeats)
 
 
 class Costs(BaseModel):

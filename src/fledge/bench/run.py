@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
 from fledge.bench.answers import Answers, measure_answers
-from fledge.bench.concurrency import sweep
+from fledge.bench.concurrency import Load, longest_answer, sweep
 from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
 from fledge.bench.options import BenchOptions
-from fledge.bench.results import PLAIN, WITHOUT_LOOKUP, BenchResult, Costs, LevelRow, PlainDecode, Subject
+from fledge.bench.results import (
+    PLAIN,
+    RANDOM,
+    WITHOUT_LOOKUP,
+    BenchResult,
+    Costs,
+    LevelRow,
+    PlainDecode,
+    Subject,
+)
 from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.data.options import Progress, silent
@@ -24,9 +34,11 @@ from fledge.engine import Engine, TreeShape
 from fledge.engine.build import make_recorder
 from fledge.errors import DataError, EngineError
 from fledge.target import Target
+from fledge.train.start import random_head
 
 # Room in a request's context beyond prompt and answer, so that no engine ends an answer early.
 _MARGIN = 8
+_PER_SLOT = 2  # requests of the sweep: it is to take minutes, and `fledge bench ratios` has twice as many
 
 
 def run_bench(
@@ -69,10 +81,13 @@ def run_bench(
     levels: list[LevelRow] = []
     if options.concurrency:
         swept = {name: variants[name] for name in heads}
-        slots, tokens = max(options.concurrency), options.sweep_tokens
+        if options.random_head and heads:
+            swept[RANDOM] = random_head(target, next(iter(heads.values())).vocabulary), options.lookup
+        slots, tokens = max(options.concurrency), longest_answer(options.sweep_tokens)
         engines = _engines(target, swept, tree, workloads[:1], options, slots, tokens)
         prompts = _fitting_prompts(target, workloads[0], tokens)
-        levels = sweep(engines, prompts, options, _partial(progress, work.answers, work.sweep, sum(work)))
+        shown = _partial(progress, work.answers, work.sweep, sum(work))
+        levels = list(chain(*sweep(engines, prompts, options.concurrency, _load(options), shown)))
     if options.bandwidth:
         bandwidths.append(measure_bandwidth(bytes_read, device))
     return BenchResult(
@@ -113,7 +128,7 @@ def refuse_impossible(target: Target, options: BenchOptions) -> None:
     for workload in workloads:
         _fitting_prompts(target, workload, options.max_tokens)
     if options.concurrency:
-        _fitting_prompts(target, workloads[0], options.sweep_tokens)
+        _fitting_prompts(target, workloads[0], longest_answer(options.sweep_tokens))
     if options.cuda_graphs:
         make_recorder(target.device)
 
@@ -129,11 +144,18 @@ def _work(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _
     prompts = sum(len(workload.prompts) for workload in workloads) + options.warmup
     engines = 1 + 0.6 * (heads + options.without_lookup)  # answers with a head come faster
     # A level of c requests in flight answers 2c of them, at a cost per step that grows slowly with c.
+    load = _load(options)
     sweep_units = sum(
-        max(options.sweep_requests, 2 * level) / level * (1 + 0.15 * level) for level in options.concurrency
+        max(load.fewest, load.per_slot * level) / level * (1 + 0.1 * level) for level in options.concurrency
     )
-    sweep_units *= options.sweep_repeats * (1 + heads)
+    sweep_units *= (load.repeats + 0.5) * (1 + heads + (options.random_head and heads > 0))
     return _Work(prompts * options.repeats * engines if heads else 0.0, sweep_units)
+
+
+def _load(options: BenchOptions) -> Load:
+    return Load(
+        options.sweep_tokens, options.sweep_repeats, options.sweep_requests, _PER_SLOT, options.temperature
+    )
 
 
 def _partial(progress: Progress, before: float, size: float, total: float) -> Progress:
@@ -190,7 +212,8 @@ def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> lis
     if not fitting:
         raise DataError(
             f"every prompt of {workload.name} is too long for {max_tokens} new tokens in the target's "
-            f"{target.config.max_position_embeddings} positions; lower bench.max_tokens or use shorter prompts"
+            f"{target.config.max_position_embeddings} positions; lower bench.max_tokens and bench.sweep_tokens, "
+            "or use shorter prompts"
         )
     return fitting
 

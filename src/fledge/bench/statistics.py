@@ -82,12 +82,12 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
     return Interval(middle, float(low), float(high), len(data))
 
 
-def range_note(repeats: int) -> list[str]:
+def range_note(repeats: int, option: str = "--repeats") -> list[str]:
     """What to say below intervals of too few repeats; nothing where there are enough."""
     if not 0 < repeats < _FEWEST_FOR_INTERVAL:
         return []
     return [
-        f"With --repeats {repeats} an interval is the range they fell in; one of 95 % takes at least "
+        f"With {option} {repeats} an interval is the range they fell in; one of 95 % takes at least "
         f"{_FEWEST_FOR_INTERVAL}."
     ]
 

@@ -23,7 +23,8 @@ from fledge.data.prompt_store import (
     traffic_url,
 )
 from fledge.errors import DataError
-from fledge.storage import Fingerprint, Manifest, join
+from fledge.fingerprint import Fingerprint
+from fledge.storage import Manifest, join
 
 CARD_NAME = "data-card"
 _PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "rensa", "py3langid", "datasets", "ray")

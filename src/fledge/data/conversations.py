@@ -95,6 +95,11 @@ class ConversationStatistics:
     reasoning_tokens: int
 
 
+def is_trainable(tokens: int, supervised: int) -> bool:
+    """Whether a conversation of so many tokens, of which the target generated some, supervises a position."""
+    return tokens >= 3 and supervised >= 2
+
+
 def shard_bytes(conversations: Sequence[Conversation]) -> bytes:
     """One Parquet shard."""
     names = [field.name for field in fields(Conversation)]

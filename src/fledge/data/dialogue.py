@@ -16,6 +16,7 @@ from fledge.data.privacy import Audit, Treated
 from fledge.data.prompt_store import Prompt
 from fledge.data.reasoning import as_sent_back, reasoning_length
 from fledge.data.seeds import derive_seed, pick, unit_interval
+from fledge.data.split import split_of
 from fledge.data.synthesis import special_token_ids
 from fledge.data.turns import decode_all, keeps_history, next_turn_ids, next_user_start
 from fledge.engine import Completion, SamplingParams
@@ -115,7 +116,6 @@ class DialogueJobs:
 
     def _conversation(self, prompt: Prompt, sample: _Sample) -> Conversation:
         options = self._options
-        heldout = unit_interval("split", prompt.prompt_id) < options.heldout
         name = f"{prompt.prompt_id}-{options.seed}"
         return Conversation(
             conversation_id=name if sample.turn == 1 else f"{name}-{sample.turn}",
@@ -127,7 +127,7 @@ class DialogueJobs:
             turn_starts=sample.turn_starts,
             temperature=self._temperature(prompt),
             finish_reason=sample.finish_reason,
-            split="heldout" if heldout else "train",
+            split=split_of(prompt.prompt_id, options.heldout),
             row=prompt.row,
             licence=prompt.licence,
             reasoning_tokens=sample.reasoning_tokens,

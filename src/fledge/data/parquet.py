@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fledge.errors import StorageError
-from fledge.storage import Manifest, ShardEntry
+from fledge.storage import Manifest, ShardEntry, remedy
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> bytes:
@@ -29,15 +29,14 @@ def read_rows(
     try:
         table = pq.read_table(pa.BufferReader(data))
     except pa.ArrowInvalid as error:
-        raise StorageError(
-            f"{manifest.url(shard)} is not Parquet ({error}); delete the folder and run again"
-        ) from error
+        url = manifest.url(shard)
+        raise StorageError(f"{url} is not Parquet ({error}); {remedy(url)}") from error
     absent = [name for name in schema.names if name not in table.column_names]
     missing = [name for name in absent if name not in (later or {})]
     if missing:
+        url = manifest.url(shard)
         raise StorageError(
-            f"{manifest.url(shard)} has no column {', '.join(missing)}: it was written by another version; "
-            "delete the folder and run again"
+            f"{url} has no column {', '.join(missing)}: it was written by another version; {remedy(url)}"
         )
     filled = {name: (later or {})[name] for name in absent}
     rows: list[dict[str, Any]] = table.select([n for n in schema.names if n not in absent]).to_pylist()

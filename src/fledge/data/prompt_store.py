@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from fledge.data.parquet import read_rows, to_parquet
 from fledge.errors import DataError
-from fledge.storage import Manifest, exists, join, read_json, write_json
+from fledge.storage import Manifest, exists, join, read_sealed, write_json, write_sealed
 
 _PROMPTS = pa.schema(
     [
@@ -175,9 +175,9 @@ def traffic_url(url: str) -> str:
 def read_selection(url: str) -> dict[str, Any]:
     """What the selection wrote down; empty where there was none."""
     place = join(url, SELECTION_NAME)
-    return read_json(place) if exists(place) else {}
+    return read_sealed(place) if exists(place) else {}
 
 
 def write_selection(url: str, value: dict[str, Any]) -> None:
     """Keep what the selection did."""
-    write_json(join(url, SELECTION_NAME), value)
+    write_sealed(join(url, SELECTION_NAME), value)

@@ -33,10 +33,11 @@ from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
 from fledge.engine import Engine
 from fledge.errors import DataError, TargetError
-from fledge.storage import Fingerprint, make_fingerprint
+from fledge.fingerprint import Fingerprint, make_fingerprint
 from fledge.target import Target
 
 FORMAT = 3
+_SOURCES_FORMAT = 4  # of prompts from sources, which once weren't hashed as a whole
 _FEW = 200  # attempts after which "almost nothing passes" is no accident
 
 
@@ -178,7 +179,7 @@ def prompts_fingerprint(
     files = sorted(storage.sha256(storage.read_bytes(url)) for url in options.evaluation_files)
     parts = {
         "stage": "prompts",
-        "format": FORMAT,
+        "format": _SOURCES_FORMAT if options.sources else FORMAT,
         "target": target_parts(target),
         "prompts": chosen,
         "evaluation_files": files,

@@ -21,6 +21,7 @@ from fledge.data.responses import (
     respond_summary,
 )
 from fledge.data.served import AnswerServer, run_served
+from fledge.data.split import on_both_sides
 from fledge.engine import Engine
 from fledge.storage import Manifest
 from fledge.target import Target, TargetOptions
@@ -52,7 +53,8 @@ def respond_on_ray(
         answered = map_in_order(shards, _answerer, arguments, ray_options, gpus=ray_options.gpus)
         for shard, found in zip(shards, answered, strict=True):
             write_audit(output_url, writer.shards, *(answered.audit for answered in found))
-            writer.write(found)
+            last = shard + 1 == shards.stop
+            writer.write(on_both_sides(found, output_url, options.heldout) if last else found)
             progress(min(prompts, (shard + 1) * options.shard_size), prompts, f"{ray_options.actors} actors")
     return respond_summary(prompts, output_url)
 

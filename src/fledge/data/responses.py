@@ -20,10 +20,12 @@ from fledge.data.privacy.filter import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.prompts import target_parts
 from fledge.data.served import AnswerServer, run_served
+from fledge.data.split import on_both_sides
 from fledge.data.waiting import Waiting
 from fledge.engine import Engine
 from fledge.errors import DataError
-from fledge.storage import Fingerprint, Manifest, make_fingerprint
+from fledge.fingerprint import Fingerprint, make_fingerprint
+from fledge.storage import Manifest
 from fledge.target import Target
 
 FORMAT = 2
@@ -85,7 +87,7 @@ def respond(
             shard.append(answered)
             if done % options.shard_size == 0 or done == prompts:
                 write_audit(output_url, writer.shards, *(answered.audit for answered in shard))
-                writer.write(shard)
+                writer.write(on_both_sides(shard, output_url, options.heldout) if done == prompts else shard)
                 waiting.forget(done)
                 shard = []
             progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
@@ -138,7 +140,8 @@ def respond_fingerprint(
 def check_context(available: int, options: RespondOptions) -> None:
     """Refuse options whose longest request doesn't fit the engine's context."""
     if options.longest_request > available:
+        second = options.second_turn and options.user_max_tokens > options.max_new_tokens
         raise DataError(
             f"answers may need {options.longest_request} tokens of context, the engine has {available}; "
-            "lower respond.max_prompt_tokens or respond.max_new_tokens"
+            f"lower respond.max_prompt_tokens or respond.{'user_max_tokens' if second else 'max_new_tokens'}"
         )

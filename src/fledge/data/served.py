@@ -53,7 +53,7 @@ class AnswerServer:
         self._target, self._options, self._pause = target, options, pause
         timeout = httpx2.Timeout(options.timeout_s, connect=min(10.0, options.timeout_s))
         url = options.url.rstrip("/").removesuffix("/v1")
-        headers = _headers(options.api_key_env)
+        headers = key_headers(options.api_key_env)
         try:
             # The client's own limit is 100 connections: more requests would wait for one, and time out.
             limits = httpx2.Limits(
@@ -289,7 +289,8 @@ def _told_tokens(reply: Any) -> int:
     return told if type(told) is int else 0
 
 
-def _headers(key_variable: str) -> dict[str, str]:
+def key_headers(key_variable: str) -> dict[str, str]:
+    """The header with the key that the environment variable holds. Raises a DataError if it holds none."""
     if not key_variable:
         return {}
     key = os.environ.get(key_variable, "").strip()  # files of secrets end with a newline

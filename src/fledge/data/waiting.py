@@ -3,7 +3,8 @@
     prompts   0   1   2 | 3   4   5 | 6   7   8
               written   | in the file: 4, 5 and 8, for 3 is still being answered
 
-The file is written anew once a minute and when the stage stops: a kill costs a minute, not all that waits for 3.
+The file is written anew once a minute and when the stage stops: a kill costs a minute, not all that waits for 3. Before
+the Parquet stands a line with its checksum.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fledge.checksums import sha256
 from fledge.data.conversations import SCHEMA, Answered, Conversation
 from fledge.data.generation import Job
 from fledge.data.parquet import to_parquet
@@ -24,6 +26,7 @@ from fledge.errors import StorageError
 from fledge.storage import exists, join, read_bytes, remove, write_atomic
 
 NAME = "waiting.parquet"
+_PARQUET = b"PAR1"  # how a file without a checksum begins: an older version's
 _EVERY_S = 60.0
 _ANSWERED = pa.schema(
     [
@@ -73,16 +76,22 @@ class Waiting:
                 | {"number": number, "audit": json.dumps(found.audit.to_dict()) if found.audit else None}
                 for number, found in sorted(self._answered.items())
             ]
-            write_atomic(self._url, to_parquet(rows, _ANSWERED))
+            data = to_parquet(rows, _ANSWERED)
+            write_atomic(self._url, f"{sha256(data)}\n".encode() + data)
         else:
             remove(self._url)
         self._saved = time.monotonic()
 
 
 def _rows(url: str) -> list[dict[str, Any]]:
+    data = read_bytes(url)
     try:
-        rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(read_bytes(url))).to_pylist()
-    except pa.ArrowInvalid as error:
+        if not data.startswith(_PARQUET):
+            digest, _, data = data.partition(b"\n")
+            if digest != sha256(data).encode():
+                raise ValueError("wrong checksum")
+        rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(data)).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
             f"{url} is damaged ({error}); delete it and run again: what waits in it is asked for once more"
         ) from error

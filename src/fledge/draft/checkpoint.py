@@ -1,24 +1,30 @@
-"""Head files: config.json beside the weights. Written in every form (`forms.py`), read in every form (`foreign.py`)."""
+"""Head files: config.json beside the weights. Written in every form (`forms.py`), read in every form (`foreign.py`).
+
+Beside a head that fledge trained lies checksums.json. Others, exported ones too, have none: other tools rewrite them.
+"""
 
 from __future__ import annotations
 
 import io
+import json
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from fledge.checksums import sha256, unsealed
 from fledge.draft.foreign import canonical_name, flat_config, head_config, head_metadata, head_weights
 from fledge.draft.forms import Form, form_config, form_tensors
 from fledge.draft.head import Head
 from fledge.errors import HeadError, StorageError
-from fledge.storage import exists, join, read_bytes, read_json, write_atomic, write_json
+from fledge.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
 from fledge.target.hub import hub_folder
 
-CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
+CONFIG_NAME, WEIGHTS_NAME, SUMS_NAME = "config.json", "model.safetensors", "checksums.json"
 INDEX_NAME, PICKLE_NAME = "model.safetensors.index.json", "pytorch_model.bin"
 
 
@@ -31,14 +37,22 @@ def write_head(
     """
     tensors = form_tensors(head, form, dtype)
     config = form_config(head, form, dtype or head.weights.lm_head.dtype)
-    write_atomic(join(url, WEIGHTS_NAME), safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    data = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    remove(join(url, SUMS_NAME))  # of the head that was here
+    write_atomic(join(url, WEIGHTS_NAME), data)
     write_json(join(url, CONFIG_NAME), config)
+
+
+def write_checksums(url: str) -> None:
+    """Let `read_head` check the files that `write_head` wrote."""
+    names = (WEIGHTS_NAME, CONFIG_NAME)
+    write_sealed(join(url, SUMS_NAME), {name: sha256(read_bytes(join(url, name))) for name in names})
 
 
 def read_head(url: str) -> Head:
     """Read a head from a folder, any fsspec URL, or a hub id."""
     url = local_url(url)
-    raw, tensors = read_files(url)
+    raw, tensors = read_files(url, checked=True)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
     try:
         flat = flat_config(raw, url)
@@ -49,17 +63,15 @@ def read_head(url: str) -> Head:
     return Head(head_config(flat, weights, url), weights, metadata)
 
 
-def read_files(url: str) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
-    """A head's config.json and all its tensors, under the names in the files."""
+def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """A head's config.json and all its tensors, under the names in the files; `checked`: against their checksums."""
     if not exists(join(url, CONFIG_NAME)):
         own = join(url, "head")  # as a run's folder has it
         wanted = own if exists(join(own, CONFIG_NAME)) else "a folder with a trained head"
         raise HeadError(f"{url} is no draft head, {CONFIG_NAME} is missing: name {wanted}")
     try:
-        raw = read_json(join(url, CONFIG_NAME))
-        if not isinstance(raw, dict):
-            raise HeadError(f"{join(url, CONFIG_NAME)} is not a JSON object: get the head again")
-        return raw, _read_tensors(url)
+        read = _reader(url) if checked else read_bytes
+        return _object(read(join(url, CONFIG_NAME)), join(url, CONFIG_NAME)), _read_tensors(url, read)
     except StorageError as error:
         raise HeadError(f"can't read the head in {url}: {error}") from error
 
@@ -70,7 +82,8 @@ def weight_urls(url: str) -> list[str]:
         return [join(url, WEIGHTS_NAME)]
     if exists(join(url, INDEX_NAME)):
         try:
-            names = set(read_json(join(url, INDEX_NAME))["weight_map"].values())
+            index = join(url, INDEX_NAME)
+            names = set(_object(read_bytes(index), index)["weight_map"].values())
             return [join(url, name) for name in sorted(names)]
         except (LookupError, TypeError, AttributeError) as error:
             raise HeadError(
@@ -81,24 +94,57 @@ def weight_urls(url: str) -> list[str]:
     raise HeadError(f"{url} is no draft head, {WEIGHTS_NAME} is missing: name a folder with a trained head")
 
 
-def _read_tensors(url: str) -> dict[str, Tensor]:
+def _reader(url: str) -> Callable[[str], bytes]:
+    """Reads the files of a folder, checked against its checksums.json if it has one."""
+    place = join(url, SUMS_NAME)
+    sums: dict[str, Any] = {}
+    if exists(place):
+        try:
+            sums = unsealed(json.loads(read_bytes(place)))
+        except ValueError as error:
+            raise HeadError(
+                f"{place} is damaged ({error}): get the head again, or delete it to load the head unchecked"
+            ) from error
+
+    def read(file: str) -> bytes:
+        data = read_bytes(file)
+        if sums.get(posixpath.basename(file), "") not in ("", sha256(data)):
+            raise HeadError(
+                f"{file} is damaged: it isn't what {place} was written for (wrong checksum): get the head again, or, "
+                f"if you changed it on purpose, delete {place}"
+            )
+        return data
+
+    return read
+
+
+def _object(data: bytes, url: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise HeadError(f"{url} is not valid JSON ({error}): get the head again") from error
+    if not isinstance(value, dict):
+        raise HeadError(f"{url} is not a JSON object: get the head again")
+    return value
+
+
+def _read_tensors(url: str, read: Callable[[str], bytes]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in weight_urls(url):
-        tensors |= _read_pickle(file) if file.endswith(PICKLE_NAME) else _read_safetensors(file)
+        tensors |= (_pickled if file.endswith(PICKLE_NAME) else _safe)(read(file), file)
     return tensors
 
 
-def _read_pickle(url: str) -> dict[str, Tensor]:
+def _pickled(data: bytes, url: str) -> dict[str, Tensor]:
     """As tensors only."""
     try:
-        found = torch.load(io.BytesIO(read_bytes(url)), weights_only=True)
+        found = torch.load(io.BytesIO(data), weights_only=True)
         return {str(name): tensor for name, tensor in found.items()}
     except Exception as error:  # torch raises what the broken or foreign file happens to cause
         raise HeadError(f"{url} can't be read ({error}): get it again") from error
 
 
-def _read_safetensors(url: str) -> dict[str, Tensor]:
-    data = read_bytes(url)
+def _safe(data: bytes, url: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except Exception as error:  # safetensors raises its own type for a truncated or foreign file

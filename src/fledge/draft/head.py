@@ -86,10 +86,11 @@ class Head:
         return read_head(str(url))
 
     def save(self, url: str) -> None:
-        """Write config.json and model.safetensors (bf16) in the form SGLang and vLLM load."""
-        from fledge.draft.checkpoint import write_head
+        """Write config.json and model.safetensors (bf16) in the form SGLang and vLLM load, and their checksums."""
+        from fledge.draft.checkpoint import write_checksums, write_head
 
         write_head(self, str(url))
+        write_checksums(str(url))
 
     @classmethod
     def from_target(

@@ -3,7 +3,7 @@
 from fledge.features.codec import bytes_per_token
 from fledge.features.extract import FeatureExtractor, extract_features, features_fingerprint
 from fledge.features.hooks import HookExtractor
-from fledge.features.online import OnlineFeatures
+from fledge.features.online import OnlineFeatures, conversation_infos
 from fledge.features.options import FeatureOptions
 from fledge.features.ray_extract import extract_features_on_ray
 from fledge.features.served import ServedExtractor, server_arguments
@@ -21,6 +21,7 @@ __all__ = [
     "ServedExtractor",
     "StoreCheck",
     "bytes_per_token",
+    "conversation_infos",
     "extract_features",
     "extract_features_on_ray",
     "features_fingerprint",

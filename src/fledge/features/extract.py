@@ -22,7 +22,8 @@ from fledge.features.codec import bytes_per_token
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
 from fledge.features.store import write_shard
-from fledge.storage import Fingerprint, Manifest, make_fingerprint, sha256
+from fledge.fingerprint import Fingerprint, make_fingerprint
+from fledge.storage import Manifest, sha256
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 

@@ -126,17 +126,25 @@ def _rounded(sample: FeatureSample) -> FeatureSample:
     return replace(sample, features=features, hidden=hidden)
 
 
-def _packed(number: int, c: Conversation) -> _Known:
-    mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
-    info = SampleInfo(
+def conversation_infos(url: str) -> list[SampleInfo]:
+    """What a store of a folder's conversations would say of each."""
+    return [_info(number, c) for number, c in enumerate(read_conversations(url))]
+
+
+def _info(number: int, c: Conversation) -> SampleInfo:
+    return SampleInfo(
         shard=0,
         index=number,
         split=c.split,
         category=c.category,
         temperature=c.temperature,
         tokens=len(c.token_ids),
-        supervised=int(mask.sum()),
+        supervised=c.supervised_tokens,
         conversation_id=c.conversation_id,
     )
+
+
+def _packed(number: int, c: Conversation) -> _Known:
+    mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
     empty = replace(c, token_ids=[], loss_mask=[])
-    return _Known(info, torch.tensor(c.token_ids, dtype=torch.int32), mask, empty)
+    return _Known(_info(number, c), torch.tensor(c.token_ids, dtype=torch.int32), mask, empty)

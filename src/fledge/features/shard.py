@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fledge.errors import StorageError
 from fledge.features.codec import Codec, decode, encode
-from fledge.storage import ShardEntry, exists, file_size, local_path, read_ranges, sha256
+from fledge.storage import ShardEntry, exists, file_size, local_path, read_ranges, remedy, sha256
 
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")
@@ -107,10 +107,7 @@ class Shard:
         self.url = url
         self._local = local_path(url) is not None
         if not exists(url):
-            raise StorageError(
-                f"{url} is missing though the manifest names it; put the file back, or delete the folder and run "
-                "`fledge features` again"
-            )
+            raise StorageError(f"{url} is missing though the manifest names it; {remedy(url)}")
         size = file_size(url)
         if size != entry.bytes:
             kind = "truncated" if size < entry.bytes else "too long"
@@ -204,8 +201,7 @@ class Shard:
     def damaged(self, what: str) -> StorageError:
         """An error that names the file."""
         return StorageError(
-            f"{self.url} is damaged: {what}; `fledge features verify` lists all faults; put the file back, or "
-            "delete the folder and run the stage again"
+            f"{self.url} is damaged: {what}; `fledge features verify` lists all faults; {remedy(self.url)}"
         )
 
     @cached_property

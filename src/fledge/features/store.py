@@ -64,7 +64,7 @@ class FeatureStore:
         if len(sizes) > 1:
             raise StorageError(
                 f"{self.url} holds shards of different targets (hidden sizes {sorted(sizes)}); "
-                "delete the folder and run `fledge features` again"
+                f"delete {self.url} and run again"
             )
         self.hidden_size = sizes.pop()
         self.samples: tuple[SampleInfo, ...] = tuple(info for _, infos in opened for info in infos)

@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from fledge import disk
 from fledge.errors import EngineError
 from fledge.native.cgroup import own_groups
 
@@ -127,28 +129,40 @@ def find_compiler() -> str | None:
 def compile_library(compiler: str, name: str, folder: Path, flags: Sequence[str]) -> Path:
     """The shared library of all C++ files in `folder`, from the cache or compiled into it.
 
-    The cache knows it by sources, headers included, flags, compiler and processor. Raises RuntimeError with the
-    compiler's first error.
+    The cache knows it by sources, headers included, flags, compiler and processor; one that is damaged is compiled
+    again. Raises RuntimeError with the compiler's first error.
     """
     sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
     digest = hashlib.sha256("\0".join((compiler, *flags, *sorted(cpu_flags()))).encode())
     for source in sources:
         digest.update(source.read_bytes())
     cache = cache_folder() / "native"
-    target = cache / f"{name}-{digest.hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    cache.mkdir(parents=True, exist_ok=True)
+    known = f"{name}-{digest.hexdigest()[:16]}"
+    for built in cache.glob(f"{known}-*.so"):
+        with suppress(FileNotFoundError):  # another process was faster to delete it
+            if built.name == _named(known, built):
+                return built
+            logger.warning("%s is damaged; compiling it again", built)
+            built.unlink()
+    disk.make_folder(cache)
     units = [str(source) for source in sources if source.suffix == ".cpp"]
     logger.info("compiling the kernels %s for this processor, up to a minute", name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        built = Path(scratch) / target.name
+        built = Path(scratch) / "built.so"
         command = [compiler, *flags, *units, "-o", str(built)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"{compiler} could not compile the kernels ({_first_error(result.stderr)})")
+        disk.write_through(built)
+        target = cache / _named(known, built)
         os.replace(built, target)
+    disk.write_through(cache)
     return target
+
+
+def _named(known: str, built: Path) -> str:
+    """The name of a library in the cache. It ends with its checksum: loading half a library is a bus error."""
+    return f"{known}-{hashlib.sha256(built.read_bytes()).hexdigest()[:16]}.so"
 
 
 def _first_error(output: str) -> str:
@@ -166,7 +180,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         flags = (*FLAGS, *AMX_FLAGS.values()) if instruction_set() == "AMX" else FLAGS
         path = compile_library(compiler, "fledge", Path(__file__).parent, flags)
         loaded = ctypes.CDLL(str(path))
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
+        return None, f"{error} (FLEDGE_CACHE names another folder to keep them in)"
+    except RuntimeError as error:
         return None, str(error)
     if loaded.fledge_start(default_threads()) != 0:
         return None, "the kernel of this system refuses AMX state to processes"

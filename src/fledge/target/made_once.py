@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
+from fledge.disk import make_folder, write_through
 from fledge.errors import StorageError
+
+logger = logging.getLogger("fledge.once")
+
+_PATIENCE = 5.0  # seconds of waiting in silence
 
 
 def made_once(final: Path, make: Callable[[Path], None]) -> Path:
@@ -18,8 +24,8 @@ def made_once(final: Path, make: Callable[[Path], None]) -> Path:
     if final.exists():
         return final
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(final.parent / f"{final.name}.lock"):
+        make_folder(final.parent)
+        with _acquired(final.parent / f"{final.name}.lock", final):
             if not final.exists():
                 _make(final, make)
     except OSError as error:
@@ -27,6 +33,15 @@ def made_once(final: Path, make: Callable[[Path], None]) -> Path:
             f"can't write {final} ({error}): free some disk space, or set FLEDGE_CACHE to another folder"
         ) from error
     return final
+
+
+def _acquired(path: Path, final: Path) -> AcquireReturnProxy:
+    lock = FileLock(path)
+    try:
+        return lock.acquire(timeout=_PATIENCE)
+    except Timeout:
+        logger.warning("waiting for another fledge that makes %s; if none is at work, delete %s", final, path)
+        return lock.acquire()
 
 
 def _make(final: Path, make: Callable[[Path], None]) -> None:
@@ -39,16 +54,7 @@ def _make(final: Path, make: Callable[[Path], None]) -> None:
         os.chmod(scratch, 0o755)
         # A rename may reach the disk before what it renames: after a power loss the files would be there, but empty.
         for path in (*scratch.rglob("*"), scratch):
-            _write_through(path)
+            write_through(path)
         os.rename(scratch, final)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _write_through(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -51,11 +51,12 @@ def file_sha256(path: Path, cache: Path) -> str:
 
 
 def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str]) -> str:
-    """`compute()`, or what it returned last time if no file has changed its size or time since."""
+    """`compute()`, or what it returned last time if no file has changed its size or times since."""
     stamps: list[list[str | int]] = []
     for file in files:
         status = file.stat()
-        stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
+        # A tool that sets the modification time back can't set the change time.
+        stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
     key = hashlib.sha256(json.dumps([_FORMAT, [stamp[0] for stamp in stamps]]).encode()).hexdigest()[:32]
     note = cache / "revisions" / f"{key}.json"
     try:

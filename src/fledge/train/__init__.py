@@ -1,6 +1,7 @@
 """Training the draft head, and measuring it on stored features. Read trainer.py first: it holds the loop.
 
 before      start.py the head that training starts from       budget.py the steps that fit into train.minutes
+            refusals.py what is bound to fail
 batches     batches.py conversations to batches               feed.py reading them ahead
 a step      learner.py, then unroll.py (TTT) and loss.py      optimizer.py the update
 the layer   functions.py autograd functions                   kernels.py compiled versions of them
@@ -14,6 +15,7 @@ from fledge.train.acceptance import Acceptance
 from fledge.train.curves import refuse_without_wandb
 from fledge.train.evaluate import Evaluation, evaluate
 from fledge.train.options import EvaluateOptions, TrainOptions
+from fledge.train.refusals import refuse_one_sided, refuse_untrainable
 from fledge.train.trainer import TrainSummary, train, train_fingerprint
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "TrainOptions",
     "TrainSummary",
     "evaluate",
+    "refuse_one_sided",
+    "refuse_untrainable",
     "refuse_without_wandb",
     "train",
     "train_fingerprint",

@@ -10,17 +10,20 @@ table goes on where it stopped, as each training does; a row that is finished is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from fledge.checksums import unsealed
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
 from fledge.errors import DataError, StorageError
 from fledge.features import FeatureStore
-from fledge.storage import exists, join, make_fingerprint, read_json, write_json
+from fledge.fingerprint import make_fingerprint
+from fledge.storage import exists, join, read_bytes, write_sealed
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.compare import TauDifference, round_counts, tau_difference
@@ -140,7 +143,7 @@ def run_row(
         counts=round_counts(found).tolist(),
         made_from=made_from,
     )
-    write_json(row_url, asdict(row))
+    write_sealed(row_url, asdict(row))
     return row
 
 
@@ -164,6 +167,6 @@ def table(rows: Sequence[AblationRow]) -> list[tuple[str, str, str, str, str]]:
 
 def _read(url: str) -> AblationRow:
     try:
-        return AblationRow(**read_json(url))
-    except TypeError as error:
+        return AblationRow(**unsealed(json.loads(read_bytes(url))))
+    except (TypeError, ValueError) as error:
         raise StorageError(f"{url} is not a row of an ablation ({error}); delete it and run again") from error

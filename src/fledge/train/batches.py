@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fledge.data import conversations
 from fledge.features import FeatureSample, FeatureStore, SampleInfo
 from fledge.features.extract import by_tokens
 from fledge.train.blocks import Block, make_blocks
@@ -93,7 +94,7 @@ def _moved(value: T, device: torch.device) -> T:
 
 def is_trainable(info: SampleInfo) -> bool:
     """A conversation of three tokens or more that supervises some position."""
-    return info.tokens >= 3 and info.supervised >= 2
+    return conversations.is_trainable(info.tokens, info.supervised)
 
 
 def _rows_left(positions: Tensor) -> Tensor:

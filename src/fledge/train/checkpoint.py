@@ -30,13 +30,17 @@ class Checkpoint:
 
     def save(self, url: str) -> None:
         """Write the metrics, then the checkpoint: nobody would write those of the last step after it."""
-        lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
-        write_atomic(join(url, METRICS_NAME), lines.encode())
+        self.write_metrics(url)
         known = {"step": self.step, "total": self.total, "seconds": self.seconds, "metrics": self.metrics}
         facts = json.dumps(known)
         metadata = {"fledge": facts, "sha256": _checksum(facts, self.tensors)}
         data = safetensors.torch.save(self.tensors, metadata=metadata)
         write_atomic(join(url, CHECKPOINT_NAME), data)
+
+    def write_metrics(self, url: str) -> None:
+        """Write metrics.jsonl."""
+        lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
+        write_atomic(join(url, METRICS_NAME), lines.encode())
 
     @classmethod
     def load(cls, url: str) -> Checkpoint | None:

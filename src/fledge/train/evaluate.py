@@ -26,6 +26,7 @@ from fledge.train.feed import FeatureSource, read_batch
 from fledge.train.learner import Learner
 from fledge.train.options import EvaluateOptions
 from fledge.train.serving import ServingReplay
+from fledge.train.start import BOTH_SIDES
 
 EVALUATION_NAME = "evaluation.json"
 _SHORTEST = 128  # committed lengths up to here go together
@@ -83,7 +84,7 @@ def heldout_rounds(
     """All rounds of the held-out conversations. Raises a DataError if there are none."""
     batches = heldout_batches(store, options.batch_tokens, options.max_tokens)
     if not batches:
-        raise DataError(f"no held-out conversations in {store.url}; raise respond.heldout and respond again")
+        raise no_heldout(store.url)
     learner = Learner(head.fitted_to(target), target.ends, compute_dtype(target), target.device)
     found = HeldoutRounds([info for batch in batches for info in batch], [])
     total, done, tally = sum(info.tokens for info in found.conversations), 0, Tally(options.depth)
@@ -93,6 +94,11 @@ def heldout_rounds(
         done += sum(info.tokens for info in infos)
         progress(done, total, f"tau {tally.acceptance().tau:.2f}")
     return found
+
+
+def no_heldout(url: str) -> DataError:
+    """An error for conversations of which none that can be used is held out."""
+    return DataError(f"no held-out conversations in {url}, which evaluating needs; {BOTH_SIDES}")
 
 
 def predict_serving(

@@ -66,10 +66,12 @@ def _library() -> ctypes.CDLL | None:
         return None
     compiler = find_compiler()
     if not compiler:
-        logger.info("training without compiled kernels, at about half the speed: no C++ compiler was found")
+        logger.warning(
+            "training without compiled kernels, at about half the speed: no C++ compiler was found"
+        )
         return None
     try:
         return ctypes.CDLL(str(compile_library(compiler, "train", Path(__file__).parent, _FLAGS)))
     except (OSError, RuntimeError) as error:
-        logger.info("training without compiled kernels, at about half the speed: %s", error)
+        logger.warning("training without compiled kernels, at about half the speed: %s", error)
         return None

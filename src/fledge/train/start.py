@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from fledge.draft import DraftVocabulary, Head, HeadConfig, HeadMetadata, HeadWeights, count_generated
 from fledge.draft.head import weight_shapes
 from fledge.errors import DataError
+from fledge.features import SampleInfo
 from fledge.target import Target
 from fledge.train.batches import is_trainable, random_subset
 from fledge.train.feed import FeatureSource
@@ -21,21 +23,18 @@ from fledge.train.options import TrainOptions
 
 logger = logging.getLogger("fledge")
 
+BOTH_SIDES = (
+    "set respond.heldout between 0 and 1, or take more prompts, delete the run's conversations, and its features if it "
+    "has any, and run again"
+)
+
 
 def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -> tuple[Head, float]:
     """The head training starts from, and how much of the generated tokens its vocabulary covers.
 
     Raises a DataError if there is nothing to train on.
     """
-    stored = source.split("train")
-    training = random_subset(stored, options.response_tokens, options.seed)
-    if not any(map(is_trainable, stored)):
-        raise DataError(f"no training conversations in {source.url}; respond to more prompts")
-    if not any(map(is_trainable, training)):
-        raise DataError(
-            f"train.response_tokens={options.response_tokens} leaves no conversation of {source.url} to train on; "
-            "raise it"
-        )
+    training = drawn_conversations(source.split("train"), options, source.url)
     counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
         given = Head.load(options.init_head).fitted_to(target)
@@ -57,6 +56,21 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         100 * covered,
     )
     return head, covered
+
+
+def drawn_conversations(stored: Sequence[SampleInfo], options: TrainOptions, url: str) -> list[SampleInfo]:
+    """Those of a folder's training conversations that train.response_tokens takes.
+
+    Raises a DataError if none of them can be trained on.
+    """
+    drawn = random_subset(stored, options.response_tokens, options.seed)
+    if not any(map(is_trainable, stored)):
+        raise DataError(f"no training conversations in {url}; {BOTH_SIDES}")
+    if not any(map(is_trainable, drawn)):
+        raise DataError(
+            f"train.response_tokens={options.response_tokens} leaves no conversation of {url} to train on; raise it"
+        )
+    return drawn
 
 
 def random_head(

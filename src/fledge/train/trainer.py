@@ -24,7 +24,8 @@ from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, weight_urls
 from fledge.errors import DataError
 from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
-from fledge.storage import Fingerprint, Manifest, join, make_fingerprint, read_bytes, sha256
+from fledge.fingerprint import Fingerprint, make_fingerprint
+from fledge.storage import Manifest, join, read_bytes, sha256
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset
@@ -157,6 +158,10 @@ class Trainer:
         self._schedule = _schedule(self._training, options)
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
+        if not self._heldout and team.leads:
+            logger.warning(
+                "no held-out conversations: tau isn't measured, and `fledge evaluate` would refuse"
+            )
         self.total = self._planned = len(self._schedule)
         self._learner.unrolled.weights.distribute(team, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
@@ -325,6 +330,8 @@ class Trainer:
         checkpoint = Checkpoint.load(self._url)
         if checkpoint is None:
             return False
+        if self._team.leads:
+            checkpoint.write_metrics(self._url)  # they may have been lost since
         self._optimizer.load_state(checkpoint.tensors)
         self._step, self.seconds = checkpoint.step, checkpoint.seconds
         self.total = self._optimizer.total_steps = checkpoint.total

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fledge import storage
 from fledge.data.sources import Record, SourceOptions, Unusable, open_source
 from fledge.data.sources import files as files_module
 from fledge.data.sources.files import FileRows, split_lines
@@ -75,6 +76,13 @@ def test_a_folder_is_its_files_in_order_and_a_glob_its_matches(tmp_path: Path) -
     assert len(list(source(tmp_path / "*.jsonl").records())) == 10
     assert len(list(source(tmp_path, limit=12).records())) == 12
     assert len(list(source(tmp_path, limit=12).records(10))) == 2
+
+
+def test_two_colons_in_a_path_are_part_of_its_name(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", ROWS[:1])
+    (tmp_path / "a.jsonl::b").mkdir()
+    found = source(write(tmp_path / "a.jsonl::b", "c::d.jsonl", ROWS[:3]))
+    assert len(list(found.records())) == 3
 
 
 def test_damaged_lines_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -263,3 +271,14 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     assert FileRows(str(path)).digest() == before
     path.write_text(path.read_text().replace("question 9", "question 8"))
     assert FileRows(str(path)).digest() != before
+
+
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_a_name_masked_in_the_middle_of_a_large_file_changes_the_digest(tmp_path: Path, place: str) -> None:
+    filler = [{"prompt": "x" * 2**19}] * 5  # the file's first MiB and its last one stay what they are
+    whole = write(tmp_path, "a.jsonl", [*filler, {"prompt": "Who is Martha Klein?"}, *filler]).read_bytes()
+    url = {"file": str(tmp_path / "b.jsonl"), "memory": "memory://masked/b.jsonl"}[place]
+    storage.write_atomic(url, whole)
+    before = FileRows(url).digest()
+    storage.write_atomic(url, whole.replace(b"Martha Klein", b"XXXXXX XXXXX"))
+    assert FileRows(url).digest() != before

@@ -6,7 +6,7 @@
     figures.py  charts of a benchmark's rows       story.py    blocks about data, training, stages, samples
     served.py   the block about servers            render.py   fills templates/, the pages' HTML and CSS
     formats.py  how figures, tables and bars look  exports.py  the report as Markdown, its charts as PNG
-    compare.py  two runs side by side
+    compare.py  two runs side by side              gains.py    the chart of throughput over plain decode
 
 The template only lays out; every figure, and every sentence that depends on one, is worked out in Python.
 """

@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple
 
 WIDTH, HEIGHT = 420.0, 236.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 14.0, 36.0
-_TICKS = 5
+_ASIDE = 5.0  # between the points that lines with intervals have at one x value
+_ROOM = 0.12  # of a chart's height, for the text below its lowest point
+_RING = 6.5
 
 
 class Series(NamedTuple):
@@ -22,6 +24,7 @@ class Series(NamedTuple):
     label: str
     style: str
     points: Sequence[tuple[float, float]]
+    intervals: Sequence[tuple[float, float]] = ()  # (low, high) of each point of a line; (): not known
 
 
 class Axes(NamedTuple):
@@ -32,7 +35,11 @@ class Axes(NamedTuple):
     x_scale: Literal["linear", "log2"] = "linear"
     x_values: Sequence[float] | None = None
     y_from: float | None = 0.0  # None: from just below the lowest value
+    y_line: float | None = None  # drawn across, to compare with
+    mark_lowest: bool = False  # a ring around the lowest point of all, and its value
     y_format: Callable[[float], str] = lambda value: compact(value)
+    y_tick: Callable[[float], str] | None = None  # None: as any value
+    y_ticks: int = 5  # about so many
 
 
 class _Frame(NamedTuple):
@@ -49,17 +56,37 @@ def line_chart(series: Sequence[Series], axes: Axes, *, markers: bool = True, de
     drawn = [one for one in series if one.points]
     if not drawn:
         return ""
-    frame = _frame([point for one in drawn for point in one.points], axes)
+    frame = _frame(_extent(drawn, axes), axes)
     parts = _axes(frame, axes)
-    for one in drawn:
-        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in one.points)
+    aside = _ASIDE if any(low < high for one in drawn for low, high in one.intervals) else 0.0
+    placed: list[tuple[float, float, float]] = []  # y, its interval's low end, and where it lies
+    for place, one in enumerate(drawn):
+        lefts = [frame.x(x) + (place - (len(drawn) - 1) / 2) * aside for x, _ in one.points]
+        ys = [y for _, y in one.points]
+        ends = one.intervals or [(y, y) for y in ys]
+        for left, (low, high) in zip(lefts, ends, strict=True):
+            if low < high:
+                line = f'x1="{left:.1f}" x2="{left:.1f}" y1="{frame.y(low):.1f}" y2="{frame.y(high):.1f}"'
+                parts.append(f'<line class="whisker {one.style}" {line}/>')
+        path = " ".join(f"{left:.1f},{frame.y(y):.1f}" for left, y in zip(lefts, ys, strict=True))
         parts.append(f'<polyline class="line {one.style}" points="{path}"/>')
         if markers:
-            for x, y in one.points:
+            for left, (x, y) in zip(lefts, one.points, strict=True):
                 tip = escape(f"{one.label}: {axes.y_format(y)} {axes.y_label} at {compact(x)}")
-                place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
-                parts.append(f'<circle class="dot {one.style}" {place} r="3.4"><title>{tip}</title></circle>')
+                at = f'cx="{left:.1f}" cy="{frame.y(y):.1f}"'
+                parts.append(f'<circle class="dot {one.style}" {at} r="3.4"><title>{tip}</title></circle>')
+        placed += [(y, low, left) for y, (low, _), left in zip(ys, ends, lefts, strict=True)]
+    if axes.mark_lowest:
+        parts += _mark(frame, axes, *min(placed))
     return _svg(parts, description)
+
+
+def _mark(frame: _Frame, axes: Axes, y: float, low: float, left: float) -> list[str]:
+    """A ring around the lowest point, and its value below, towards the middle."""
+    side, aside = ("end", 8) if left > WIDTH / 2 else ("start", -8)
+    below = max(frame.y(low), frame.y(y) + _RING) + 13
+    ring = f'<circle class="ring" cx="{left:.1f}" cy="{frame.y(y):.1f}" r="{_RING}"/>'
+    return [ring, _text(left + aside, below, f"lowest {axes.y_format(y)}", f"mark {side}")]
 
 
 def column_chart(series: Sequence[Series], axes: Axes, *, description: str = "") -> str:
@@ -93,7 +120,7 @@ def compact(value: float) -> str:
     return f"{value:.3g}"
 
 
-def nice_ticks(low: float, high: float, count: int = _TICKS) -> list[float]:
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers that span low..high, about `count` of them."""
     if high <= low:
         high = low + (abs(low) or 1.0)
@@ -104,9 +131,21 @@ def nice_ticks(low: float, high: float, count: int = _TICKS) -> list[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
+def _extent(drawn: Sequence[Series], axes: Axes) -> list[tuple[float, float]]:
+    """All points that have to be in sight: with intervals, the line across, and room below for the mark."""
+    points = [point for one in drawn for point in one.points]
+    x = points[0][0]
+    points += [(x, end) for one in drawn for ends in one.intervals for end in ends]
+    points += [(x, axes.y_line)] if axes.y_line is not None else []
+    if axes.mark_lowest:
+        low, high = min(y for _, y in points), max(y for _, y in points)
+        points.append((x, low - _ROOM * (high - low)))
+    return points
+
+
 def _frame(points: Sequence[tuple[float, float]], axes: Axes) -> _Frame:
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    y_ticks = nice_ticks(min(ys) if axes.y_from is None else axes.y_from, max(ys))
+    y_ticks = nice_ticks(min(ys) if axes.y_from is None else axes.y_from, max(ys), axes.y_ticks)
     logarithmic = axes.x_scale == "log2"
     x_ticks = list(axes.x_values or nice_ticks(min(xs), max(xs), 6))
     left, right = (min(xs), max(xs)) if axes.x_values else (min(min(xs), x_ticks[0]), max(xs))
@@ -135,7 +174,12 @@ def _axes(frame: _Frame, axes: Axes) -> list[str]:
         parts.append(
             f'<line class="{style}" x1="{_LEFT:.0f}" x2="{WIDTH - _RIGHT:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        parts.append(_text(_LEFT - 7, y + 4, axes.y_format(tick), "tick end"))
+        parts.append(_text(_LEFT - 7, y + 4, (axes.y_tick or axes.y_format)(tick), "tick end"))
+    if axes.y_line is not None:
+        y = frame.y(axes.y_line)
+        parts.append(
+            f'<line class="across" x1="{_LEFT:.0f}" x2="{WIDTH - _RIGHT:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
     for tick in frame.x_ticks:
         parts.append(_text(frame.x(tick), HEIGHT - _BOTTOM + 16, compact(tick), "tick"))
     parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 3, axes.x_label, "label"))

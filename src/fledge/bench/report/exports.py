@@ -18,6 +18,7 @@ _SCALE = 3  # pixels for each unit of a drawing
 _FONT = "DejaVu Sans"
 _LEGEND_LEFT = 44
 _TITLE_HEIGHT = 26.0
+_LINE = 26.0  # of a title, a row of the legend, a note
 
 
 def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list[str]:
@@ -37,8 +38,8 @@ def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list
 def charts(page: Page) -> dict[str, str]:
     """Every drawing of the page by name."""
     found = {
+        "throughput-over-plain": page.gain_chart,
         "tpot": page.tpot_chart,
-        "throughput": page.throughput_chart,
         "ttft": page.ttft_chart,
         "acceptance": page.depth_chart,
         "verify": page.verify_chart,
@@ -55,7 +56,7 @@ def charts(page: Page) -> dict[str, str]:
 
 def _legend(page: Page, drawing: str) -> list[tuple[str, str]]:
     """(style, name) of the engines that a drawing shows."""
-    known = [(page.naming.styles[name], page.naming.labels[name]) for name in page.engines]
+    known = [(page.naming.styles[name], label) for name, label in page.naming.labels.items()]
     if page.served is not None and any(chart.svg == drawing for chart in page.served.charts):
         known = page.served.legend
     return [
@@ -74,38 +75,81 @@ def png(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
     return bytes(svg_to_bytes(svg_string=standalone(drawing, legend), zoom=_SCALE, background="white"))
 
 
-def standalone(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> str:
-    """A drawing that carries what the page gives it: rules with their variables filled in, a title and a legend."""
-    css = read_template("report.css")
-    variables = dict(re.findall(r"(--[\w-]+): ([^;]+);", css.partition("@media")[0]))
-    series = dict(re.findall(r"\.(s-\w+) \{ --series: var\((--[\w-]+)\); \}", css))
-    rules = [f".{name}.line{{stroke:{variables[colour]}}}" for name, colour in series.items()]
-    rules += [f".{name}.dot,.{name}.column{{fill:{variables[colour]}}}" for name, colour in series.items()]
-    rules += [
-        f"text{{font-family:{_FONT};font-size:11px;fill:{variables['--soft']};text-anchor:middle}}",
-        ".end{text-anchor:end}.value{font-size:9.5px}.line{fill:none;stroke-width:2.4;stroke-linejoin:round}",
-        f".s-faint{{stroke-width:1}}.grid{{stroke:{variables['--grid']}}}.base{{stroke:{variables['--faint']}}}",
-        ".dot{stroke:#fff;stroke-width:1.6}",
-    ]
-    head, _, rest = drawing.partition(">")
-    height = HEIGHT + _TITLE_HEIGHT
-    if title := re.search(r'aria-label="([^"]*)"', head):
-        rest = f'<text class="title" x="{_LEGEND_LEFT}" y="-8">{title[1]}</text>{rest}'
-        rules.append(".title{text-anchor:start;font-size:12px;font-weight:600}")
+def standalone(
+    drawing: str | Sequence[str],
+    legend: Sequence[tuple[str, str]] = (),
+    *,
+    title: str = "",
+    note: str = "",
+    dark: bool = False,
+) -> str:
+    """One or several drawings that carry what the page gives them: colours, titles, a legend, a note below.
+
+    Each drawing's description is its title; several stand two in a row, under a title of their own. `dark`: on a ground
+    of its own, whose colours follow the reader's.
+    """
+    panels = [drawing] if isinstance(drawing, str) else drawing
+    columns = min(len(panels), 2)
+    size = 11 if columns == 1 else 14  # of letters; a picture of two columns is shown smaller
+    width, top = columns * WIDTH, _LINE if title else 0.0
+    parts = [_line(title, top - 8, "title")] if title else []
+    for place, panel in enumerate(panels):
+        x, y = place % columns * WIDTH, top + place // columns * (HEIGHT + _TITLE_HEIGHT)
+        head, _, rest = panel.partition(">")
+        if described := re.search(r'aria-label="([^"]*)"', head):
+            parts.append(_line(described[1], y + _TITLE_HEIGHT - 8, "title", x))
+        box = f'x="{x:.0f}" y="{y + _TITLE_HEIGHT:.0f}" width="{WIDTH:.0f}" height="{HEIGHT:.0f}"'
+        parts.append(f"{head.replace('<svg ', f'<svg {box} ', 1)}>{rest}")
+    height = top + -(-len(panels) // columns) * (HEIGHT + _TITLE_HEIGHT)
     if len(legend) > 1:
-        marks, x = "", _LEGEND_LEFT
+        left, height = _LEGEND_LEFT, height + _LINE
         for style, name in legend:
-            marks += (
-                f'<rect class="column {style}" x="{x}" y="{HEIGHT + 8:.0f}" width="10" height="10" rx="2"/>'
-            )
-            marks += f'<text class="name" x="{x + 15}" y="{HEIGHT + 17:.0f}">{escape(name)}</text>'
-            x += 30 + 6 * len(name)
-        rules.append(".name{text-anchor:start}")
-        height += 26
-        rest = rest.replace("</svg>", f"{marks}</svg>")
-    head = head.replace(f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", f"0 -{_TITLE_HEIGHT:.0f} {WIDTH:.0f} {height:.0f}")
-    head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return f"{head}><style>{''.join(rules)}</style>{rest}"
+            wide = 30 + round(6 / 11 * size * len(name))
+            if left + wide > width:
+                left, height = _LEGEND_LEFT, height + _LINE
+            box = f'x="{left}" y="{height - 18:.0f}" width="10" height="10" rx="2"'
+            parts.append(f'<rect class="column {style}" {box}/>')
+            parts.append(_line(escape(name), height - 9, "name", left + 15 - _LEGEND_LEFT))
+            left += wide
+    if note:
+        height += _LINE
+        parts.append(_line(escape(note), height - 9, "name note"))
+    ground = f'<rect class="ground" width="{width:.0f}" height="{height:.0f}" rx="8"/>' if dark else ""
+    view = f'viewBox="0 0 {width:.0f} {height:.0f}"' + (f' width="{width:.0f}"' if dark else "")
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {view}>'
+    return f"{svg}<style>{_rules(dark, size)}</style>{ground}{''.join(parts)}</svg>"
+
+
+def _line(text: str, y: float, style: str, x: float = 0.0) -> str:
+    return f'<text class="{style}" x="{x + _LEGEND_LEFT:.0f}" y="{y:.0f}">{text}</text>'
+
+
+def _rules(dark: bool, size: int) -> str:
+    """The style sheet's rules that a drawing needs, with the variables filled in; those of the dark page, too."""
+    css = read_template("report.css")
+    light, _, rest = css.partition("@media (prefers-color-scheme: dark)")
+    rules = _coloured(css, light)
+    if dark:
+        rules += f"@media (prefers-color-scheme:dark){{{_coloured(css, rest.partition('@media')[0])}}}"
+    return rules + (
+        f"text{{font-family:{_FONT},sans-serif;font-size:{size}px;text-anchor:middle}}"
+        ".value{font-size:9.5px}.end{text-anchor:end}.start,.title,.name{text-anchor:start}.title,.mark{font-weight:600}"
+        ".line{fill:none;stroke-width:2.4;stroke-linejoin:round}.s-faint{stroke-width:1}.dot{stroke-width:1.6}"
+        ".whisker,.ring{stroke-width:1.4}.ring{fill:none}.across{stroke-dasharray:4 3}"
+    )
+
+
+def _coloured(css: str, root: str) -> str:
+    variables = dict(re.findall(r"(--[\w-]+): ([^;]+);", root))
+    series = re.findall(r"\.(s-\w+) \{ --series: var\((--[\w-]+)\); \}", css)
+    rules = [f".{name}.line,.{name}.whisker{{stroke:{variables[colour]}}}" for name, colour in series]
+    rules += [f".{name}.dot,.{name}.column{{fill:{variables[colour]}}}" for name, colour in series]
+    rules += [
+        f"text{{fill:{variables['--soft']}}}.mark,.title{{fill:{variables['--ink']}}}.ring{{stroke:{variables['--ink']}}}",
+        f".grid{{stroke:{variables['--grid']}}}.base{{stroke:{variables['--faint']}}}.across{{stroke:{variables['--soft']}}}",
+        f".dot{{stroke:{variables['--card']}}}.ground{{fill:{variables['--card']}}}",
+    ]
+    return "".join(rules)
 
 
 def markdown(page: Page) -> str:

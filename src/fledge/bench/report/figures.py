@@ -17,7 +17,6 @@ def load_chart(levels: Sequence[LevelRow], naming: Naming, field: str) -> str:
     """A level's figure against concurrency, one line per engine."""
     titles = {
         "median_tpot_ms": "ms per output token",
-        "output_throughput": "tokens/s",
         "median_ttft_ms": "ms to the first token",
     }
     engines = list(dict.fromkeys(row.engine for row in levels))

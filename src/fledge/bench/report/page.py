@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fledge.bench.report import figures, speed, story
 from fledge.bench.report.facts import ReportFacts
+from fledge.bench.report.gains import gain_chart, level_gains
 from fledge.bench.report.rounds import limit_groups, round_groups, shape_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.results import PLAIN, RELEASED, TRAINED
+from fledge.bench.results import RELEASED, TRAINED
+from fledge.bench.statistics import range_note
 from fledge.bench.summary import acceptance_by_depth, head_summary
 
 
@@ -17,7 +19,6 @@ class Page:
         bench, self.facts = facts.bench, facts
         self.target = facts.target.rstrip("/").rsplit("/", 1)[-1]
         self.heads = list(bench.heads) if bench else []
-        self.engines = [PLAIN, *self.heads]
         known = ((TRAINED, facts.training), (RELEASED, facts.released))
         named = self.heads or [name for name, part in known if part]
         self.naming = naming = speed.name_engines(named)
@@ -39,10 +40,13 @@ class Page:
 
         self.served = served_view(facts.load)
         levels = bench.levels if bench else []
+        self.swept = list(dict.fromkeys(row.engine for row in levels))
+        self.gain_chart = gain_chart(level_gains(levels), naming)
         self.tpot_chart = figures.load_chart(levels, naming, "median_tpot_ms")
-        self.throughput_chart = figures.load_chart(levels, naming, "output_throughput")
         self.ttft_chart = figures.load_chart(levels, naming, "median_ttft_ms")
-        self.load_note = speed.load_note(levels, self.heads, naming)
+        self.load_note = speed.load_note(levels, naming)
+        repeats = bench.options.sweep_repeats if bench and self.gain_chart else 0
+        self.range_note = range_note(repeats, "bench.sweep_repeats")
         self.level_table = speed.level_table(levels, naming)
         self.costs = speed.cost_groups(bench, naming)
 

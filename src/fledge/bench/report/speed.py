@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fledge.bench.load import LoadResult
 from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, plural, times
-from fledge.bench.results import PLAIN, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
+from fledge.bench.results import PLAIN, RANDOM, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
 
@@ -39,13 +39,13 @@ class Hero:
 
 
 def name_engines(heads: Sequence[str]) -> Naming:
-    """Names and colours: the first head has the first colour, the released one always its own."""
+    """Names and colours: the first head has the first colour, the released and the random one always their own."""
     known = {PLAIN: "plain decode", TRAINED: "this run's head", RELEASED: "released head"}
     others = iter(("s-trained", "s-third", "s-fourth"))
     styles = {head: "s-released" if head == RELEASED else next(others, "s-fourth") for head in heads}
     return Naming(
-        labels={name: known.get(name, name) for name in (PLAIN, *heads)},
-        styles={PLAIN: "s-plain", **styles},
+        labels={name: known.get(name, name) for name in (PLAIN, *heads, RANDOM)},
+        styles={PLAIN: "s-plain", **styles, RANDOM: "s-random"},
     )
 
 
@@ -138,32 +138,37 @@ def workload_table(by_head: ByHead, naming: Naming) -> Table:
 
 def level_table(levels: Sequence[LevelRow], naming: Naming) -> Table:
     """All figures behind the charts of load."""
-    columns = ("in flight", "engine", "requests", "TPOT ms", "TPOT p95 ms", "TTFT ms", "tokens/s", "τ")
+    columns = (
+        "in flight",
+        "engine",
+        "requests",
+        "TPOT ms",
+        "TPOT p95 ms",
+        "TTFT ms",
+        "tokens/s",
+        "over plain",
+    )
     rows = []
     for row in levels:
         cells = [str(row.concurrency), naming.labels[row.engine], str(row.requests)]
         cells += [number(row.median_tpot_ms, 2), number(row.p95_tpot_ms, 2), number(row.median_ttft_ms, 0)]
-        rows.append([*cells, number(row.output_throughput), number(row.tau, 2)])
-    return Table(columns, rows)
+        cells += [number(row.output_throughput), times(row.ratio), interval(row.ratio_low, row.ratio_high)]
+        rows.append([*cells, number(row.tau, 2)])
+    return Table((*columns, "interval", "τ"), rows)
 
 
-def load_note(levels: Sequence[LevelRow], heads: Sequence[str], naming: Naming) -> str:
+def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
     """How the gain changes with load, a sentence per head.
 
     The gain is one of throughput. With many requests in flight, drafting also changes which answers wait for which
     prefills, which shifts time from the first tokens to the later ones.
     """
-    plain = {row.concurrency: row.output_throughput for row in levels if row.engine == PLAIN}
     notes = []
-    for head in heads:
-        rows = [row for row in levels if row.engine == head and plain.get(row.concurrency)]
-        if not rows:
-            continue
-        gains = [(times(row.output_throughput / plain[row.concurrency]), row.concurrency) for row in rows]
-        (gain, level), (last, most) = gains[0], gains[-1]
-        note = f"{gain} plain decode's tokens per second with {level} in flight"
-        if most != level:
-            note += f", {last} with {most}"
+    for head in dict.fromkeys(row.engine for row in levels if row.engine != PLAIN and row.ratio is not None):
+        rows = [row for row in levels if row.engine == head]
+        note = f"{times(rows[0].ratio)} plain decode's tokens per second with {rows[0].concurrency} in flight"
+        if len(rows) > 1:
+            note += f", {times(rows[-1].ratio)} with {rows[-1].concurrency}"
         notes.append(f"{naming.labels[head].capitalize()}: {note}.")
     return " ".join(notes)
 
@@ -171,24 +176,23 @@ def load_note(levels: Sequence[LevelRow], heads: Sequence[str], naming: Naming) 
 def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
     """Cost by concurrency and engine; nothing without a price."""
     price = bench.options.price_per_hour if bench else None
-    if bench is None or price is None or not bench.levels:
+    levels = (
+        [row for row in bench.levels if row.engine != RANDOM] if bench else []
+    )  # nobody pays for that one
+    if price is None or not levels:
         return []
-    top = max(cost_per_million(price, row.output_throughput) for row in bench.levels)
+    top = max(cost_per_million(price, row.output_throughput) for row in levels)
     groups = []
-    for level in dict.fromkeys(row.concurrency for row in bench.levels):
-        rows, bars = [row for row in bench.levels if row.concurrency == level], []
+    for level in dict.fromkeys(row.concurrency for row in levels):
+        rows, bars = [row for row in levels if row.concurrency == level], []
         for row in rows:
             cost = cost_per_million(price, row.output_throughput)
             label, style = naming.labels[row.engine], naming.styles[row.engine]
             bars.append(Bar(label, style, f"{cost:.2f}", 100 * cost / top))
-        groups.append(BarGroup(f"{level} in flight", _saving(rows), bars))
+        best = max((row.ratio for row in rows if row.engine != PLAIN and row.ratio is not None), default=None)
+        saving = f"{times(best)} the tokens for the money" if best else ""
+        groups.append(BarGroup(f"{level} in flight", saving, bars))
     return groups
-
-
-def _saving(rows: Sequence[LevelRow]) -> str:
-    plain = next((row.output_throughput for row in rows if row.engine == PLAIN), None)
-    best = max((row.output_throughput for row in rows if row.engine != PLAIN), default=None)
-    return f"{times(best / plain)} the tokens for the money" if plain and best else ""
 
 
 def rejected_rows(bench: BenchResult | None, naming: Naming) -> list[str]:

@@ -19,12 +19,12 @@ from functools import partial
 from itertools import islice
 from typing import IO, Any
 
-import fsspec
 import ijson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from ijson.backends import python as ijson_in_python
 
+from fledge import storage
 from fledge.errors import DataError
 
 logger = logging.getLogger("fledge")
@@ -32,6 +32,12 @@ logger = logging.getLogger("fledge")
 LARGEST_ROW = 16 * 2**20  # bytes of a line; longer ones are read past, never held
 _CHUNK = 2**20
 _PARQUET_ROWS = 64
+_STORED = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "crc32c",
+)  # checksums of the content, as fsspec shows them of S3, Azure and GCS
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".log")
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 _HALVES = re.compile("[\ud800-\udfff]")
@@ -116,20 +122,25 @@ class FileRows:
 
 
 def digest_of(filesystem: Any, paths: Sequence[str]) -> str:
-    """Over each file's name, length, beginning and end."""
+    """Over each file's name, length and content: all of it, or the checksum that an object store keeps of it."""
     digest = hashlib.sha256()
     for path in paths:
         with _read(path):
-            size = filesystem.size(path) or 0
-            digest.update(f"{path.rsplit('/', 1)[-1]}\0{size}\0".encode())
-            digest.update(filesystem.read_block(path, 0, _CHUNK))
-            digest.update(filesystem.read_block(path, max(0, size - _CHUNK), _CHUNK))
+            facts = filesystem.info(path)
+            digest.update(f"{path.rsplit('/', 1)[-1]}\0{facts['size'] or 0}\0".encode())
+            stored = next((facts[name] for name in _STORED if facts.get(name)), None)
+            if stored is not None:
+                digest.update(str(stored).encode())
+                continue
+            with filesystem.open(path, "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
     return digest.hexdigest()
 
 
 def _find(path: str) -> tuple[Any, list[str]]:
     try:
-        filesystem, place = fsspec.core.url_to_fs(path)
+        filesystem, place = storage.resolve(path)
         if filesystem.isdir(place):
             found = [f for f in filesystem.find(place) if _kind(f, strict=False) and not _hidden(f, place)]
         elif filesystem.exists(place):

@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import fsspec
-
 from fledge import storage
 from fledge.data.sources.files import digest_of
 from fledge.data.sources.options import SourceOptions
@@ -37,7 +35,7 @@ class HubRows:
         chosen = self._options
         parts = [chosen.path, chosen.config, chosen.split, chosen.revision]
         parts += [str(self._dataset.info.version), self._dataset.info.dataset_size]
-        filesystem, place = fsspec.core.url_to_fs(chosen.path)
+        filesystem, place = storage.resolve(chosen.path)
         if filesystem.isdir(place):
             parts.append(digest_of(filesystem, sorted(filesystem.find(place))))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

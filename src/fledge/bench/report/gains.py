@@ -1,0 +1,60 @@
+"""Throughput over plain decode by requests at once, a line per head: the chart on which no point may lie below 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fledge.bench.report.charts import Axes, Series, compact, line_chart
+from fledge.bench.report.formats import times
+from fledge.bench.report.speed import Naming
+from fledge.bench.results import PLAIN, LevelRow
+from fledge.bench.statistics import Interval
+
+Gains = Mapping[str, Mapping[int, Interval]]  # by head and requests at once
+
+
+def level_gains(levels: Sequence[LevelRow]) -> Gains:
+    """Those of a sweep."""
+    return by_head((row.engine, row.concurrency, row.over_plain) for row in levels if row.engine != PLAIN)
+
+
+def by_head(points: Iterable[tuple[str | None, int | None, Interval | None]]) -> Gains:
+    """(head, requests at once, ratio) in their order; none of which anything is unknown."""
+    gains: dict[str, dict[int, Interval]] = {}
+    for head, level, gain in points:
+        if head is not None and level is not None and gain is not None:
+            gains.setdefault(head, {})[level] = gain
+    return gains
+
+
+def gain_chart(gains: Gains, naming: Naming, description: str = "throughput over plain decode") -> str:
+    """The chart, its lowest point marked; "" if there is nothing to draw."""
+    series = [
+        Series(
+            naming.labels[head],
+            naming.styles[head],
+            [(level, gain.value) for level, gain in points.items()],
+            [(gain.low, gain.high) for gain in points.values()],
+        )
+        for head, points in gains.items()
+    ]
+    axes = Axes(
+        "requests at once",
+        "plain decode",
+        x_scale="log2",
+        x_values=sorted({float(level) for points in gains.values() for level in points}),
+        y_from=None,
+        y_line=1.0,
+        mark_lowest=True,
+        y_format=times,
+        y_tick=compact,
+        y_ticks=8,  # so that little is empty below 1
+    )
+    return line_chart(series, axes, description=description)
+
+
+def lowest(gains: Gains) -> tuple[str, int, float]:
+    """The head, the level and the ratio of the point that the chart marks."""
+    every = ((gain.value, head, level) for head, points in gains.items() for level, gain in points.items())
+    ratio, head, level = min(every)
+    return head, level, ratio

@@ -1,0 +1,59 @@
+"""Files and folders on this machine's disks: whole, and there after a power loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def make_folder(path: Path) -> None:
+    """Make a local folder and those above it. A link on the way that leads nowhere is named, not called existing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        for link in (path, *path.parents):
+            if link.is_symlink() and not link.exists():
+                raise OSError(
+                    f"{link} is a link to {os.readlink(link)}, which isn't there (make that folder, or delete the link)"
+                ) from error
+        raise
+
+
+def write_through(path: Path) -> None:
+    """Wait until a local file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all."""
+    # The same name each time: what a killed process leaves behind is overwritten when the shard is made again.
+    aside = path.with_name(f".{path.name}.partial")
+    make_folder(path.parent)
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
+    """Plain reads. A memory map would count every page it ever touched as this process' memory."""
+    found = []
+    with open(path, "rb", buffering=0) as file:
+        for start, stop in ranges:
+            data = bytearray(stop - start)
+            file.seek(start)
+            done = 0
+            while done < len(data) and (count := file.readinto(memoryview(data)[done:])):
+                done += count
+            found.append(data[:done] if done < len(data) else data)
+    return found

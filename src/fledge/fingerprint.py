@@ -1,0 +1,81 @@
+"""What a stage's folder was made from: `fingerprint.json`, which the folder must match when the stage goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fledge.checksums import sha256
+from fledge.errors import FingerprintError, StorageError
+from fledge.storage import FINGERPRINT_NAME, exists, join, read_json, remedy, write_json
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What an output was made from. The parts are kept, so that a mismatch can name the field."""
+
+    parts: Mapping[str, Any]  # flat: dotted field -> JSON scalar or list
+    digest: str
+
+    def differing_fields(self, other: Fingerprint) -> list[str]:
+        """Fields whose values differ, or which only one of the two has."""
+        missing = object()
+        fields = sorted({*self.parts, *other.parts})
+        return [f for f in fields if self.parts.get(f, missing) != other.parts.get(f, missing)]
+
+    def save(self, folder: str) -> None:
+        """Write the folder's fingerprint.json."""
+        write_json(join(folder, FINGERPRINT_NAME), {"digest": self.digest, "parts": dict(self.parts)})
+
+    @classmethod
+    def load(cls, folder: str) -> Fingerprint | None:
+        """The fingerprint stored in a folder, or None."""
+        url = join(folder, FINGERPRINT_NAME)
+        if not exists(url):
+            return None
+        value = read_json(url)
+        try:
+            found = make_fingerprint(value["parts"])
+            if found.digest != value["digest"]:
+                raise ValueError("wrong checksum")
+            return found
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise StorageError(f"{url} is damaged ({error!r}); {remedy(url)}") from error
+
+    def claim(self, folder: str) -> None:
+        """Store the fingerprint in a new folder; in an existing one it must match, or the fields are named."""
+        stored = Fingerprint.load(folder)
+        if stored is None:
+            self.save(folder)
+            return
+        fields = stored.differing_fields(self)
+        if fields:
+            changes = ", ".join(f"{f}: {_shown(stored, f)} -> {_shown(self, f)}" for f in fields[:5])
+            more = f" and {len(fields) - 5} more" if len(fields) > 5 else ""
+            undo = "use the version of fledge that made it" if "format" in fields else "undo the change"
+            raise FingerprintError(
+                f"{folder} was made from other inputs ({changes}{more}); "
+                f"{undo}, name another folder, or delete this one"
+            )
+
+
+def make_fingerprint(parts: Mapping[str, Any]) -> Fingerprint:
+    """A fingerprint of JSON values; nested mappings become dotted fields."""
+    flat = dict(sorted(_flatten("", parts)))
+    canonical = json.dumps(flat, sort_keys=True, separators=(",", ":"))
+    return Fingerprint(json.loads(canonical), sha256(canonical.encode()))
+
+
+def _flatten(prefix: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in parts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(fingerprint: Fingerprint, field: str) -> str:
+    text = json.dumps(fingerprint.parts[field]) if field in fingerprint.parts else "(absent)"
+    return text if len(text) <= 60 else text[:57] + "..."

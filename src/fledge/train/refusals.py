@@ -1,0 +1,39 @@
+"""Training and evaluations that are bound to fail, found out before hours of the stages before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fledge.errors import RecipeError
+from fledge.features import SampleInfo
+from fledge.target import Target
+from fledge.train.batches import is_trainable
+from fledge.train.curves import refuse_without_wandb
+from fledge.train.evaluate import no_heldout
+from fledge.train.options import TrainOptions
+from fledge.train.start import drawn_conversations
+
+
+def refuse_untrainable(target: Target, options: TrainOptions) -> None:
+    """Raise what `train` would raise whatever the conversations are."""
+    refuse_without_wandb(options)
+    if options.init_head is not None:
+        return
+    always = set(target.chat.turn_end_ids)
+    if options.draft_vocab_size < len(always):
+        raise RecipeError(
+            f"train.draft_vocab_size={options.draft_vocab_size} can't hold the {len(always)} tokens that end a turn; "
+            f"raise it to {len(always)} at least"
+        )
+    if options.init == "target":
+        target.weights.layers[-1].dense_mlp  # noqa: B018  # raises where there is none to copy
+
+
+def refuse_one_sided(
+    infos: Sequence[SampleInfo], options: TrainOptions, url: str, *, trains: bool, evaluates: bool
+) -> None:
+    """Raise a DataError if the conversations in `url` leave nothing to train on, or nothing to evaluate on."""
+    if trains:
+        drawn_conversations([info for info in infos if info.split == "train"], options, url)
+    if evaluates and not any(info.split == "heldout" and is_trainable(info) for info in infos):
+        raise no_heldout(url)
