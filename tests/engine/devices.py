@@ -28,7 +28,7 @@ from fledge.engine import PLAIN, TreeShape
 from fledge.engine.measure import sizes_up_to
 from fledge.engine.planner import AdaptivePlanner, CostCurve, CostModel, FinishedRound, RoundPlan
 from fledge.engine.planner.cost import head_forwards
-from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, NODES, TOPKS, trees
+from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS, trees
 
 _LOOKUP = 15
 WARM_UP, ROUNDS = 200, 600  # the promise holds after the first, and is measured up to the second
@@ -71,10 +71,15 @@ class Device:
             wrong = [self.mistaken if size > 1 else 1.0 for size in sizes]
             return CostCurve(
                 tuple(sizes),
-                tuple(seconds(n) * w * math.exp(abs(rng.gauss(0, self.noise / 2))) for n, w in zip(sizes, wrong, strict=True)),
+                tuple(
+                    seconds(n) * w * math.exp(abs(rng.gauss(0, self.noise / 2)))
+                    for n, w in zip(sizes, wrong, strict=True)
+                ),
             )
 
-        return CostModel(curve(requests * MAX_NODES, self.target), curve(requests * (MAX_DEPTH + 1), self.head))
+        return CostModel(
+            curve(requests * MAX_NODES, self.target), curve(requests * (MAX_DEPTH + 1), self.head)
+        )
 
 
 def _cpu(name: str, memory: float, row: float, **more: float | tuple[float, float]) -> Device:
@@ -210,7 +215,9 @@ def draft(plan: RoundPlan, moments: Sequence[Moment], rng: np.random.Generator) 
     topk, requests = plan.bound.topk, len(moments)
     every = [grown(moment, topk) for moment in moments]
     level = 1
-    while level < plan.bound.depth and plan.goes_deeper(level, torch.tensor([one.opens[level - 1] for one in every])):
+    while level < plan.bound.depth and plan.goes_deeper(
+        level, torch.tensor([one.opens[level - 1] for one in every])
+    ):
         level += 1
     end = every[0].ends[level - 1]
     scores = torch.stack([one.scores[:end] for one in every])
@@ -276,7 +283,9 @@ def loads(load: int | None, rounds: int, most: int, rng: random.Random) -> list[
     return found[:rounds]
 
 
-def simulate(device: Device, head: DraftHead, load: int | None, *, rounds: int = ROUNDS, seed: int = 0) -> Cell:
+def simulate(
+    device: Device, head: DraftHead, load: int | None, *, rounds: int = ROUNDS, seed: int = 0
+) -> Cell:
     """Serve so many rounds."""
     dice, rng = random.Random(seed), np.random.default_rng(seed)
     most = load or (64 if device.gpu else 16)
@@ -308,7 +317,9 @@ def simulate(device: Device, head: DraftHead, load: int | None, *, rounds: int =
         slower = math.exp(spells.at(clock) + dice.gauss(0.0, device.noise))
         clock += seconds * slower
         shown = None if drafted is None else drafted.trees
-        planner.learn(FinishedRound(plan, shown, [()] * requests, accepted, seconds * slower, late * slower, 0.0))
+        planner.learn(
+            FinishedRound(plan, shown, [()] * requests, accepted, seconds * slower, late * slower, 0.0)
+        )
     after = slice(min(WARM_UP, rounds // 3), None)
     over_plain = float(plain[after].sum() / spent[after].sum())
     return Cell(
@@ -349,7 +360,9 @@ def cells() -> Iterator[tuple[Device, DraftHead, int | None]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, help="JSON for the docs' chart")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="devices whose names hold this")
@@ -360,10 +373,15 @@ def main() -> None:
         if given.only not in device.name:
             continue
         cell = simulate(device, head, load, seed=given.seed)
-        bad = "" if cell.over_plain >= 0.99 and cell.over_best >= 0.95 and cell.lost <= 0.6 and cell.first < 32 else "  <--"
+        bad = (
+            ""
+            if cell.over_plain >= 0.99 and cell.over_best >= 0.95 and cell.lost <= 0.6 and cell.first < 32
+            else "  <--"
+        )
         print(
             f"{device.name:40s} {head.name:28s} {load or 'changing':>8}  {cell.over_plain:5.2f} of plain "
-            f"{cell.over_best:5.2f} of the best  {cell.lost:6.2f} s lost  first draft {cell.first}{bad}", flush=True
+            f"{cell.over_best:5.2f} of the best  {cell.lost:6.2f} s lost  first draft {cell.first}{bad}",
+            flush=True,
         )
         if load is not None:
             found.setdefault(device.name, {}).setdefault(head.name, {})[str(load)] = round(cell.over_plain, 3)

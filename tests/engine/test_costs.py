@@ -22,7 +22,13 @@ def chain(nodes: int) -> TreeShape:
 
 
 def served(
-    costs: LearntCosts, sizes: list[int], rounds: int, *, slower: float = 1.0, extra: float = 1.0, seed: int = 1
+    costs: LearntCosts,
+    sizes: list[int],
+    rounds: int,
+    *,
+    slower: float = 1.0,
+    extra: float = 1.0,
+    seed: int = 1,
 ) -> None:
     """Rounds of one request that verify so many nodes, as TRUE has it but for noise, `slower` times as slow."""
     rng = random.Random(seed)
@@ -52,7 +58,10 @@ def test_costs_are_interpolated_and_extended() -> None:
 
 @pytest.mark.parametrize("mistaken", [0.25, 4.0])
 def test_a_curve_measured_four_times_too_high_or_low_is_right_after_some_rounds(mistaken: float) -> None:
-    wrong = [seconds * (mistaken if rows > 1 else 1.0) for rows, seconds in zip(TRUE.target.rows, TRUE.target.seconds, strict=True)]
+    wrong = [
+        seconds * (mistaken if rows > 1 else 1.0)
+        for rows, seconds in zip(TRUE.target.rows, TRUE.target.seconds, strict=True)
+    ]
     costs = LearntCosts(CostModel(CostCurve(TRUE.target.rows, tuple(wrong)), TRUE.head))
     served(costs, [1, 8, 16, 1, 4], 60)
     for nodes in (4, 8, 16):

@@ -1,4 +1,4 @@
-"""On every simulated device, with every head, load and mistake of the first measurements: never slower than plain decode."""
+"""Never slower than plain decode: on every simulated device, with every head, load and mistaken measurement."""
 
 from __future__ import annotations
 

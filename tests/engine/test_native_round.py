@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,11 +18,11 @@ from torch import Tensor
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape, build, result
 from fledge.engine.carried import RunningBatch
-from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.forwards import Models
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
+from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.planner.plan import ConfidentPlan, RoundPlan
 from fledge.engine.shapes import lookup_alone
 from fledge.native import unavailable_reason

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from fledge.draft.tree import DraftTree
 from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
-from fledge.engine.planner.acceptance import AcceptanceModel
-from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.forwards import Models
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts
 from fledge.engine.lookup import MatchRates, Proposal
 from fledge.engine.native_tree import Passed
+from fledge.engine.planner.acceptance import AcceptanceModel
+from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.planner.plan import ConfidentPlan
 from fledge.engine.request import Request
 from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows

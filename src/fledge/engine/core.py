@@ -320,7 +320,9 @@ class EngineCore:
             counts.count_drafts(drafted.shape, depths, proposed)
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
         done = FinishedRound(plan, drafted, rows, accepted, seconds, result.catch_up, self._lane.exposed)
-        counts.count_shape(PLAIN if drafted is None else drafted.shape, len(running), done.tokens, seconds - result.catch_up)
+        counts.count_shape(
+            PLAIN if drafted is None else drafted.shape, len(running), done.tokens, seconds - result.catch_up
+        )
         if accepted:
             self._planner.learn(done)
 

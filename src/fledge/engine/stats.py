@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge.engine.phases import PhaseSeconds
-from fledge.engine.shapes import PLAIN, PlannedShape, TreeShape
+from fledge.engine.shapes import PlannedShape, TreeShape
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ import numpy as np
 from torch import Tensor
 
 _DECAY = 0.98  # per round
-_PRIOR = 3.0  # requests in a round that a guess is worth: the first one, or that a level does as the one above
+_PRIOR = (
+    3.0  # requests in a round that a guess is worth: the first one, or that a level does as the one above
+)
 _RANKS = 8  # candidates per depth that are told apart
 # Of a head nothing is known about: the best candidate, and each deeper level's share of the one above.
 _PRIOR_BEST, _PRIOR_NEXT = 0.6, 0.65
@@ -36,9 +38,14 @@ class AcceptanceModel:
         self.calibration = [1.0] * (reach + 1)  # by depth, the root's first
         self._prior = _PRIOR  # of what is guessed of depth 1, as long as little is known
         self._ranks = min(_RANKS, max(topk, 2))
-        self._best = np.zeros((depth, self._ranks))  # the head's probabilities of each level's best candidates, summed,
+        self._best = np.zeros(
+            (depth, self._ranks)
+        )  # the head's probabilities of each level's best candidates, summed,
         self._seen = np.zeros(depth)  # and of how many requests
-        self._kept, self._before = np.zeros(depth), np.zeros(depth)  # summed probabilities of levels, and those above
+        self._kept, self._before = (
+            np.zeros(depth),
+            np.zeros(depth),
+        )  # summed probabilities of levels, and those above
         self.next_levels = [_PRIOR_NEXT] * depth  # [d]: share of depth d's probability that depth d + 1 keeps
 
     def observe(self, depths: Sequence[int], masses: Sequence[float]) -> None:
@@ -55,7 +62,9 @@ class AcceptanceModel:
 
     def expected(self, masses: Sequence[float]) -> float:
         """Drafts that will be accepted of nodes with these summed probabilities by depth."""
-        return sum(mass * share for mass, share in zip(masses, self.calibration[1:], strict=False) if mass > 0)
+        return sum(
+            mass * share for mass, share in zip(masses, self.calibration[1:], strict=False) if mass > 0
+        )
 
     def observe_levels(self, levels: Sequence[Tensor], depth: int) -> None:
         """Learn from a tree's drafted levels, [B, C_d] cumulative log probabilities each.
@@ -85,7 +94,9 @@ class AcceptanceModel:
         guess, prior = _PRIOR_BEST * _PRIOR_RANK ** np.arange(self._ranks), self._prior
         mass = []
         for level in range(depth):
-            guess = (self._best[level] * self.calibration[level + 1] + prior * guess) / (self._seen[level] + prior)
+            guess = (self._best[level] * self.calibration[level + 1] + prior * guess) / (
+                self._seen[level] + prior
+            )
             mass.append(guess[:topk])
             guess, prior = guess * self.next_level(level + 1), _PRIOR
         return np.sort(np.concatenate(mass))[::-1].cumsum()

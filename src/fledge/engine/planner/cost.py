@@ -150,16 +150,22 @@ class LearntCosts:
             CostCurve(head.rows, tuple((head.seconds * lower[self._head]).tolist())),
         )
 
-    def learn(self, kind: Kind, requests: int, shape: TreeShape, levels: int, rows: int, seconds: float) -> tuple[float, bool]:
+    def learn(
+        self, kind: Kind, requests: int, shape: TreeShape, levels: int, rows: int, seconds: float
+    ) -> tuple[float, bool]:
         """Learn from a round of `rows` verified rows.
 
         Returns its seconds as they would be at the usual pace, and whether they were to be expected.
         """
         target, head = self.model.target, self.model.head
-        parts = [(self._target.start + point, share * target.seconds[point]) for point, share in target.shares(rows)]
+        parts = [
+            (self._target.start + point, share * target.seconds[point])
+            for point, share in target.shares(rows)
+        ]
         for size, times in head_forwards(requests, shape, levels):
             parts += [
-                (self._head.start + point, times * share * head.seconds[point]) for point, share in head.shares(size)
+                (self._head.start + point, times * share * head.seconds[point])
+                for point, share in head.shares(size)
             ]
         predicted = max(sum(part for _, part in parts), 1e-9)
         told = np.zeros(len(self._state))  # how the round's logarithm depends on the state
@@ -170,7 +176,8 @@ class LearntCosts:
         surprise = math.log(max(seconds, 1e-9) / predicted) - expected
         as_expected = self._update(told, surprise)
         self.model = CostModel(
-            self._corrected(self._measured.target, self._target), self._corrected(self._measured.head, self._head)
+            self._corrected(self._measured.target, self._target),
+            self._corrected(self._measured.head, self._head),
         )
         return seconds * math.exp(-self._state[0]), as_expected
 

@@ -16,6 +16,7 @@ last rounds, so that no round waits for a value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 # What a gain over plain decode counts for: of a kind that is the rule, and of one that isn't.
 _STAY = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 1.01}
-_ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 0.99, Kind.HEAD: 0.97}
+_ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.003, Kind.HEAD: 0.97}
+_STAY_LOOKUP = 0.02  # more, for one request; of many requests a round says more about the gain
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
 _TRY_ROUNDS = 3  # of a try of speculation for one request; of more requests one round says enough
 _FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the last,
@@ -39,6 +41,9 @@ _LONGEST_WAIT = {Kind.PLAIN: 128, Kind.LOOKUP: 512, Kind.HEAD: 512}  # up to the
 _PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
 _FAR_AHEAD, _PLAIN_KNOWN = 1.5, 3  # a gain at which plain decode needn't be compared, after so many rounds
 _LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost the host more than a plain one
+# Where trees are planned by averages, an engine's first rounds with the head are of one usual size, of about so many
+# rows: they tell what wide and deep trees cost.
+_FIRST_TREES, _FIRST_ROWS = 2, 512
 _HOPE = 4.0  # times that a first try takes its costs to be lower: measured in a slow moment, they would forbid drafts
 # What tries may lose, in plain rounds: at first, of each round since, and at most. And the longest catching up that
 # doesn't keep the head from its first try.
@@ -47,7 +52,9 @@ _TUNED_ROUNDS = 32  # of a batch size, that follow what was tuned
 # Rounds of a kind that are all learnt from; later every fourth is. On a CPU a forward pushes Python out of the caches,
 # and learning then takes a few percent of a round.
 _EARLY_ROUNDS, _LEARN_EVERY = 16, 4
-_SEARCH_EVERY = 32  # rounds with the head between searches for the best tree, beside those after 1, 2, 4, 8 and 16
+_SEARCH_EVERY = (
+    32  # rounds with the head between searches for the best tree, beside those after 1, 2, 4, 8 and 16
+)
 
 
 class FinishedRound(NamedTuple):
@@ -154,10 +161,15 @@ class AdaptivePlanner:
     def __post_init__(self) -> None:
         self.match_rates = MatchRates()
         self.speeds = Speeds(self.cost, topk=self.topk, reach=max(MAX_DEPTH, self.lookup))
-        self._kinds = [Kind.HEAD, Kind.LOOKUP, Kind.PLAIN] if self.confident and self.lookup else [Kind.HEAD, Kind.PLAIN]
+        self._kinds = (
+            [Kind.HEAD, Kind.LOOKUP, Kind.PLAIN]
+            if self.confident and self.lookup
+            else [Kind.HEAD, Kind.PLAIN]
+        )
         self._sizes: dict[int, _Size] = {}
         self._try: tuple[_Size, Kind, int] | None = None  # rounds left of the present try
-        self._drafted = 0  # rounds with the head since the last search for the best trees
+        self._head_rounds = 0
+        self._drafted = 0  # of these, since the last search for the best trees
         self._credit = _FIRST_CREDIT  # plain rounds that tries may lose
         self._exposed = 0.0  # host seconds up to the last round
         # By batch size, the rule and its plan, until something is learnt.
@@ -205,6 +217,7 @@ class AdaptivePlanner:
         self._exposed = done.exposed
         way = size.ways[kind]
         way.rounds += 1
+        self._head_rounds += kind == Kind.HEAD
         self._drafted += kind == Kind.HEAD
         self._credit = min(self._credit + _TRY_SHARE, _MOST_CREDIT)
         if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % _LEARN_EVERY:
@@ -220,7 +233,9 @@ class AdaptivePlanner:
                 speeds.acceptance.observe(done.accepted, drafted.masses)
                 speeds.acceptance.observe_levels(scores, MAX_DEPTH if self.confident else levels)
         tokens = float(done.tokens)
-        if kind == Kind.HEAD and drafted is not None:  # what it was expected to bring says more than what it happened to
+        if (
+            kind == Kind.HEAD and drafted is not None
+        ):  # what it was expected to bring says more than what it happened to
             tokens = requests + speeds.acceptance.expected(drafted.masses)
         hopes = done.plan is not None and done.plan.hopes
         took = seconds - done.catch_up
@@ -238,6 +253,8 @@ class AdaptivePlanner:
 
         def worth(kind: Kind) -> float:
             gain = self.speeds.gain(kind, requests) * (_STAY if kind == size.rule else _ENTER)[kind]
+            if kind == Kind.LOOKUP:
+                return gain + (_STAY_LOOKUP / math.sqrt(requests) if kind == size.rule else 0.0)
             late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
             return gain / (1 + late / _PAYBACK_ROUNDS)
 
@@ -265,7 +282,11 @@ class AdaptivePlanner:
                 late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
                 if late > (self._credit - 1.0 if way.wait else _LATEST):
                     continue
-            longest = _PLAIN_AMONG_LOOKUP if size.rule == Kind.LOOKUP and kind == Kind.PLAIN else _LONGEST_WAIT[kind]
+            longest = (
+                _PLAIN_AMONG_LOOKUP
+                if size.rule == Kind.LOOKUP and kind == Kind.PLAIN
+                else _LONGEST_WAIT[kind]
+            )
             way.wait = min(max(2 * way.wait, _FIRST_WAIT), longest)
             left = 0 if kind == Kind.PLAIN else -(-_TRY_ROUNDS // requests) - 1
             self._try = (size, kind, left) if left else None
@@ -283,13 +304,19 @@ class AdaptivePlanner:
             return None
         if kind == Kind.LOOKUP:
             return self._confident(kind, lookup_alone(self.lookup), requests, hope)
-        return self._with_head(self.speeds.promise(requests).shape, requests, hope)
+        shape = self.speeds.promise(requests).shape
+        if not self.confident and self._head_rounds < _FIRST_TREES:
+            nodes = min(max(_FIRST_ROWS // requests, 5), 16)
+            shape, hope = TreeShape(4, min(self.topk, 4), nodes if self.topk > 1 else 5), _HOPE
+        return self._with_head(shape, requests, hope)
 
     def _with_head(self, shape: TreeShape, requests: int, hope: float = 1.0) -> RoundPlan:
         """A plan that looks at the tree's own probabilities needs only its width."""
         if self.confident:
             return self._confident(Kind.HEAD, deepest(shape.topk, self.lookup), requests, hope)
-        return RoundPlan(replace(shape, lookup=self.lookup), self.match_rates)
+        plan = RoundPlan(replace(shape, lookup=self.lookup), self.match_rates)
+        plan.hopes = hope > 1.0
+        return plan
 
     def _confident(self, kind: Kind, bound: TreeShape, requests: int, hope: float) -> RoundPlan:
         speeds = self.speeds
