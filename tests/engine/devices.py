@@ -124,7 +124,10 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftHead:
-    """What the head is like for each kind of prompt, a mixture of moments; kinds follow each other every `turn` rounds."""
+    """What the head is like for each kind of prompt, a mixture of moments.
+
+    Neighbours in the batch have different kinds, and each gets the next kind after `turn` rounds.
+    """
 
     name: str
     kinds: tuple[tuple[Moment, ...], ...]
@@ -296,11 +299,12 @@ def simulate(
     spent, plain, plans, first = np.zeros(rounds), np.zeros(rounds), [], rounds
     for number, requests in enumerate(sizes):
         plan = planner.choose(requests, behind=functools.partial(int, behind))
-        kind = head.kinds[number // head.turn % len(head.kinds)]
         drafted, late = None, 0.0
         if plan is not None and plan.drafts:
             first = min(first, number)
-            drafted = draft(plan, dice.choices(kind, [one.share for one in kind], k=requests), rng)
+            kinds = [head.kinds[(number // head.turn + place) % len(head.kinds)] for place in range(requests)]
+            moments = [dice.choices(kind, [one.share for one in kind])[0] for kind in kinds]
+            drafted = draft(plan, moments, rng)
             late, behind = device.head(behind) if behind else 0.0, 0.0
         else:
             behind = min(behind + requests, 128.0 * requests)

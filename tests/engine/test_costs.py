@@ -63,9 +63,9 @@ def test_a_curve_measured_four_times_too_high_or_low_is_right_after_some_rounds(
         for rows, seconds in zip(TRUE.target.rows, TRUE.target.seconds, strict=True)
     ]
     costs = LearntCosts(CostModel(CostCurve(TRUE.target.rows, tuple(wrong)), TRUE.head))
-    served(costs, [1, 8, 16, 1, 4], 60)
+    served(costs, [1, 8, 16, 1, 4], 100)
     for nodes in (4, 8, 16):
-        assert ratio(costs, nodes) == pytest.approx(TRUE.round_seconds(1, chain(nodes)) / 0.010, rel=0.12)
+        assert ratio(costs, nodes) == pytest.approx(TRUE.round_seconds(1, chain(nodes)) / 0.010, rel=0.15)
 
 
 def test_what_is_learnt_of_one_size_moves_larger_ones_of_which_nothing_is_known() -> None:
@@ -121,7 +121,7 @@ def test_a_size_that_is_not_used_is_hoped_to_be_cheaper_until_it_is_tried() -> N
     assert hoped.at(4) > 0.88 * costs.model.target.at(4)
     assert hoped.at(1) == pytest.approx(costs.model.target.at(1))
     served(costs, [32, 1], 20)
-    assert costs.hoped(1).target.at(32) > 0.9 * costs.model.target.at(32)
+    assert costs.hoped(1).target.at(32) / costs.model.target.at(32) > hoped.at(32) / 0.022
 
 
 def test_rounds_at_the_usual_pace_are_told_from_surprises() -> None:

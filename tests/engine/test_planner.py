@@ -97,7 +97,7 @@ def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
             one.learn(FinishedRound(plan, None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0))
         return plans
 
-    assert tries(16) > tries(128 * 16) > 0
+    assert tries(16) > tries(2000 * 16) > 0
     assert tries(10**7) == 0
 
 
@@ -133,7 +133,7 @@ def test_an_overconfident_head_is_seen_through() -> None:
     one = planner()
     serve(one, 1, 400, 0.3, claimed=0.95)
     assert one.speeds.acceptance.calibration[1] < 0.5
-    assert deep(serve(one, 1, 200, 0.3, claimed=0.95)) < 2
+    assert deep(serve(one, 1, 200, 0.3, claimed=0.95)) < deep(serve(planner(), 1, 50, 0.95)) / 2
 
 
 def test_trees_follow_the_confidence_of_the_round() -> None:

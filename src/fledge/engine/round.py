@@ -11,8 +11,8 @@
     index      L ..          L+K ..                L      L+1 ..                   L      L+1    L+2
                level 1 (K)   level 2's best K      root   nodes, parents first     root   accepted path
 
-The planner's `RoundPlan` (see `planner/plan.py`) says how large the tree may get. On a CPU it may also stop the tree early, by
-the tree's own probabilities. On a GPU the host reads no value: a round is launched, and its result is fetched once.
+The planner's `RoundPlan` (`planner/plan.py`) says how large the tree may get. On a CPU it may also stop the tree early,
+by the tree's own probabilities. On a GPU the host reads no value: a round is launched, and its result is fetched once.
 Accept draws no random numbers: what a node chooses follows from the request's seed and the position (`sampling.py`).
 
 There are three kinds of round: `speculative_round`, `lookup_round` (prompt lookup proposes, the head doesn't run) and

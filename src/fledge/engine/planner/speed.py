@@ -23,7 +23,7 @@ from fledge.engine.shapes import MAX_DEPTH, NODES, PLAIN, TOPKS, TreeShape, tree
 
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PROMISE_ROUNDS = 16  # rounds of a request that a promise is worth
-_FADE = {Kind.PLAIN: 1.0, Kind.LOOKUP: 0.99, Kind.HEAD: 0.96}  # what a round leaves of those before it
+_FADE = {Kind.PLAIN: 1.0, Kind.LOOKUP: 0.99, Kind.HEAD: 0.97}  # what a round leaves of those before it
 
 
 class Promise(NamedTuple):
