@@ -65,7 +65,7 @@ def test_a_curve_measured_four_times_too_high_or_low_is_right_after_some_rounds(
     costs = LearntCosts(CostModel(CostCurve(TRUE.target.rows, tuple(wrong)), TRUE.head))
     served(costs, [1, 8, 16, 1, 4], 100)
     for nodes in (4, 8, 16):
-        assert ratio(costs, nodes) == pytest.approx(TRUE.round_seconds(1, chain(nodes)) / 0.010, rel=0.15)
+        assert ratio(costs, nodes) == pytest.approx(TRUE.round_seconds(1, chain(nodes)) / 0.010, rel=0.2)
 
 
 def test_what_is_learnt_of_one_size_moves_larger_ones_of_which_nothing_is_known() -> None:

@@ -97,7 +97,7 @@ def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
             one.learn(FinishedRound(plan, None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0))
         return plans
 
-    assert tries(16) > tries(2000 * 16) > 0
+    assert tries(16) > tries(400 * 16) > 0
     assert tries(10**7) == 0
 
 

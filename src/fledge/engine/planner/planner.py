@@ -189,7 +189,7 @@ class AdaptivePlanner:
             kind, plan = self._decided[requests]
             tried = self._tried(size, requests, behind)
             if tried is not None:
-                first = size.ways[tried].wait <= _FIRST_WAIT
+                first = size.ways[tried].wait <= 2 * _FIRST_WAIT
                 kind, plan = tried, self._plan(tried, requests, _HOPE if first else 1.0)
         size.rounds += 1
         for other, way in size.ways.items():
