@@ -23,7 +23,6 @@ def test_never_slower_than_plain_decode_and_near_the_best_fixed_tree(device: Dev
 @pytest.mark.parametrize("device", [CPU, H100], ids=lambda device: device.name)
 def test_it_finds_out_when_a_head_becomes_useful(device: Device) -> None:
     useless, good = (Moment(1.0, 1e-4, 2e-3),), (Moment(1.0, 0.85, 0.85),)
-    for load in (1, 4):
-        cell = simulate(device, DraftHead("late", (useless, good), turn=1000), load, rounds=2000)
-        assert [shape.depth > 0 for shape in cell.plans[800:1000]].count(True) < 20
-        assert [shape.depth > 0 for shape in cell.plans[-300:]].count(True) > 250
+    cell = simulate(device, DraftHead("late", (useless, good), turn=1000), 1, rounds=2000)
+    assert [shape.depth > 0 for shape in cell.plans[800:1000]].count(True) < 20
+    assert [shape.depth > 0 for shape in cell.plans[-300:]].count(True) > 250
