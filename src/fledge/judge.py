@@ -8,8 +8,9 @@ from fledge.console import StageProgress, print_table, say
 from fledge.draft import Head, head_runner
 from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
-from fledge.engine.cost import measure_cost
+from fledge.engine.measure import measure_cost
 from fledge.engine.options import EngineOptions
+from fledge.engine.shapes import MAX_NODES
 from fledge.released import load_head
 from fledge.run_folder import Run
 from fledge.train import Acceptance, evaluate
@@ -99,6 +100,6 @@ def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dic
             max_batch=1, max_context=min(_COST_CONTEXT, limit), tree=largest, prefill_rows=_COST_CONTEXT
         ),
     )
-    cost = measure_cost(parts.models, largest.nodes)
+    cost = measure_cost(parts.models, -(-largest.nodes // MAX_NODES))
     plain = max(cost.plain_seconds(1), 1e-9)
     return {name: cost.round_seconds(1, shape) / plain for name, shape in shapes.items()}

@@ -13,7 +13,7 @@ import torch
 
 from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Engine, SamplingParams, TreeShape, native_tree
-from fledge.engine.plans import RoundPlan
+from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.request import Completion
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead

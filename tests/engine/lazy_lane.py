@@ -18,8 +18,6 @@ from fledge.engine.lane import Entry, Lane
 
 
 class LazyLane(Lane):
-    results_stay = False
-
     def __init__(self) -> None:
         super().__init__()
         self.most = 0  # works that were in flight at once

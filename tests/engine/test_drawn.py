@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine.fixed import FixedPlanner
+from fledge.engine.planner import FixedPlanner
 from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from fledge.engine import Engine, SamplingParams, StepResult, TreeShape, cost, native_tree
+from fledge.engine import Engine, SamplingParams, StepResult, TreeShape, measure, native_tree
 from fledge.engine.graphs import CudaRecorder, RecordedRounds, Recording, RoundKey
 from fledge.engine.planner import RoundPlan
 from fledge.errors import EngineError
@@ -114,7 +114,7 @@ def test_costs_are_those_of_replays(target: Target, like_a_gpu: None) -> None:
     rounds = engine._core._models.rounds
     assert rounds is not None
     assert rounds.recorded >= 4  # sizes of the target and of the head
-    assert {replayed for _, replayed in cost._measured_targets[target.decoder]} == {False, True}
+    assert {replayed for _, replayed in measure._measured_targets[target.decoder]} == {False, True}
 
 
 def test_a_round_is_recorded_once_it_was_launched_twice() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine.fixed import FixedPlanner
+from fledge.engine.planner import FixedPlanner
 from fledge.engine.request import Completion
 from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target

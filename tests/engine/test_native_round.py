@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,14 +18,13 @@ from torch import Tensor
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape, build, result
 from fledge.engine.carried import RunningBatch
-from fledge.engine.cost import CostCurve, CostModel
 from fledge.engine.forwards import Models
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.plans import ConfidentPlan, RoundPlan
+from fledge.engine.planner.cost import CostCurve, CostModel
+from fledge.engine.planner.plan import ConfidentPlan, RoundPlan
 from fledge.engine.shapes import lookup_alone
-from fledge.engine.speeds import Speeds
 from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
@@ -205,17 +203,9 @@ def plan_of(rng: random.Random, call: int, planner: Any, requests: int) -> Round
     if kind < 0.4:
         return RoundPlan(lookup_alone(7) if kind > 0.35 else shape, planner.match_rates)
     target = CostCurve((1, 4, 16, 64), (0.02, 0.021, 0.025, 0.05))
-    speeds = SimpleNamespace(
-        cost=CostModel(target, CostCurve((1, 64), (0.001, 0.003))),
-        hoped=target,
-        acceptance=planner.speeds.acceptance,
-        best=lambda requests: 10 * price,
-        without_head=lambda requests: 8 * price,
-        slower=lambda *_: 1.1,
-    )
-    return ConfidentPlan(
-        lookup_alone(7) if kind > 0.75 else shape, cast(Speeds, speeds), requests, planner.match_rates
-    )
+    cost = CostModel(target, CostCurve((1, 64), (0.001, 0.003)))
+    bound = lookup_alone(7) if kind > 0.75 else shape
+    return ConfidentPlan(bound, planner.match_rates, requests, 11 * price, cost, planner.speeds.acceptance)
 
 
 def copied(done: Outcome) -> dict[str, Any]:

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from fledge.draft.tree import DraftTree
 from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
-from fledge.engine.cost import CostCurve
 from fledge.engine.forwards import Models
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts
 from fledge.engine.lookup import MatchRates, Proposal
 from fledge.engine.native_tree import Passed
-from fledge.engine.plans import ConfidentPlan
+from fledge.engine.planner.acceptance import AcceptanceModel
+from fledge.engine.planner.cost import CostCurve, CostModel
+from fledge.engine.planner.plan import ConfidentPlan
 from fledge.engine.request import Request
 from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows
 from fledge.engine.shapes import TreeShape
-from fledge.engine.speeds import Speeds
 from fledge.native import unavailable_reason
 from tests.engine.conftest import default_type, plainly
 
@@ -154,12 +154,10 @@ def test_rows_are_shared_out_the_same(seed: int, requests: int, calibrated: bool
         tuple(accumulate([1] + [rng.randrange(1, 30) for _ in range(points - 1)])),
         tuple(accumulate((rng.uniform(-0.03, 0.1) for _ in range(points - 1)), initial=0.1)),
     )
-    acceptance = SimpleNamespace(calibration=[0.5, 0.9, 1.1, 0.7, 1.2, 0.8])
-    speeds = SimpleNamespace(
-        hoped=curve, acceptance=acceptance, best=lambda requests: 10, slower=lambda *_: 1.1
-    )
+    acceptance = SimpleNamespace(calibration=[0.5, 0.9, 1.1, 0.7, 1.2, 0.8], next_levels=[0.65] * 5)
     bound = TreeShape(4, 8, rng.randrange(5, 33), lookup=rng.choice([0, 15]))
-    plan = ConfidentPlan(bound, cast(Speeds, speeds), requests, MatchRates())
+    cost = CostModel(curve, CostCurve((1,), (0.01,)))
+    plan = ConfidentPlan(bound, MatchRates(), requests, 11.0, cost, cast(AcceptanceModel, acceptance))
     found = plan.nodes(scores, depths if calibrated else None)
     with default_type(torch.float64):
         assert plan.nodes(scores, depths if calibrated else None)[0] == found[0]

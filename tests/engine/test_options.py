@@ -8,7 +8,7 @@ import random
 import pytest
 
 from fledge.engine import Completion, Engine, SamplingParams, TokenLogprob, TreeShape
-from fledge.engine.fixed import FixedPlanner
+from fledge.engine.planner import FixedPlanner
 from fledge.target.target import Target
 from tests.engine.conftest import Uneven, scripted_head, serve
 from tests.engine.exact import raw_logits

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
-from fledge.engine.plans import RoundPlan
+from fledge.engine.planner.plan import RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 

@@ -7,7 +7,7 @@ To understand it, read these in this order; each begins with what it does and ho
     lane.py         runs that work beside the host and brings results back: the future map, for overlap
     scheduler.py    which request does what next. pool.py: who has which KV page; prefix.py: pages that are shared
     round.py        one round: draft -> verify -> accept -> extend, in torch
-    planner.py      how much to speculate in the next round
+    planner/        how much to speculate in the next round
 
 What they stand on:
 
@@ -18,8 +18,7 @@ What they stand on:
     draft           growth.py grows the trees; lookup.py is prompt lookup, merge.py merges it into the tree
     choosing        sampling.py chooses a token; selection.py says how each request's rows choose: penalties.py,
                     logprobs.py, structured.py (answers of a wanted form; guided.py: drafts of that form)
-    a plan          plans.py: what is decided while a tree grows; shapes.py: the trees there are; fixed.py: one tree
-    its numbers     speeds.py, cost.py, acceptance.py, pace.py; feedback.py brings in what rounds told
+    a plan          shapes.py: the trees there are; measure.py times forwards for the planner at start
     results         outcome.py: what a round's parts hand on; result.py: what the host gets of it
     native rounds   native_round.py, native_plain.py: a round in one C++ call; native_tree.py: its steps one by one
     CUDA graphs     graphs.py

@@ -10,17 +10,16 @@ import torch
 from fledge.draft.runner import HeadRunner
 from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
-from fledge.engine.cost import CostCurve, CostModel, measure_cost
-from fledge.engine.fixed import FixedPlanner
 from fledge.engine.forwards import Models
 from fledge.engine.graphs import CudaRecorder, RecordedRounds
 from fledge.engine.lane import Lane, make_lane
 from fledge.engine.layout import Layouts
+from fledge.engine.measure import measure_cost
 from fledge.engine.memory import free_memory, memory_for_kv
 from fledge.engine.native_plain import native_plain
 from fledge.engine.native_round import native_round
 from fledge.engine.options import EngineOptions
-from fledge.engine.planner import Planner
+from fledge.engine.planner import AdaptivePlanner, FixedPlanner, Planner
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler
@@ -90,14 +89,12 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device, overlap)
     batch.selection.settles = options.cuda_graphs
     lane.own_kernels = decoder.backend == "native"
-    planner: Planner
+    planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
-            cost = measure_cost(models, options.max_batch * max(shape.nodes for shape in bounds))
+            cost = measure_cost(models, options.max_batch)
         confident = native_tree.reads_are_free(models.kv)
-        planner = Planner(cost, topk=topk, confident=confident, lookup=lookup, start=options.tuned)
-    else:
-        planner = FixedPlanner(_NO_COST, tree or PLAIN)
+        planner = AdaptivePlanner(cost, topk, confident, lookup, start=options.tuned or {})
     return EngineParts(
         models=models,
         pool=pool,
@@ -173,9 +170,6 @@ def _allocate(
         native_plain=native or native_plain(decoder, kv, last_position),
         rounds=RecordedRounds(make_recorder(decoder.device)) if cuda_graphs else None,
     )
-
-
-_NO_COST = CostModel(CostCurve((1,), (0.0,)), CostCurve((1,), (0.0,)))
 
 
 def _with_lookup(head: HeadRunner | None, options: EngineOptions) -> tuple[TreeShape | None, int]:

@@ -20,14 +20,14 @@ from functools import partial
 import torch
 
 from fledge.engine.build import EngineParts
-from fledge.engine.feedback import Feedback, FinishedRound
 from fledge.engine.lane import FutureMap, torch_alone
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseClock, PhaseSeconds
-from fledge.engine.plans import RoundPlan
+from fledge.engine.planner import FinishedRound, RoundPlan
 from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, PrefillRun
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
 from fledge.engine.result import RoundResult, run_round
+from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
 from fledge.errors import EngineError
 
@@ -46,8 +46,6 @@ class EngineCore:
         self._clock = PhaseClock()
         self._hidden = 0.0  # seconds the host worked while the lane was busy
         self._earlier = 0.0  # the lane's `exposed` seconds when statistics began
-        on_cpu = parts.models.decoder.device.type == "cpu"
-        self._feedback = Feedback(parts.planner, on_cpu=on_cpu, patient=on_cpu and parts.lane.results_stay)
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
         self._stepper = 0  # the thread that is inside a step; 0: none
@@ -165,7 +163,6 @@ class EngineCore:
             self._hidden += max(worked - (lane.exposed - exposed), 0.0)
         if not self._scheduler.busy:
             flight.clear()  # at most the extra round of requests that are done
-            self._feedback.learn()
             self._scheduler.check()
         elif not flight:
             lane.settle()
@@ -181,7 +178,6 @@ class EngineCore:
         with self._lock, self._queue_lock:
             self._counts, self._hidden, self._earlier = Counts(), 0.0, self._lane.exposed
             self._scheduler.preemptions = self._scheduler.hit_tokens = self._pool.evictions = 0
-            self._planner.records.clear()
             self._clock.restart()
 
     def stats(self) -> EngineStats:
@@ -205,7 +201,7 @@ class EngineCore:
             waiting=len(scheduler.waiting),
             kv_usage=1 - pool.free_pages / (pool.pages - 1),
             phases=self._phases(),
-            shapes=self._planner.explain(),
+            shapes=counts.shapes_used(),
         )
 
     def _phases(self) -> PhaseSeconds:
@@ -322,12 +318,13 @@ class EngineCore:
             self._deliver(request, emitted, traces.get(request.id))
         if drafted is not None:
             counts.count_drafts(drafted.shape, depths, proposed)
-        if any(request.speculate for request in running):
-            accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
-            asked = plan is not None and not plan.drafts
-            self._feedback.take(FinishedRound(result, rows, accepted, seconds, asked), self._lane.exposed)
-        elif self.speculative:
-            self._planner.count(None, len(running), len(running), seconds)
+        accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
+        done = FinishedRound(plan, drafted, rows, accepted, seconds, result.catch_up, self._lane.exposed)
+        counts.count_shape(
+            PLAIN if drafted is None else drafted.shape, len(running), done.tokens, seconds - result.catch_up
+        )
+        if accepted:
+            self._planner.learn(done)
 
     def _deliver(self, request: Request, emitted: Emitted, tree: TreeTrace | None = None) -> None:
         completion = None

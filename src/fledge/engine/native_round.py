@@ -32,7 +32,7 @@ from fledge.engine.native_plain import (
     drawing_of,
     recent_of,
 )
-from fledge.engine.plans import RoundPlan, Terms
+from fledge.engine.planner.plan import RoundPlan, Terms
 from fledge.engine.selection import Drawing
 from fledge.engine.shapes import TreeShape
 from fledge.native.build import library
@@ -63,7 +63,6 @@ class _Drafts(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("integers", "floats", "smalls")),
         *((name, c_int64) for name in ("levels", "nodes", "rows")),
-        ("seconds", c_double),
     ]
 
 
@@ -116,11 +115,6 @@ class NativeDraft:
     def rows(self) -> int:
         """R, of all nodes, are verified."""
         return int(self.raw.rows)
-
-    @property
-    def seconds(self) -> float:
-        """Of the draft steps."""
-        return float(self.raw.seconds)
 
     @property
     def shape(self) -> TreeShape:

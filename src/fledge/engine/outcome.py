@@ -37,10 +37,6 @@ class Drafts(Protocol):
         """[B] int64, nodes of each request below the root; None: all have the shape's."""
 
     @property
-    def seconds(self) -> float:
-        """Of the draft steps."""
-
-    @property
     def ready(self) -> VerifyRows | None:
         """The rows of the verify, if they are laid out already."""
 
@@ -53,7 +49,6 @@ class Drafted(NamedTuple):
     levels: list[Tensor]
     proposal: Proposal | None
     counts: Tensor | None
-    seconds: float = 0.0
     ready: VerifyRows | None = None
 
 
@@ -74,7 +69,6 @@ class Outcome(NamedTuple):
     shape: TreeShape  # as verified
     path: Tensor  # [B, D + 1] int64, the accepted nodes; what is beyond those emitted means nothing
     rows: int  # of all requests that were verified
-    draft_seconds: float  # of the draft steps alone, by the host's clock
 
 
 class PlainOutcome(NamedTuple):

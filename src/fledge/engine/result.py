@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
@@ -17,7 +18,7 @@ from fledge.engine.lookup import Proposal
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.plans import RoundPlan
+from fledge.engine.planner import RoundPlan
 from fledge.engine.request import Request, TreeTrace
 from fledge.engine.round import catch_up, lookup_round, plain_round, speculative_round
 from fledge.engine.shapes import TreeShape
@@ -34,12 +35,14 @@ class Trees(NamedTuple):
     proposal: Proposal | None  # from prompt lookup, of all B requests
     counts: Tensor | None  # [B] int64, nodes below the root, of all B requests; None: the shape's
 
+    @property
+    def masses(self) -> list[float]:
+        """Summed probabilities of the nodes by depth, 1 first."""
+        return _depth_masses(self.depths, self.log_probs, self.shape.reach)
+
 
 class LateTrees:
-    """`Trees` that are put together when the planner looks at them.
-
-    On a CPU that may be done later, when it costs less than right after a forward (see `feedback.py`).
-    """
+    """`Trees` that are put together if the planner looks at them: it doesn't learn from every round."""
 
     def __init__(self, done: Outcome, speculating: Tensor | None) -> None:
         self.shape, self.rows = done.shape, done.rows
@@ -54,6 +57,11 @@ class LateTrees:
     def log_probs(self) -> Tensor:
         """As in `Trees`."""
         return self._of(self._drafted.tree.log_probs)
+
+    @property
+    def masses(self) -> list[float]:
+        """As in `Trees`."""
+        return _depth_masses(self.depths, self.log_probs, self.shape.reach)
 
     @property
     def levels(self) -> list[Tensor]:
@@ -85,8 +93,6 @@ class RoundResult(NamedTuple):
     pending: list[int]  # [B], positions each head is behind after the round
     restarted: list[bool]  # [B], heads whose KV has a gap
     catch_up: float  # seconds, of the time the round took
-    draft: float  # seconds of the draft steps alone,
-    verify: float  # and of the verify
 
     def tree_sizes(self, requests: int) -> list[int]:
         """Nodes below the root that were verified for each of the B `requests`."""
@@ -120,7 +126,7 @@ def run_round(
 ) -> RoundResult:
     """One round of the running requests; `plan` None: a plain one. `trace`: somebody wants the trees themselves."""
     clock.start()
-    verify, extend = clock.of("verify"), clock.of("extend")
+    extend = clock.of("extend")
     if plan is not None and plan.drafts:
         catch_up(models, batch)
         clock.lap("extend")
@@ -129,11 +135,8 @@ def run_round(
     done = made if isinstance(made, Outcome) else None
     drafted = None if done is None else _drafted(done, batch.speculating().rows)
     tree, path = (None, None) if done is None or not trace else (done.drafted.tree, done.path)
-    steps, verify = 0.0 if done is None else done.draft_seconds, clock.of("verify") - verify
     pending, restarted = batch.pending[: batch.size], batch.restarted[: batch.size]
-    return RoundResult(
-        made.emitted, made.logprobs, drafted, tree, path, pending, restarted, late, steps, verify
-    )
+    return RoundResult(made.emitted, made.logprobs, drafted, tree, path, pending, restarted, late)
 
 
 def _launched(
@@ -183,3 +186,10 @@ def _drafted(done: Outcome, rows: Tensor | None) -> Trees | LateTrees:
     if isinstance(done.drafted, NativeDraft):  # in the host's own memory, where it stays
         return late
     return Trees(late.shape, late.depths, late.log_probs, late.levels, late.rows, late.proposal, late.counts)
+
+
+def _depth_masses(depths: Tensor, log_probs: Tensor, deepest: int) -> list[float]:
+    """Summed probabilities [deepest] of the nodes [B, N] by depth, depth 1 first."""
+    sums = torch.bincount(depths.flatten(), log_probs.exp().flatten().double(), deepest + 1)
+    masses: list[float] = sums[1:].tolist()
+    return masses

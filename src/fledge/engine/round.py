@@ -11,8 +11,8 @@
     index      L ..          L+K ..                L      L+1 ..                   L      L+1    L+2
                level 1 (K)   level 2's best K      root   nodes, parents first     root   accepted path
 
-The planner's `RoundPlan` (see `plans.py`) says how large the tree may get. On a CPU it may also stop the tree early, by
-the tree's own probabilities. On a GPU the host reads no value: a round is launched, and its result is fetched once.
+The planner's `RoundPlan` (`planner/plan.py`) says how large the tree may get. On a CPU it may also stop the tree early,
+by the tree's own probabilities. On a GPU the host reads no value: a round is launched, and its result is fetched once.
 Accept draws no random numbers: what a node chooses follows from the request's seed and the position (`sampling.py`).
 
 There are three kinds of round: `speculative_round`, `lookup_round` (prompt lookup proposes, the head doesn't run) and
@@ -22,7 +22,6 @@ There are three kinds of round: `speculative_round`, `lookup_round` (prompt look
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import torch
@@ -41,7 +40,7 @@ from fledge.engine.native_round import DraftInputs, NativeOutcome, NativeRound
 from fledge.engine.native_tree import Passed, PathRows
 from fledge.engine.outcome import Accepted, Drafted, Drafts, Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.plans import RoundPlan
+from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.selection import Selection
 from fledge.engine.shapes import TreeShape
 
@@ -109,7 +108,7 @@ def _outcome(done: NativeOutcome, clock: PhaseClock) -> Outcome:
     clock.add("accept", done.accept)
     clock.lap("extend")
     drafted = done.drafted
-    return Outcome(done.emitted, None, drafted, drafted.shape, done.path, drafted.rows, drafted.seconds)
+    return Outcome(done.emitted, None, drafted, drafted.shape, done.path, drafted.rows)
 
 
 def _verify_accept_extend(
@@ -142,7 +141,7 @@ def _verify_accept_extend(
     clock.lap("extend")
     emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
     count = batch.size * shape.nodes if picked is None else len(picked)
-    return Outcome(emitted, logprobs, drafted, shape, accepted.path, count, drafted.seconds)
+    return Outcome(emitted, logprobs, drafted, shape, accepted.path, count)
 
 
 def plain_round(models: Models, batch: RunningBatch, clock: PhaseClock) -> PlainOutcome:
@@ -185,7 +184,6 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafts:
     growth = TreeGrowth(bound, layout, now.bonus[:, None], *first, proposal)
     hidden: Tensor | None = None  # [B * K, H]
     selection = batch.selection.selection(topk)
-    begun = ended = time.perf_counter()
     for level, offset in enumerate(layout.draft_offset):
         if not plan.goes_deeper(level + 1, growth.open_mass):
             break
@@ -210,12 +208,11 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafts:
             if guided is not None:
                 guided.descend(parents, growth.frontier_tokens)
             hidden = out.hidden.index_select(0, parents)
-        ended = time.perf_counter()
     nodes, counts = _sizes(batch, plan, *growth.candidates())
     shape = bound.cut(len(growth.levels), nodes)
     # The first level is carried: extend is going to write the next round's in its place.
     levels = [growth.levels[0].clone(), *growth.levels[1:]]
-    return Drafted(growth.select(nodes, counts), shape, levels, proposal, counts, ended - begun)
+    return Drafted(growth.select(nodes, counts), shape, levels, proposal, counts)
 
 
 def _look_up(batch: RunningBatch, plan: RoundPlan, guided: GuidedDrafts | None) -> Proposal:

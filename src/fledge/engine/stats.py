@@ -45,6 +45,19 @@ class Counts:
         self.rounds = self.request_rounds = self.round_tokens = self.prompt_tokens = 0
         self.drafts = self.draft_tokens = 0
         self.accepted_by_depth: list[int] = []
+        self._shapes: dict[TreeShape, PlannedShape] = {}
+
+    def count_shape(self, shape: TreeShape, requests: int, tokens: int, seconds: float) -> None:
+        """Record a round by the shape of its trees; PLAIN: nothing was proposed."""
+        record = self._shapes.setdefault(shape, PlannedShape(shape))
+        record.rounds += 1
+        record.requests += requests
+        record.tokens += tokens
+        record.seconds += seconds
+
+    def shapes_used(self) -> list[PlannedShape]:
+        """What was used and what came of it, most used first."""
+        return sorted(self._shapes.values(), key=lambda record: -record.rounds)
 
     def count_drafts(self, shape: TreeShape, depths: Sequence[int], nodes: int) -> None:
         """Record a round's trees, `nodes` in all; `depths` are the accepted ones of the requests that speculated."""

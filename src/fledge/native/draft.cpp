@@ -148,12 +148,7 @@ void fledge_draft(const RoundModels* m, const CarriedState* c, const DraftTerms*
   DraftArrays made{*out, requests, copied};
   Growth g{*m, *c, *t, *draws, made};
   g.begin();
-  auto begun = std::chrono::steady_clock::now();
-  out->seconds = 0;
-  while (g.levels < t->depth && g.goes_deeper()) {
-    g.step();
-    out->seconds = seconds_since(begun);
-  }
+  while (g.levels < t->depth && g.goes_deeper()) g.step();
   out->levels = g.levels;
 
   // All candidates side by side, lookup's own last.

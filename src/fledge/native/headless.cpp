@@ -31,7 +31,6 @@ void copy_tokens(const CarriedState& c, const DraftTerms& t, Drafts* out) {
   }
   share_out(c, t, scores, nullptr, most, made.counts());
   out->levels = 0;
-  out->seconds = 0;
   out->nodes = 1 + *std::max_element(made.counts(), made.counts() + requests);
   for (int64_t b = 0; b < requests; ++b)
     for (int64_t n = 0; n < out->nodes; ++n) {

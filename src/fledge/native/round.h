@@ -54,7 +54,6 @@ struct Drafts {  // what a draft leaves, in room for the largest one; see `Draft
   float* floats;
   int32_t* smalls;
   int64_t levels, nodes, rows;
-  double seconds;  // of the draft steps
 };
 
 struct Recent {      // of B requests' latest positions, what a head that falls behind will need; see `fledge_keep`

@@ -20,7 +20,7 @@ from fledge.draft import Head, head_runner
 from fledge.engine.carried import Carried, CarriedSizes, RunningBatch
 from fledge.engine.forwards import Models, run_head
 from fledge.engine.layout import Layouts, RowLayout
-from fledge.engine.plans import RoundPlan
+from fledge.engine.planner import RoundPlan
 from fledge.engine.round import accept, draft
 from fledge.engine.shapes import TreeShape
 from fledge.features import FeatureSample

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from fledge.engine import cost
+from fledge.engine import measure
 from fledge.engine.forwards import Models
 
 _MODELS = cast(Models, SimpleNamespace(rounds=None, decoder=SimpleNamespace(device=torch.device("cpu"))))
@@ -26,17 +26,17 @@ def test_a_slow_moment_at_the_start_does_not_stay_in_the_costs(monkeypatch: pyte
         repeats[rows] += 1
         return honest[rows] * (3 if (rows, repeats[rows] - 1) in slow else 1)
 
-    monkeypatch.setattr(cost, "_batch", lambda requests, width, models: requests * width)
-    monkeypatch.setattr(cost, "seconds_of", time_forward)
-    curve = cost._measure(list(honest), 16, lambda batch: batch, _MODELS)
+    monkeypatch.setattr(measure, "_batch", lambda requests, width, models: requests * width)
+    monkeypatch.setattr(measure, "seconds_of", time_forward)
+    curve = measure._measure(list(honest), 16, lambda batch: batch, _MODELS)
     assert curve.rows == (1, 2, 4, 8, 16)
     assert curve.seconds == (0.010, 0.010, 0.011, 0.011, 0.014)
     assert min(repeats.values()) > 1
 
 
-@pytest.mark.parametrize("width", [cost._TARGET_WIDTH, cost._HEAD_WIDTH])
+@pytest.mark.parametrize("width", [measure._TARGET_WIDTH, measure._HEAD_WIDTH])
 def test_as_many_rows_are_timed_as_the_curve_says(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_batch", lambda requests, width, models: requests * width)
-    monkeypatch.setattr(cost, "seconds_of", lambda run, device: float(run()))
-    curve = cost._measure(list(cost._ROWS), width, lambda batch: batch, _MODELS)
-    assert curve.seconds == cost._ROWS
+    monkeypatch.setattr(measure, "_batch", lambda requests, width, models: requests * width)
+    monkeypatch.setattr(measure, "seconds_of", lambda run, device: float(run()))
+    curve = measure._measure(list(measure._ROWS), width, lambda batch: batch, _MODELS)
+    assert curve.seconds == measure._ROWS

@@ -1,8 +1,8 @@
 """One round's plan: how large its trees may get, and what is decided while they grow.
 
-The rule is `planner.py`'s: what takes t seconds has to bring more than mu * t tokens. With
+What takes t seconds has to bring more than mu * t tokens. With
 
-    price           mu * slower: tokens that a predicted second is worth, as rounds take `slower` times the predicted
+    price           mu * extra: tokens that a predicted second is worth, as rounds take `extra` times the predicted
     c[d]            calibration of the head's probabilities at depth d
     share[d]        of level d's probability, what level d + 1 is expected to keep        (both: `acceptance.py`)
 
@@ -19,7 +19,7 @@ and the candidates verified are the n most probable of all requests' together, f
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +27,9 @@ from torch import Tensor
 
 from fledge.engine import native_tree
 from fledge.engine.lookup import MatchRates
-from fledge.engine.pace import Kind
+from fledge.engine.planner.acceptance import AcceptanceModel
+from fledge.engine.planner.cost import CostModel
 from fledge.engine.shapes import TreeShape
-
-if TYPE_CHECKING:
-    from fledge.engine.speeds import Speeds
-
-_LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost the host more than a plain one
 
 
 class Terms(NamedTuple):
@@ -55,6 +51,7 @@ class RoundPlan:
         """`match_rates`: what proposals of prompt lookup are worth."""
         self.bound = bound
         self.drafts = bound.depth > 0  # the head runs
+        self.hopes = False  # by costs lower than those believed in, which only a first try does
         self.match_rates = match_rates or MatchRates()
 
     def terms(self) -> Terms | None:
@@ -80,48 +77,51 @@ class RoundPlan:
 class ConfidentPlan(RoundPlan):
     """Decides by the tree's own probabilities; on a CPU, where the host may look at them."""
 
-    def __init__(self, bound: TreeShape, speeds: Speeds, requests: int, match_rates: MatchRates) -> None:
+    def __init__(
+        self,
+        bound: TreeShape,
+        match_rates: MatchRates,
+        requests: int,
+        price: float,
+        cost: CostModel,
+        acceptance: AcceptanceModel,
+        *,
+        hopes: bool = False,
+    ) -> None:
+        """`price`: tokens that a second predicted by `cost` is worth."""
         super().__init__(bound, match_rates)
-        self._speeds, self._requests = speeds, requests
-        if self.drafts:
-            self._price = speeds.best(requests) * speeds.slower(requests, Kind.HEAD)
-        else:
-            slower = speeds.slower(requests, Kind.PLAIN) * _LOOKUP_MARGIN
-            self._price = speeds.without_head(requests) * slower
-        self._terms: Terms | None = None
+        self.hopes = hopes
+        self._requests, self._price, self._curve, self._acceptance = requests, price, cost.target, acceptance
+        self._step = price * cost.head.at(requests * bound.topk)
+
+    @functools.cached_property
+    def _terms(self) -> Terms:
+        costs = [self._price * seconds for seconds in self._curve.seconds]
+        acceptance = self._acceptance
+        return Terms(acceptance.calibration, acceptance.next_levels, self._curve.rows, costs, self._step)
 
     def terms(self) -> Terms:
-        if self._terms is None:
-            acceptance, curve = self._speeds.acceptance, self._speeds.hoped
-            self._terms = Terms(
-                acceptance.calibration,
-                acceptance.next_levels,
-                curve.rows,
-                [self._price * seconds for seconds in curve.seconds],
-                self._price * self._speeds.cost.head.at(self._requests * self.bound.topk),
-            )
         return self._terms
 
     def goes_deeper(self, level: int, open_mass: Tensor) -> bool:
-        acceptance, hoped, requests = self._speeds.acceptance, self._speeds.hoped, self._requests
-        share = acceptance.calibration[level] * acceptance.next_level(level)
-        step = self._price * self._speeds.cost.head.at(requests * self.bound.topk)
+        requests, curve = self._requests, self._curve
+        share = self._acceptance.calibration[level] * self._acceptance.next_level(level)
         # One more node for each request that is likely enough to use it.
-        row = self._price * (hoped.at(requests * (level + 2)) - hoped.at(requests * (level + 1))) / requests
-        return sum(max(mass * share - row, 0.0) for mass in open_mass.tolist()) > step
+        row = self._price * (curve.at(requests * (level + 2)) - curve.at(requests * (level + 1))) / requests
+        return sum(max(mass * share - row, 0.0) for mass in open_mass.tolist()) > self._step
 
     def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
-        known = self._speeds.acceptance.calibration
+        known = self._acceptance.calibration
         calibration = None if depths is None else torch.tensor(known, dtype=torch.float32)
         counts = self._shared_out(scores, calibration, depths)
         return 1 + max(counts.tolist()), counts if len(counts) > 1 else None
 
     def _shared_out(self, scores: Tensor, calibration: Tensor | None, depths: Tensor | None) -> Tensor:
         """How many of its candidates [B, C] each request gets [B]."""
-        curve, price, most = self._speeds.hoped, self._price, self.bound.nodes - 1
+        most = self.bound.nodes - 1
         if native_tree.runs_here(scores):
-            costs = torch.tensor([price * seconds for seconds in curve.seconds], dtype=torch.float64)
-            return native_tree.share_out(scores, calibration, depths, _as_tensor(curve.rows), costs, most)
+            rows, costs = torch.tensor(self._curve.rows), torch.tensor(self._terms.costs, dtype=torch.float64)
+            return native_tree.share_out(scores, calibration, depths, rows, costs, most)
         worth = scores.exp().numpy()
         if calibration is not None:
             worth *= calibration[depths].numpy()
@@ -130,10 +130,6 @@ class ConfidentPlan(RoundPlan):
         # Never what is worth nothing.
         order = (-best).argsort(axis=None, kind="stable")[: np.count_nonzero(best)]
         gains = np.concatenate(([0.0], best.ravel()[order].cumsum()))
-        count = (gains - price * curve.over(requests + np.arange(len(gains)))).argmax()
+        rows_of = requests + np.arange(len(gains))
+        count = (gains - self._price * self._curve.over(rows_of)).argmax()
         return torch.from_numpy(np.bincount(order[:count] // width, minlength=requests))
-
-
-@functools.cache
-def _as_tensor(rows: tuple[int, ...]) -> Tensor:
-    return torch.tensor(rows)

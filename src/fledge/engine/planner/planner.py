@@ -1,0 +1,339 @@
+"""Which way the next round decodes: plainly, with prompt lookup alone, or with the head.
+
+At every batch size one of the three is the rule, the one of most tokens per second (`speed.py`). The others are tried
+now and then, because nothing is learnt of what isn't used, and at first whatever is believed of them:
+
+    round   1     | 2  3  4 | 5  6  7 |  8 ...                 a new batch size, whose rule is plain decode
+            plain | head    | lookup  |  plain ... | head ...  tries come 8, 16, 32, ... rounds after each other
+
+Tries of speculation are paid from a credit: a few rounds to begin with and a small share of all rounds since, so that
+a head that is worth nothing costs less than a hundredth. The first try of a batch size is free, as is a plain round,
+which costs no more than not speculating.
+
+Where reading a probability is free (on a CPU) every round decides by its own tree; elsewhere by the averages of the
+last rounds, so that no round waits for a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from fledge.engine.lookup import MatchRates
+from fledge.engine.planner.cost import CostModel, Kind
+from fledge.engine.planner.plan import ConfidentPlan, RoundPlan
+from fledge.engine.planner.speed import Speeds, group_of
+from fledge.engine.shapes import MAX_DEPTH, PLAIN, TreeShape, deepest, lookup_alone
+
+if TYPE_CHECKING:
+    from fledge.engine.result import LateTrees, Trees
+
+# What a gain over plain decode counts for: of a kind that is the rule, and of one that isn't.
+_STAY = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 1.01}
+_ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.003, Kind.HEAD: 0.97}
+_STAY_LOOKUP = 0.02  # more, for one request; of many requests a round says more about the gain
+_PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
+_TRY_ROUNDS = 3  # of a try of speculation for one request; of more requests one round says enough
+_FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the last,
+_LONGEST_WAIT = {Kind.PLAIN: 128, Kind.LOOKUP: 512, Kind.HEAD: 512}  # up to these,
+_PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
+_FAR_AHEAD, _PLAIN_KNOWN = 1.5, 3  # a gain at which plain decode needn't be compared, after so many rounds
+_LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost the host more than a plain one
+# Where trees are planned by averages, an engine's first rounds with the head are of one usual size, of about so many
+# rows: they tell what wide and deep trees cost.
+_FIRST_TREES, _FIRST_ROWS = 2, 512
+_HOPE = 4.0  # times that a first try takes its costs to be lower: measured in a slow moment, they would forbid drafts
+# What tries may lose, in plain rounds: at first, of each round since, and at most. And the longest catching up that
+# doesn't keep the head from its first try.
+_FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
+_TUNED_ROUNDS = 32  # of a batch size, that follow what was tuned
+# Rounds of a kind that are all learnt from; later every fourth is. On a CPU a forward pushes Python out of the caches,
+# and learning then takes a few percent of a round.
+_EARLY_ROUNDS, _LEARN_EVERY = 16, 4
+_SEARCH_EVERY = (
+    32  # rounds with the head between searches for the best tree, beside those after 1, 2, 4, 8 and 16
+)
+
+
+class FinishedRound(NamedTuple):
+    """What came of a round of B requests."""
+
+    plan: RoundPlan | None
+    drafted: Trees | LateTrees | None  # None: nothing was proposed
+    rows: Sequence[Sequence[int]]  # [B], how many tokens each request emitted, then the tokens
+    accepted: Sequence[int]  # nodes below the root, of each request that speculates
+    seconds: float  # on the lane,
+    catch_up: float  # of which the head caught up on earlier rounds
+    exposed: float  # seconds that the host has kept forwards waiting so far
+
+    @property
+    def kind(self) -> Kind:
+        """By its plan."""
+        return Kind.PLAIN if self.plan is None else Kind.HEAD if self.plan.drafts else Kind.LOOKUP
+
+    @property
+    def tokens(self) -> int:
+        """That it brought."""
+        return len(self.rows) + sum(self.accepted)
+
+
+class Planner(Protocol):
+    """Plans an engine's rounds."""
+
+    match_rates: MatchRates
+
+    def choose(self, requests: int, *, behind: Callable[[], int]) -> RoundPlan | None:
+        """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
+
+    def pays(self, requests: int) -> bool:
+        """Whether prompts should be run through the head, because it is going to draft at this batch size."""
+
+    def rereads(self, tokens: int, answer: int, requests: int) -> bool:
+        """Whether `tokens` of a prompt are worth running again for the head, which hasn't seen them.
+
+        `answer`: tokens still to come, at most. A head that begins behind them drafts worse; at worst all that
+        speculation saves is lost.
+        """
+
+    def learn(self, done: FinishedRound) -> None:
+        """Take note of a round."""
+
+
+class FixedPlanner:
+    """Always the same tree, whatever it costs; or PLAIN."""
+
+    def __init__(self, shape: TreeShape) -> None:
+        self.match_rates = MatchRates()
+        self._plan = None if shape == PLAIN else RoundPlan(shape, self.match_rates)
+
+    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
+        """The fixed plan."""
+        return self._plan
+
+    def pays(self, requests: int) -> bool:
+        """Whether the tree isn't PLAIN."""
+        return self._plan is not None
+
+    def rereads(self, tokens: int, answer: int, requests: int) -> bool:
+        """As `pays`: nothing is known of costs."""
+        return self._plan is not None
+
+    def learn(self, done: FinishedRound) -> None:
+        """Prompt lookup's rates; nothing else is learnt."""
+        if done.drafted is not None and done.drafted.proposal is not None:
+            self.match_rates.observe(done.drafted.proposal, done.rows)
+
+
+@dataclass
+class _Way:
+    """One kind of round at a batch size, or in the group of sizes it belongs to."""
+
+    rounds: int = 0
+    since: int = 0  # rounds of other kinds since its last one,
+    wait: int = 0  # and how many there are before it is tried
+
+
+@dataclass
+class _Size:
+    """What is done in a group of batch sizes."""
+
+    ways: dict[Kind, _Way]
+    rule: Kind = Kind.PLAIN
+    rounds: int = 0
+
+
+@dataclass
+class AdaptivePlanner:
+    """Plans rounds by what came of earlier ones. One per engine.
+
+    `cost` as measured at start. `topk` bounds the trees' width. `confident`: rounds may look at their own
+    probabilities. `lookup`: most tokens prompt lookup proposes. `start`: by batch size, the shape to begin with.
+    """
+
+    cost: CostModel
+    topk: int
+    confident: bool
+    lookup: int = 0
+    start: Mapping[int, TreeShape] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.match_rates = MatchRates()
+        self.speeds = Speeds(self.cost, topk=self.topk, reach=max(MAX_DEPTH, self.lookup))
+        self._kinds = (
+            [Kind.HEAD, Kind.LOOKUP, Kind.PLAIN]
+            if self.confident and self.lookup
+            else [Kind.HEAD, Kind.PLAIN]
+        )
+        self._sizes: dict[int, _Size] = {}
+        self._try: tuple[_Size, Kind, int] | None = None  # rounds left of the present try
+        self._head_rounds = 0
+        self._drafted = 0  # of these, since the last search for the best trees
+        self._credit = _FIRST_CREDIT  # plain rounds that tries may lose
+        self._exposed = 0.0  # host seconds up to the last round
+        # By batch size, the rule and its plan, until something is learnt.
+        self._decided: dict[int, tuple[Kind, RoundPlan | None]] = {}
+
+    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
+        """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
+        size = self._size(requests)
+        if self.start and size.rounds < _TUNED_ROUNDS:
+            tuned = self.start[min(self.start, key=lambda one: (abs(one - requests), one))]
+            size.rule = Kind.HEAD if tuned.depth else Kind.PLAIN
+            kind, plan = size.rule, self._with_head(tuned, requests) if tuned.depth else None
+        else:
+            if requests not in self._decided:
+                size.rule = self._fastest(size, requests, behind)
+                self._decided[requests] = size.rule, self._plan(size.rule, requests)
+            kind, plan = self._decided[requests]
+            tried = self._tried(size, requests, behind)
+            if tried is not None:
+                first = size.ways[tried].wait <= 2 * _FIRST_WAIT
+                kind, plan = tried, self._plan(tried, requests, _HOPE if first else 1.0)
+        size.rounds += 1
+        for other, way in size.ways.items():
+            way.since = 0 if other == kind else way.since + 1
+        return plan
+
+    def pays(self, requests: int) -> bool:
+        """Whether prompts should be run through the head: it is the rule here, or about to be tried."""
+        size = self._size(requests)
+        return size.rule == Kind.HEAD or size.ways[Kind.HEAD].wait <= _FIRST_WAIT
+
+    def rereads(self, tokens: int, answer: int, requests: int) -> bool:
+        """Whether `tokens` of a prompt are worth running again for the head (see `Planner`)."""
+        target, speed = self.speeds.costs.model.target, self.speeds
+        head, others = speed.gain(Kind.HEAD, requests), max(speed.gain(k, requests) for k in self._kinds[1:])
+        if head * _ENTER[Kind.HEAD] < others:
+            return False
+        return answer * (1 / others - 1 / head) / speed.plain(requests) > target.at(tokens + 1) - target.at(1)
+
+    def learn(self, done: FinishedRound) -> None:
+        """Take note of a round. Of rounds that are the rule every fourth is learnt from."""
+        size, kind, requests = self._size(len(done.rows)), done.kind, len(done.rows)
+        # What the host did before it is part of the round; learning from the one before is most of that.
+        seconds = done.seconds + min(done.exposed - self._exposed, done.seconds)
+        self._exposed = done.exposed
+        way = size.ways[kind]
+        way.rounds += 1
+        self._head_rounds += kind == Kind.HEAD
+        self._drafted += kind == Kind.HEAD
+        self._credit = min(self._credit + _TRY_SHARE, _MOST_CREDIT)
+        if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % _LEARN_EVERY:
+            return
+        drafted, speeds = done.drafted, self.speeds
+        shape, levels, rows = PLAIN, 0, requests
+        if drafted is not None:
+            if drafted.proposal is not None:
+                self.match_rates.observe(drafted.proposal, done.rows)
+            scores = drafted.levels
+            shape, levels, rows = drafted.shape, len(scores), drafted.rows
+            if kind == Kind.HEAD:
+                speeds.acceptance.observe(done.accepted, drafted.masses)
+                speeds.acceptance.observe_levels(scores, MAX_DEPTH if self.confident else levels)
+        tokens = float(done.tokens)
+        if (
+            kind == Kind.HEAD and drafted is not None
+        ):  # what it was expected to bring says more than what it happened to
+            tokens = requests + speeds.acceptance.expected(drafted.masses)
+        hopes = done.plan is not None and done.plan.hopes
+        took = seconds - done.catch_up
+        rounds = speeds.learn(kind, requests, shape, levels, rows, tokens, took, costs_only=hopes)
+        if kind != size.rule and kind != Kind.PLAIN and not hopes:
+            rounds *= seconds / took
+            self._credit -= max(rounds - tokens / requests / speeds.gain(size.rule, requests), 0.0)
+        if self._drafted >= _SEARCH_EVERY or (kind == Kind.HEAD and way.rounds in (1, 2, 4, 8, 16)):
+            speeds.forget_promises()
+            self._drafted = 0
+        self._decided.clear()
+
+    def _fastest(self, size: _Size, requests: int, behind: Callable[[], int]) -> Kind:
+        """The kind of round to use here; a new one has to be better than the rule by a margin."""
+
+        def worth(kind: Kind) -> float:
+            gain = self.speeds.gain(kind, requests) * (_STAY if kind == size.rule else _ENTER)[kind]
+            if kind == Kind.LOOKUP:
+                return gain + (_STAY_LOOKUP / math.sqrt(requests) if kind == size.rule else 0.0)
+            late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
+            return gain / (1 + late / _PAYBACK_ROUNDS)
+
+        return max(self._kinds, key=worth)
+
+    def _tried(self, size: _Size, requests: int, behind: Callable[[], int]) -> Kind | None:
+        """The kind of round that it is time to try; None: none."""
+        if self._try is not None and self._try[0] is size:
+            _, kind, left = self._try
+            self._try = (size, kind, left - 1) if left > 1 else None
+            return kind
+        if not size.rounds:  # first of all the machine's pace
+            return Kind.PLAIN
+        for kind in self._kinds:
+            way = size.ways[kind]
+            if kind == size.rule:
+                way.wait = min(way.wait, _FIRST_WAIT)
+                continue
+            if way.since < way.wait:
+                continue
+            if kind == Kind.PLAIN:
+                if way.rounds > _PLAIN_KNOWN and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
+                    continue
+            else:
+                late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
+                if late > (self._credit - 1.0 if way.wait else _LATEST):
+                    continue
+            longest = (
+                _PLAIN_AMONG_LOOKUP
+                if size.rule == Kind.LOOKUP and kind == Kind.PLAIN
+                else _LONGEST_WAIT[kind]
+            )
+            way.wait = min(max(2 * way.wait, _FIRST_WAIT), longest)
+            left = 0 if kind == Kind.PLAIN else -(-_TRY_ROUNDS // requests) - 1
+            self._try = (size, kind, left) if left else None
+            return kind
+        return None
+
+    def _late(self, requests: int, behind: Callable[[], int]) -> float:
+        """Plain rounds that the head needs to catch up."""
+        positions, speeds = behind(), self.speeds
+        return speeds.costs.model.head.at(positions) * speeds.plain(requests) / requests if positions else 0.0
+
+    def _plan(self, kind: Kind, requests: int, hope: float = 1.0) -> RoundPlan | None:
+        """`hope`: rounds may be so many times cheaper than predicted."""
+        if kind == Kind.PLAIN:
+            return None
+        if kind == Kind.LOOKUP:
+            return self._confident(kind, lookup_alone(self.lookup), requests, hope)
+        shape = self.speeds.promise(requests).shape
+        if not self.confident and self._head_rounds < _FIRST_TREES:
+            nodes = min(max(_FIRST_ROWS // requests, 5), 16)
+            shape, hope = TreeShape(4, min(self.topk, 4), nodes if self.topk > 1 else 5), _HOPE
+        return self._with_head(shape, requests, hope)
+
+    def _with_head(self, shape: TreeShape, requests: int, hope: float = 1.0) -> RoundPlan:
+        """A plan that looks at the tree's own probabilities needs only its width."""
+        if self.confident:
+            return self._confident(Kind.HEAD, deepest(shape.topk, self.lookup), requests, hope)
+        plan = RoundPlan(replace(shape, lookup=self.lookup), self.match_rates)
+        plan.hopes = hope > 1.0
+        return plan
+
+    def _confident(self, kind: Kind, bound: TreeShape, requests: int, hope: float) -> RoundPlan:
+        speeds = self.speeds
+        gain = max(speeds.gain(one, requests) for one in self._kinds if one <= kind)
+        extra = speeds.costs.extra(kind) if kind == Kind.HEAD else _LOOKUP_MARGIN
+        return ConfidentPlan(
+            bound,
+            self.match_rates,
+            requests,
+            gain * speeds.plain(requests) * extra / hope,
+            speeds.costs.hoped(requests),
+            speeds.acceptance,
+            hopes=hope > 1.0,
+        )
+
+    def _size(self, requests: int) -> _Size:
+        group = group_of(requests)
+        if group not in self._sizes:
+            self._sizes[group] = _Size({kind: _Way() for kind in self._kinds})
+        return self._sizes[group]

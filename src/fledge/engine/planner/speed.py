@@ -1,0 +1,135 @@
+"""How many tokens per second plain decode, prompt lookup alone and speculation with the head bring.
+
+All seconds here are at the machine's usual pace (`cost.py`), so that a slow spell counts neither for nor against the
+kind of round that met it. A kind's gain over plain decode is what renewal reward asks for, tokens over seconds:
+
+    gain[kind]  =  sum of tokens / B  over  sum of seconds / T(B)         of the kind's rounds, older ones fading
+
+To these sums belongs a promise, which weighs less and less: for the head the tree of most tokens per second by
+`cost.py` and `acceptance.py`, for lookup a gain of 1. Batch sizes near each other share their sums.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fledge.engine.planner.acceptance import AcceptanceModel
+from fledge.engine.planner.cost import CostModel, Kind, LearntCosts
+from fledge.engine.shapes import MAX_DEPTH, NODES, PLAIN, TOPKS, TreeShape, trees
+
+_GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_PROMISE_ROUNDS = 16  # rounds of a request that a promise is worth
+_FADE = {Kind.PLAIN: 1.0, Kind.LOOKUP: 0.99, Kind.HEAD: 0.97}  # what a round leaves of those before it
+
+
+class Promise(NamedTuple):
+    """The best tree by cost and acceptance, and what a request's round with it is expected to bring and to take."""
+
+    shape: TreeShape
+    tokens: float
+    seconds: float  # over a plain round's
+
+
+@dataclass
+class _Sums:
+    """Of one kind of round: tokens per request, and seconds over a plain round's."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    promised: float = 1.0  # what is left of the promise's weight
+
+    def add(self, tokens: float, seconds: float, fade: float) -> None:
+        self.tokens = fade * self.tokens + tokens
+        self.seconds = fade * self.seconds + seconds
+        self.promised *= fade
+
+
+@functools.cache
+def group_of(requests: int) -> int:
+    """Batch sizes that share what was measured: up to 4 each its own, then half a power of two apart."""
+    return requests if requests <= 4 else next(n for n in _GROUPS if requests <= n or n == _GROUPS[-1])
+
+
+class Speeds:
+    """The tokens per second of one engine by batch size, and what they are made of."""
+
+    def __init__(self, cost: CostModel, *, topk: int, reach: int = MAX_DEPTH) -> None:
+        """`cost` as measured at start. `topk` bounds the trees' width, `reach` their depth."""
+        self.costs = LearntCosts(cost)
+        self.acceptance = AcceptanceModel(MAX_DEPTH, topk, reach)
+        self._topks = [k for k in TOPKS if k <= topk]
+        self._sums: defaultdict[tuple[int, Kind], _Sums] = defaultdict(_Sums)
+        self._promises: dict[int, Promise] = {}  # by batch size, until `forget_promises`
+
+    def plain(self, requests: int) -> float:
+        """Tokens per second of plain decode."""
+        return requests / max(self.costs.model.plain_seconds(requests), 1e-9)
+
+    def gain(self, kind: Kind, requests: int) -> float:
+        """Tokens per second of this kind of round over plain decode's."""
+        if kind == Kind.PLAIN:
+            return 1.0
+        sums = self._sums[group_of(requests), kind]
+        tokens, seconds = 1.0, self.costs.extra(kind)
+        if kind == Kind.HEAD:
+            promise = self.promise(requests)
+            tokens, seconds = promise.tokens, promise.seconds * seconds
+        weight = sums.promised * _PROMISE_ROUNDS / requests
+        return (sums.tokens + weight * tokens) / max(sums.seconds + weight * seconds, 1e-9)
+
+    def promise(self, requests: int) -> Promise:
+        """What the best tree promises at this batch size."""
+        found = self._promises.get(requests)
+        if found is None:
+            found = self._promises[requests] = self._search(requests)
+        return found
+
+    def forget_promises(self) -> None:
+        """Search for the best trees again."""
+        self._promises.clear()
+
+    def learn(
+        self,
+        kind: Kind,
+        requests: int,
+        shape: TreeShape,
+        levels: int,
+        rows: int,
+        tokens: float,
+        seconds: float,
+        *,
+        costs_only: bool = False,
+    ) -> float:
+        """Learn from a round; returns how many plain ones it took. `levels` were drafted, `rows` verified."""
+        usual, as_expected = self.costs.learn(kind, requests, shape, levels, rows, seconds)
+        over_plain = usual / max(self.costs.model.plain_seconds(requests), 1e-9)
+        if not as_expected:  # so the rounds before tell nothing of those to come
+            self._sums.pop((group_of(requests), kind), None)
+        elif not costs_only:
+            self._sums[group_of(requests), kind].add(tokens / requests, over_plain, _FADE[kind])
+        return over_plain
+
+    def _search(self, requests: int) -> Promise:
+        """tau / seconds, tried for all trees: tau = 1 + the summed probabilities of an average tree's best nodes.
+
+        The best one is sought with the costs hoped for, and promises what it most probably takes.
+        """
+        best, most = Promise(PLAIN, 1.0, 1.0), -math.inf
+        cost = self.costs.hoped(requests)
+        verify = {nodes: cost.target.at(requests * nodes) for nodes in NODES}
+        for topk in self._topks:
+            for depth in range(1, MAX_DEPTH + 1):
+                worth = self.acceptance.best_nodes(depth, topk).tolist()
+                head = cost.head_seconds(requests, TreeShape(depth, topk, depth + 1))
+                for shape in trees(depth, topk, len(worth)):
+                    tau, seconds = 1.0 + worth[shape.nodes - 2], max(verify[shape.nodes] + head, 1e-9)
+                    if tau / seconds > most:
+                        best, most = Promise(shape, tau, seconds), tau / seconds
+        likely = self.costs.model
+        return best._replace(
+            seconds=likely.round_seconds(requests, best.shape) / max(likely.plain_seconds(requests), 1e-9)
+        )
