@@ -161,11 +161,8 @@ class AdaptivePlanner:
     def __post_init__(self) -> None:
         self.match_rates = MatchRates()
         self.speeds = Speeds(self.cost, topk=self.topk, reach=max(MAX_DEPTH, self.lookup))
-        self._kinds = (
-            [Kind.HEAD, Kind.LOOKUP, Kind.PLAIN]
-            if self.confident and self.lookup
-            else [Kind.HEAD, Kind.PLAIN]
-        )
+        asks = [Kind.LOOKUP] if self.confident and self.lookup else []
+        self._kinds = [Kind.HEAD, *asks, Kind.PLAIN]
         self._sizes: dict[int, _Size] = {}
         self._try: tuple[_Size, Kind, int] | None = None  # rounds left of the present try
         self._head_rounds = 0
@@ -223,22 +220,18 @@ class AdaptivePlanner:
         if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % _LEARN_EVERY:
             return
         drafted, speeds = done.drafted, self.speeds
-        shape, levels, rows = PLAIN, 0, requests
+        shape, levels, rows, tokens = PLAIN, 0, requests, float(done.tokens)
         if drafted is not None:
             if drafted.proposal is not None:
                 self.match_rates.observe(drafted.proposal, done.rows)
-            scores = drafted.levels
-            shape, levels, rows = drafted.shape, len(scores), drafted.rows
+            shape, levels, rows = drafted.shape, len(drafted.levels), drafted.rows
             if kind == Kind.HEAD:
                 speeds.acceptance.observe(done.accepted, drafted.masses)
-                speeds.acceptance.observe_levels(scores, MAX_DEPTH if self.confident else levels)
-        tokens = float(done.tokens)
-        if (
-            kind == Kind.HEAD and drafted is not None
-        ):  # what it was expected to bring says more than what it happened to
-            tokens = requests + speeds.acceptance.expected(drafted.masses)
+                speeds.acceptance.observe_levels(drafted.levels, MAX_DEPTH if self.confident else levels)
+                # What trees were expected to bring says more than what they happened to.
+                tokens = requests + speeds.acceptance.expected(drafted.masses)
         hopes = done.plan is not None and done.plan.hopes
-        took = seconds - done.catch_up
+        took = max(seconds - done.catch_up, 1e-9)
         rounds = speeds.learn(kind, requests, shape, levels, rows, tokens, took, costs_only=hopes)
         if kind != size.rule and kind != Kind.PLAIN and not hopes:
             rounds *= seconds / took
@@ -282,11 +275,8 @@ class AdaptivePlanner:
                 late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
                 if late > (self._credit - 1.0 if way.wait else _LATEST):
                     continue
-            longest = (
-                _PLAIN_AMONG_LOOKUP
-                if size.rule == Kind.LOOKUP and kind == Kind.PLAIN
-                else _LONGEST_WAIT[kind]
-            )
+            among_lookup = size.rule == Kind.LOOKUP and kind == Kind.PLAIN
+            longest = _PLAIN_AMONG_LOOKUP if among_lookup else _LONGEST_WAIT[kind]
             way.wait = min(max(2 * way.wait, _FIRST_WAIT), longest)
             left = 0 if kind == Kind.PLAIN else -(-_TRY_ROUNDS // requests) - 1
             self._try = (size, kind, left) if left else None
