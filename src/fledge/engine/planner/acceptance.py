@@ -60,12 +60,6 @@ class AcceptanceModel:
         self._prior *= _DECAY
         self.calibration[1:] = _shrunk(self._reached[1:], self._predicted[1:], 1.0, self._prior)
 
-    def expected(self, masses: Sequence[float]) -> float:
-        """Drafts that will be accepted of nodes with these summed probabilities by depth."""
-        return sum(
-            mass * share for mass, share in zip(masses, self.calibration[1:], strict=False) if mass > 0
-        )
-
     def observe_levels(self, levels: Sequence[Tensor], depth: int) -> None:
         """Learn from a tree's drafted levels, [B, C_d] cumulative log probabilities each.
 

@@ -35,11 +35,12 @@ _STAY = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 1.01}
 _ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.003, Kind.HEAD: 0.97}
 _STAY_LOOKUP = 0.02  # more, for one request; of many requests a round says more about the gain
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
-_TRY_ROUNDS = 3  # of a try of speculation for one request; of more requests one round says enough
+_TRY_ROUNDS, _TRY_REQUESTS = 3, 16  # of a try of speculation; and when so many requests had a round, that says enough
 _FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the last,
 _LONGEST_WAIT = {Kind.PLAIN: 128, Kind.LOOKUP: 512, Kind.HEAD: 512}  # up to these,
 _PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
-_FAR_AHEAD, _PLAIN_KNOWN = 1.5, 3  # a gain at which plain decode needn't be compared, after so many rounds
+_FAR_AHEAD, _KNOWN = 1.5, 3  # a gain of the head at which nothing need be compared, after so many rounds
+_HOST_STEP, _HOST_LONGEST = 0.1, 4.0  # weight of a new host time, and how many times what is known it may be
 _LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost the host more than a plain one
 # Where trees are planned by averages, an engine's first rounds with the head are of one usual size, of about so many
 # rows: they tell what wide and deep trees cost.
@@ -168,7 +169,7 @@ class AdaptivePlanner:
         self._head_rounds = 0
         self._drafted = 0  # of these, since the last search for the best trees
         self._credit = _FIRST_CREDIT  # plain rounds that tries may lose
-        self._exposed = 0.0  # host seconds up to the last round
+        self._host = _HostSeconds()
         # By batch size, the rule and its plan, until something is learnt.
         self._decided: dict[int, tuple[Kind, RoundPlan | None]] = {}
 
@@ -209,9 +210,7 @@ class AdaptivePlanner:
     def learn(self, done: FinishedRound) -> None:
         """Take note of a round. Of rounds that are the rule every fourth is learnt from."""
         size, kind, requests = self._size(len(done.rows)), done.kind, len(done.rows)
-        # What the host did before it is part of the round; learning from the one before is most of that.
-        seconds = done.seconds + min(done.exposed - self._exposed, done.seconds)
-        self._exposed = done.exposed
+        seconds = done.seconds + self._host.of_round(kind, done.exposed)
         way = size.ways[kind]
         way.rounds += 1
         self._head_rounds += kind == Kind.HEAD
@@ -220,7 +219,7 @@ class AdaptivePlanner:
         if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % _LEARN_EVERY:
             return
         drafted, speeds = done.drafted, self.speeds
-        shape, levels, rows, tokens = PLAIN, 0, requests, float(done.tokens)
+        shape, levels, rows, tokens = PLAIN, 0, requests, done.tokens
         if drafted is not None:
             if drafted.proposal is not None:
                 self.match_rates.observe(drafted.proposal, done.rows)
@@ -228,8 +227,6 @@ class AdaptivePlanner:
             if kind == Kind.HEAD:
                 speeds.acceptance.observe(done.accepted, drafted.masses)
                 speeds.acceptance.observe_levels(drafted.levels, MAX_DEPTH if self.confident else levels)
-                # What trees were expected to bring says more than what they happened to.
-                tokens = requests + speeds.acceptance.expected(drafted.masses)
         hopes = done.plan is not None and done.plan.hopes
         took = max(seconds - done.catch_up, 1e-9)
         rounds = speeds.learn(kind, requests, shape, levels, rows, tokens, took, costs_only=hopes)
@@ -268,17 +265,16 @@ class AdaptivePlanner:
                 continue
             if way.since < way.wait:
                 continue
-            if kind == Kind.PLAIN:
-                if way.rounds > _PLAIN_KNOWN and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
-                    continue
-            else:
+            if kind != Kind.HEAD and way.rounds > _KNOWN and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
+                continue
+            if kind != Kind.PLAIN:
                 late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
                 if late > (self._credit - 1.0 if way.wait else _LATEST):
                     continue
             among_lookup = size.rule == Kind.LOOKUP and kind == Kind.PLAIN
             longest = _PLAIN_AMONG_LOOKUP if among_lookup else _LONGEST_WAIT[kind]
             way.wait = min(max(2 * way.wait, _FIRST_WAIT), longest)
-            left = 0 if kind == Kind.PLAIN else -(-_TRY_ROUNDS // requests) - 1
+            left = 0 if kind == Kind.PLAIN else min(_TRY_ROUNDS, -(-_TRY_REQUESTS // requests)) - 1
             self._try = (size, kind, left) if left else None
             return kind
         return None
@@ -317,7 +313,7 @@ class AdaptivePlanner:
             self.match_rates,
             requests,
             gain * speeds.plain(requests) * extra / hope,
-            speeds.costs.hoped(requests),
+            speeds.costs.model,
             speeds.acceptance,
             hopes=hope > 1.0,
         )
@@ -327,3 +323,24 @@ class AdaptivePlanner:
         if group not in self._sizes:
             self._sizes[group] = _Size({kind: _Way() for kind in self._kinds})
         return self._sizes[group]
+
+
+class _HostSeconds:
+    """What the host adds to a round of each kind: a mean over the latest."""
+
+    def __init__(self) -> None:
+        self._known: dict[Kind, float] = {}
+        self._before: tuple[Kind, float] | None = None
+
+    def of_round(self, kind: Kind, exposed: float) -> float:
+        """What it adds to the round that just ended; by now the host has kept forwards waiting for `exposed` seconds.
+
+        What was added since the round before counts as that one's: learning from it is most of what the host does.
+        """
+        if self._before is not None:
+            earlier, before = self._before
+            spent = exposed - before
+            known = self._known.get(earlier) or spent  # nothing may have been exposed so far
+            self._known[earlier] = known + _HOST_STEP * (min(spent, _HOST_LONGEST * known) - known)
+        self._before = kind, exposed
+        return self._known.get(kind, 0.0)

@@ -23,7 +23,7 @@ from fledge.engine.shapes import MAX_DEPTH, NODES, PLAIN, TOPKS, TreeShape, tree
 
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PROMISE_ROUNDS = 16  # rounds of a request that a promise is worth
-_FADE = {Kind.PLAIN: 1.0, Kind.LOOKUP: 0.99, Kind.HEAD: 0.97}  # what a round leaves of those before it
+_FADE = {Kind.PLAIN: 1.0, Kind.LOOKUP: 0.99, Kind.HEAD: 0.98}  # what a round leaves of those before it
 
 
 class Promise(NamedTuple):
@@ -63,6 +63,7 @@ class Speeds:
         self.acceptance = AcceptanceModel(MAX_DEPTH, topk, reach)
         self._topks = [k for k in TOPKS if k <= topk]
         self._sums: defaultdict[tuple[int, Kind], _Sums] = defaultdict(_Sums)
+        self._heads: dict[int, tuple[int, _Sums]] = {}  # the head's, and the last batch size they are of
         self._promises: dict[int, Promise] = {}  # by batch size, until `forget_promises`
 
     def plain(self, requests: int) -> float:
@@ -77,9 +78,23 @@ class Speeds:
         tokens, seconds = 1.0, self.costs.extra(kind)
         if kind == Kind.HEAD:
             promise = self.promise(requests)
-            tokens, seconds = promise.tokens, promise.seconds * seconds
+            tokens, seconds = promise.tokens * self._kept(requests), promise.seconds * seconds
         weight = sums.promised * _PROMISE_ROUNDS / requests
         return (sums.tokens + weight * tokens) / max(sums.seconds + weight * seconds, 1e-9)
+
+    def _kept(self, requests: int) -> float:
+        """How many times its promise the head brings: as at the nearest batch size of which enough is known.
+
+        It is more than once where rounds decide by their own trees, which promises, of average trees, don't know.
+        """
+        group = group_of(requests)
+        known = [one for one, (_, sums) in self._heads.items() if sums.promised < 0.5 and one != group]
+        if not known:
+            return 1.0
+        other, sums = self._heads[min(known, key=lambda one: abs(one - group))]
+        promise = self.promise(other)
+        promised = promise.tokens / (promise.seconds * self.costs.extra(Kind.HEAD))
+        return sums.tokens / max(sums.seconds, 1e-9) / promised
 
     def promise(self, requests: int) -> Promise:
         """What the best tree promises at this batch size."""
@@ -110,7 +125,10 @@ class Speeds:
         if not as_expected:  # so the rounds before tell nothing of those to come
             self._sums.pop((group_of(requests), kind), None)
         elif not costs_only:
-            self._sums[group_of(requests), kind].add(tokens / requests, over_plain, _FADE[kind])
+            sums = self._sums[group_of(requests), kind]
+            sums.add(tokens / requests, over_plain, _FADE[kind])
+            if kind == Kind.HEAD:
+                self._heads[group_of(requests)] = requests, sums
         return over_plain
 
     def _search(self, requests: int) -> Promise:
