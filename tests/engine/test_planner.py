@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fledge.engine import PLAIN, Engine, TreeShape, build
-from fledge.engine.planner import AdaptivePlanner, CostCurve, CostModel, FinishedRound, RoundPlan
+from fledge.engine.planner import AdaptivePlanner, CostCurve, CostModel, FinishedRound, Kind, RoundPlan
 from fledge.engine.planner.acceptance import AcceptanceModel
+from fledge.engine.planner.planner import _HostSeconds
 from fledge.engine.shapes import MAX_DEPTH
 from fledge.engine.stats import Counts
 from fledge.target.target import Target
@@ -196,14 +197,17 @@ def test_of_rounds_that_are_the_rule_every_fourth_is_learnt_from() -> None:
     assert 20 - exceptions <= len(learnt) - exceptions <= 20
 
 
-def test_what_the_host_did_before_a_round_is_part_of_it() -> None:
-    busy, idle = planner(), planner()
-    for number in range(1, 60):
-        for one, exposed in (busy, 0.004 * number), (idle, 0.0):
-            plan = one.choose(1)
-            one.learn(FinishedRound(None, None, [()], [0], 0.010, 0.0, exposed))
-            assert plan is None or plan.drafts
-    assert busy.speeds.costs._state[0] > idle.speeds.costs._state[0] + 0.2
+def test_the_host_belongs_to_the_kind_of_round_it_followed() -> None:
+    host, exposed = _HostSeconds(), 0.0
+    for number in range(200):
+        kind = Kind.HEAD if number % 4 else Kind.PLAIN
+        found = host.of_round(kind, exposed)
+        exposed += 0.5 if kind else 0.1
+        if number > 5:
+            assert found == pytest.approx(0.5 if kind else 0.1)
+    exposed += 100.0  # someone else had the machine
+    host.of_round(Kind.HEAD, exposed)
+    assert host.of_round(Kind.HEAD, exposed + 0.5) < 1.0
 
 
 def test_a_depth_of_which_little_is_known_does_as_the_one_above() -> None:

@@ -35,7 +35,10 @@ _STAY = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 1.01}
 _ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.003, Kind.HEAD: 0.97}
 _STAY_LOOKUP = 0.02  # more, for one request; of many requests a round says more about the gain
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
-_TRY_ROUNDS, _TRY_REQUESTS = 3, 16  # of a try of speculation; and when so many requests had a round, that says enough
+_TRY_ROUNDS, _TRY_REQUESTS = (
+    3,
+    6,
+)  # of a try of speculation; and when so many requests had a round, that says enough
 _FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the last,
 _LONGEST_WAIT = {Kind.PLAIN: 128, Kind.LOOKUP: 512, Kind.HEAD: 512}  # up to these,
 _PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
@@ -45,6 +48,8 @@ _LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost 
 # Where trees are planned by averages, an engine's first rounds with the head are of one usual size, of about so many
 # rows: they tell what wide and deep trees cost.
 _FIRST_TREES, _FIRST_ROWS = 2, 512
+# An engine's first rounds with the head plan with the costs hoped for, so that larger trees are tried, too.
+_HOPING = 16
 _HOPE = 4.0  # times that a first try takes its costs to be lower: measured in a slow moment, they would forbid drafts
 # What tries may lose, in plain rounds: at first, of each round since, and at most. And the longest catching up that
 # doesn't keep the head from its first try.
@@ -265,7 +270,11 @@ class AdaptivePlanner:
                 continue
             if way.since < way.wait:
                 continue
-            if kind != Kind.HEAD and way.rounds > _KNOWN and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
+            if (
+                kind != Kind.HEAD
+                and way.rounds > _KNOWN
+                and self.speeds.gain(size.rule, requests) > _FAR_AHEAD
+            ):
                 continue
             if kind != Kind.PLAIN:
                 late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
@@ -313,7 +322,7 @@ class AdaptivePlanner:
             self.match_rates,
             requests,
             gain * speeds.plain(requests) * extra / hope,
-            speeds.costs.model,
+            speeds.costs.hoped(requests) if self._head_rounds < _HOPING else speeds.costs.model,
             speeds.acceptance,
             hopes=hope > 1.0,
         )
