@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 # What a gain over plain decode counts for: of a kind that is the rule, and of one that isn't.
 _STAY = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 1.01}
-_ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.003, Kind.HEAD: 0.97}
-_STAY_LOOKUP = 0.02  # more, for one request; of many requests a round says more about the gain
+_ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 0.97}
+# What lookup's counts for beside that: with few requests it is asked for unless it loses, as it costs little; with
+# many, whose rounds say more about its gain, it has to pay.
+_ASK, _ASK_LESS = 0.02, 0.006
 _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
-_TRY_ROUNDS, _TRY_REQUESTS = (
-    3,
-    6,
-)  # of a try of speculation; and when so many requests had a round, that says enough
+# Rounds of a try of speculation; and requests that need no more than one round, in all its rounds together.
+_TRY_ROUNDS, _TRY_REQUESTS = 3, 6
 _FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the last,
 _LONGEST_WAIT = {Kind.PLAIN: 128, Kind.LOOKUP: 512, Kind.HEAD: 512}  # up to these,
 _PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
@@ -55,11 +55,11 @@ _HOPE = 4.0  # times that a first try takes its costs to be lower: measured in a
 # doesn't keep the head from its first try.
 _FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
 _TUNED_ROUNDS = 32  # of a batch size, that follow what was tuned
-# Rounds of a kind that are all learnt from; later every fourth is. On a CPU a forward pushes Python out of the caches,
-# and learning then takes a few percent of a round.
-_EARLY_ROUNDS, _LEARN_EVERY = 16, 4
+# Rounds of a kind that are all learnt from; later every fourth is, and of plain ones every eighth. On a CPU a forward
+# pushes Python out of the caches, and learning then takes a few percent of a round.
+_EARLY_ROUNDS, _LEARN_EVERY, _LEARN_PLAIN_EVERY = 16, 4, 8
 _SEARCH_EVERY = (
-    32  # rounds with the head between searches for the best tree, beside those after 1, 2, 4, 8 and 16
+    32  # rounds with the head between searches for the best tree, beside those after 1, 2, 4, 8, 16
 )
 
 
@@ -221,7 +221,8 @@ class AdaptivePlanner:
         self._head_rounds += kind == Kind.HEAD
         self._drafted += kind == Kind.HEAD
         self._credit = min(self._credit + _TRY_SHARE, _MOST_CREDIT)
-        if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % _LEARN_EVERY:
+        every = _LEARN_EVERY if kind else _LEARN_PLAIN_EVERY
+        if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % every:
             return
         drafted, speeds = done.drafted, self.speeds
         shape, levels, rows, tokens = PLAIN, 0, requests, done.tokens
@@ -249,7 +250,7 @@ class AdaptivePlanner:
         def worth(kind: Kind) -> float:
             gain = self.speeds.gain(kind, requests) * (_STAY if kind == size.rule else _ENTER)[kind]
             if kind == Kind.LOOKUP:
-                return gain + (_STAY_LOOKUP / math.sqrt(requests) if kind == size.rule else 0.0)
+                return gain + _ASK / math.sqrt(requests) - _ASK_LESS
             late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
             return gain / (1 + late / _PAYBACK_ROUNDS)
 
