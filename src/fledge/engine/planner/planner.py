@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from fledge.engine.result import LateTrees, Trees
 
 # What a gain over plain decode counts for: of a kind that is the rule, and of one that isn't.
-_STAY = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 1.01}
-_ENTER = {Kind.PLAIN: 1.0, Kind.LOOKUP: 1.0, Kind.HEAD: 0.97}
+_STAY, _ENTER = (1.0, 1.0, 1.01), (1.0, 1.0, 0.97)  # by kind
 # What lookup's counts for beside that: with few requests it is asked for unless it loses, as it costs little; with
 # many, whose rounds say more about its gain, it has to pay.
 _ASK, _ASK_LESS = 0.02, 0.006
@@ -40,14 +39,16 @@ _PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's cat
 # Rounds of a try of speculation; and requests that need no more than one round, in all its rounds together.
 _TRY_ROUNDS, _TRY_REQUESTS = 3, 6
 _FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the last,
-_LONGEST_WAIT = {Kind.PLAIN: 128, Kind.LOOKUP: 512, Kind.HEAD: 512}  # up to these,
+_LONGEST_WAIT = (128, 512, 512)  # up to these, by kind,
 _PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
+_ASK_AGAIN = 4  # rounds until a try that can't be paid is asked for again
+_REVIEW = 16  # and until the rule is looked at again, if nothing is learnt
 _FAR_AHEAD, _KNOWN = 1.5, 3  # a gain of the head at which nothing need be compared, after so many rounds
 _HOST_STEP, _HOST_LONGEST = 0.1, 4.0  # weight of a new host time, and how many times what is known it may be
 _LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost the host more than a plain one
-# Where trees are planned by averages, an engine's first rounds with the head are of one usual size, of about so many
-# rows: they tell what wide and deep trees cost.
-_FIRST_TREES, _FIRST_ROWS = 2, 512
+# An engine's first rounds with the head are of one usual size, of about so many rows, on a GPU and on a CPU: they tell
+# what wide and deep trees cost.
+_FIRST_TREES, _FIRST_ROWS, _FIRST_CPU_ROWS = 2, 512, 32
 # An engine's first rounds with the head plan with the costs hoped for, so that larger trees are tried, too.
 _HOPING = 16
 _HOPE = 4.0  # times that a first try takes its costs to be lower: measured in a slow moment, they would forbid drafts
@@ -57,7 +58,7 @@ _FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
 _TUNED_ROUNDS = 32  # of a batch size, that follow what was tuned
 # Rounds of a kind that are all learnt from; later every fourth is, and of plain ones every eighth. On a CPU a forward
 # pushes Python out of the caches, and learning then takes a few percent of a round.
-_EARLY_ROUNDS, _LEARN_EVERY, _LEARN_PLAIN_EVERY = 16, 4, 8
+_EARLY_ROUNDS, _LEARN_EVERY = (16, 16, 16), (8, 4, 4)  # by kind
 _SEARCH_EVERY = (
     32  # rounds with the head between searches for the best tree, beside those after 1, 2, 4, 8, 16
 )
@@ -137,17 +138,18 @@ class _Way:
     """One kind of round at a batch size, or in the group of sizes it belongs to."""
 
     rounds: int = 0
-    since: int = 0  # rounds of other kinds since its last one,
-    wait: int = 0  # and how many there are before it is tried
+    wait: int = 0  # rounds of other kinds before it is tried
+    due: int = 0  # the batch size's round in which it is
 
 
 @dataclass
 class _Size:
     """What is done in a group of batch sizes."""
 
-    ways: dict[Kind, _Way]
+    ways: tuple[_Way, ...] = field(default_factory=lambda: tuple(_Way() for _ in Kind))  # by kind
     rule: Kind = Kind.PLAIN
     rounds: int = 0
+    quiet: int = 0  # rounds before this one follow the rule without a thought
 
 
 @dataclass
@@ -175,29 +177,28 @@ class AdaptivePlanner:
         self._drafted = 0  # of these, since the last search for the best trees
         self._credit = _FIRST_CREDIT  # plain rounds that tries may lose
         self._host = _HostSeconds()
-        # By batch size, the rule and its plan, until something is learnt.
-        self._decided: dict[int, tuple[Kind, RoundPlan | None]] = {}
+        self._plans: dict[
+            tuple[int, int], RoundPlan
+        ] = {}  # by kind and batch size, until something is learnt
 
     def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
         """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
         size = self._size(requests)
-        if self.start and size.rounds < _TUNED_ROUNDS:
+        size.rounds += 1
+        if size.rounds < size.quiet:
+            return self._plan(size.rule, requests)
+        if self.start and size.rounds <= _TUNED_ROUNDS:
             tuned = self.start[min(self.start, key=lambda one: (abs(one - requests), one))]
             size.rule = Kind.HEAD if tuned.depth else Kind.PLAIN
-            kind, plan = size.rule, self._with_head(tuned, requests) if tuned.depth else None
-        else:
-            if requests not in self._decided:
-                size.rule = self._fastest(size, requests, behind)
-                self._decided[requests] = size.rule, self._plan(size.rule, requests)
-            kind, plan = self._decided[requests]
-            tried = self._tried(size, requests, behind)
-            if tried is not None:
-                first = size.ways[tried].wait <= 2 * _FIRST_WAIT
-                kind, plan = tried, self._plan(tried, requests, _HOPE if first else 1.0)
-        size.rounds += 1
-        for other, way in size.ways.items():
-            way.since = 0 if other == kind else way.since + 1
-        return plan
+            return self._with_head(tuned, requests) if tuned.depth else None
+        self._follow(size, self._fastest(size, requests, behind))
+        tried = self._tried(size, requests, behind)
+        if tried is None:
+            dues = [size.ways[kind].due for kind in self._kinds if kind != size.rule]
+            size.quiet = min(size.rounds + _REVIEW, *dues)
+            return self._plan(size.rule, requests)
+        first = size.ways[tried].wait <= 2 * _FIRST_WAIT
+        return self._plan(tried, requests, _HOPE if first else 1.0)
 
     def pays(self, requests: int) -> bool:
         """Whether prompts should be run through the head: it is the rule here, or about to be tried."""
@@ -221,8 +222,7 @@ class AdaptivePlanner:
         self._head_rounds += kind == Kind.HEAD
         self._drafted += kind == Kind.HEAD
         self._credit = min(self._credit + _TRY_SHARE, _MOST_CREDIT)
-        every = _LEARN_EVERY if kind else _LEARN_PLAIN_EVERY
-        if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % every:
+        if kind == size.rule and way.rounds > _EARLY_ROUNDS[kind] and way.rounds % _LEARN_EVERY[kind]:
             return
         drafted, speeds = done.drafted, self.speeds
         shape, levels, rows, tokens = PLAIN, 0, requests, done.tokens
@@ -242,7 +242,8 @@ class AdaptivePlanner:
         if self._drafted >= _SEARCH_EVERY or (kind == Kind.HEAD and way.rounds in (1, 2, 4, 8, 16)):
             speeds.forget_promises()
             self._drafted = 0
-        self._decided.clear()
+        size.quiet = 0
+        self._plans.clear()
 
     def _fastest(self, size: _Size, requests: int, behind: Callable[[], int]) -> Kind:
         """The kind of round to use here; a new one has to be better than the rule by a margin."""
@@ -256,38 +257,48 @@ class AdaptivePlanner:
 
         return max(self._kinds, key=worth)
 
+    def _follow(self, size: _Size, rule: Kind) -> None:
+        """From now on; the rule so far is tried again soon."""
+        if rule != size.rule:
+            left = size.ways[size.rule]
+            left.wait = min(left.wait, _FIRST_WAIT)
+            left.due = size.rounds + left.wait
+            size.rule = rule
+
     def _tried(self, size: _Size, requests: int, behind: Callable[[], int]) -> Kind | None:
         """The kind of round that it is time to try; None: none."""
         if self._try is not None and self._try[0] is size:
             _, kind, left = self._try
             self._try = (size, kind, left - 1) if left > 1 else None
             return kind
-        if not size.rounds:  # first of all the machine's pace
+        if size.rounds == 1:  # first of all the machine's pace
             return Kind.PLAIN
         for kind in self._kinds:
             way = size.ways[kind]
-            if kind == size.rule:
-                way.wait = min(way.wait, _FIRST_WAIT)
+            if kind == size.rule or size.rounds < way.due:
                 continue
-            if way.since < way.wait:
+            if not self._worth_a_try(size, kind, requests, behind):
+                way.due = size.rounds + _ASK_AGAIN
                 continue
-            if (
-                kind != Kind.HEAD
-                and way.rounds > _KNOWN
-                and self.speeds.gain(size.rule, requests) > _FAR_AHEAD
-            ):
-                continue
-            if kind != Kind.PLAIN:
-                late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
-                if late > (self._credit - 1.0 if way.wait else _LATEST):
-                    continue
             among_lookup = size.rule == Kind.LOOKUP and kind == Kind.PLAIN
             longest = _PLAIN_AMONG_LOOKUP if among_lookup else _LONGEST_WAIT[kind]
             way.wait = min(max(2 * way.wait, _FIRST_WAIT), longest)
             left = 0 if kind == Kind.PLAIN else min(_TRY_ROUNDS, -(-_TRY_REQUESTS // requests)) - 1
+            way.due = size.rounds + left + way.wait
             self._try = (size, kind, left) if left else None
             return kind
         return None
+
+    def _worth_a_try(self, size: _Size, kind: Kind, requests: int, behind: Callable[[], int]) -> bool:
+        """Whether a kind that is due tells enough, and can be paid."""
+        way = size.ways[kind]
+        known = kind != Kind.HEAD and way.rounds > _KNOWN
+        if known and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
+            return False
+        if kind == Kind.PLAIN:
+            return True
+        late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
+        return late <= (self._credit - 1.0 if way.wait else _LATEST)
 
     def _late(self, requests: int, behind: Callable[[], int]) -> float:
         """Plain rounds that the head needs to catch up."""
@@ -298,21 +309,33 @@ class AdaptivePlanner:
         """`hope`: rounds may be so many times cheaper than predicted."""
         if kind == Kind.PLAIN:
             return None
+        if hope > 1.0:
+            return self._new_plan(kind, requests, hope)
+        if (kind, requests) not in self._plans:
+            self._plans[kind, requests] = self._new_plan(kind, requests, hope)
+        return self._plans[kind, requests]
+
+    def _new_plan(self, kind: Kind, requests: int, hope: float) -> RoundPlan:
         if kind == Kind.LOOKUP:
             return self._confident(kind, lookup_alone(self.lookup), requests, hope)
-        shape = self.speeds.promise(requests).shape
-        if not self.confident and self._head_rounds < _FIRST_TREES:
-            nodes = min(max(_FIRST_ROWS // requests, 5), 16)
-            shape, hope = TreeShape(4, min(self.topk, 4), nodes if self.topk > 1 else 5), _HOPE
-        return self._with_head(shape, requests, hope)
+        if self._head_rounds < _FIRST_TREES:
+            return self._first_tree(requests)
+        return self._with_head(self.speeds.promise(requests).shape, requests, hope)
+
+    def _first_tree(self, requests: int) -> RoundPlan:
+        """A usual tree whatever it costs: nothing is learnt of rows that are believed to cost too much."""
+        topk = min(self.topk, 4)
+        most = _FIRST_CPU_ROWS if self.confident else _FIRST_ROWS
+        nodes = min(max(most // requests, 2), 16 if topk > 1 else 5)
+        plan = RoundPlan(TreeShape(min(nodes - 1, 4), topk, nodes, self.lookup), self.match_rates)
+        plan.hopes = True
+        return plan
 
     def _with_head(self, shape: TreeShape, requests: int, hope: float = 1.0) -> RoundPlan:
         """A plan that looks at the tree's own probabilities needs only its width."""
         if self.confident:
             return self._confident(Kind.HEAD, deepest(shape.topk, self.lookup), requests, hope)
-        plan = RoundPlan(replace(shape, lookup=self.lookup), self.match_rates)
-        plan.hopes = hope > 1.0
-        return plan
+        return RoundPlan(replace(shape, lookup=self.lookup), self.match_rates)
 
     def _confident(self, kind: Kind, bound: TreeShape, requests: int, hope: float) -> RoundPlan:
         speeds = self.speeds
@@ -331,7 +354,7 @@ class AdaptivePlanner:
     def _size(self, requests: int) -> _Size:
         group = group_of(requests)
         if group not in self._sizes:
-            self._sizes[group] = _Size({kind: _Way() for kind in self._kinds})
+            self._sizes[group] = _Size()
         return self._sizes[group]
 
 
@@ -339,7 +362,7 @@ class _HostSeconds:
     """What the host adds to a round of each kind: a mean over the latest."""
 
     def __init__(self) -> None:
-        self._known: dict[Kind, float] = {}
+        self._known = [0.0 for _ in Kind]
         self._before: tuple[Kind, float] | None = None
 
     def of_round(self, kind: Kind, exposed: float) -> float:
@@ -350,7 +373,7 @@ class _HostSeconds:
         if self._before is not None:
             earlier, before = self._before
             spent = exposed - before
-            known = self._known.get(earlier) or spent  # nothing may have been exposed so far
+            known = self._known[earlier] or spent  # nothing may have been exposed so far
             self._known[earlier] = known + _HOST_STEP * (min(spent, _HOST_LONGEST * known) - known)
         self._before = kind, exposed
-        return self._known.get(kind, 0.0)
+        return self._known[kind]

@@ -23,7 +23,7 @@ from fledge.engine.shapes import MAX_DEPTH, NODES, PLAIN, TOPKS, TreeShape, tree
 
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PROMISE_ROUNDS = 16  # rounds of a request that a promise is worth
-_FADE = {Kind.PLAIN: 1.0, Kind.LOOKUP: 0.99, Kind.HEAD: 0.98}  # what a round leaves of those before it
+_FADE = (1.0, 0.99, 0.98)  # what a round leaves of those before it, by kind
 
 
 class Promise(NamedTuple):
@@ -62,9 +62,8 @@ class Speeds:
         self.costs = LearntCosts(cost)
         self.acceptance = AcceptanceModel(MAX_DEPTH, topk, reach)
         self._topks = [k for k in TOPKS if k <= topk]
-        self._sums: defaultdict[tuple[int, Kind], _Sums] = defaultdict(_Sums)
-        self._heads: dict[int, tuple[int, _Sums]] = {}  # the head's, and the last batch size they are of
-        self._promises: dict[int, Promise] = {}  # by batch size, until `forget_promises`
+        self._sums: defaultdict[int, list[_Sums]] = defaultdict(lambda: [_Sums() for _ in Kind])
+        self._promises: dict[int, Promise] = {}  # by group, until `forget_promises`
 
     def plain(self, requests: int) -> float:
         """Tokens per second of plain decode."""
@@ -74,7 +73,7 @@ class Speeds:
         """Tokens per second of this kind of round over plain decode's."""
         if kind == Kind.PLAIN:
             return 1.0
-        sums = self._sums[group_of(requests), kind]
+        sums = self._sums[group_of(requests)][kind]
         tokens, seconds = 1.0, self.costs.extra(kind)
         if kind == Kind.HEAD:
             promise = self.promise(requests)
@@ -88,20 +87,20 @@ class Speeds:
         It is more than once where rounds decide by their own trees, which promises, of average trees, don't know.
         """
         group = group_of(requests)
-        known = [one for one, (_, sums) in self._heads.items() if sums.promised < 0.5 and one != group]
+        known = [one for one, sums in self._sums.items() if sums[Kind.HEAD].promised < 0.5 and one != group]
         if not known:
             return 1.0
-        other, sums = self._heads[min(known, key=lambda one: abs(one - group))]
-        promise = self.promise(other)
+        other = min(known, key=lambda one: abs(one - group))
+        sums, promise = self._sums[other][Kind.HEAD], self.promise(other)
         promised = promise.tokens / (promise.seconds * self.costs.extra(Kind.HEAD))
         return sums.tokens / max(sums.seconds, 1e-9) / promised
 
     def promise(self, requests: int) -> Promise:
-        """What the best tree promises at this batch size."""
-        found = self._promises.get(requests)
-        if found is None:
-            found = self._promises[requests] = self._search(requests)
-        return found
+        """What the best tree promises at this batch size, or was found to at one that shares its sums."""
+        group = group_of(requests)
+        if group not in self._promises:
+            self._promises[group] = self._search(requests)
+        return self._promises[group]
 
     def forget_promises(self) -> None:
         """Search for the best trees again."""
@@ -123,12 +122,9 @@ class Speeds:
         usual, as_expected = self.costs.learn(kind, requests, shape, levels, rows, seconds)
         over_plain = usual / max(self.costs.model.plain_seconds(requests), 1e-9)
         if not as_expected:  # so the rounds before tell nothing of those to come
-            self._sums.pop((group_of(requests), kind), None)
+            self._sums[group_of(requests)][kind] = _Sums()
         elif not costs_only:
-            sums = self._sums[group_of(requests), kind]
-            sums.add(tokens / requests, over_plain, _FADE[kind])
-            if kind == Kind.HEAD:
-                self._heads[group_of(requests)] = requests, sums
+            self._sums[group_of(requests)][kind].add(tokens / requests, over_plain, _FADE[kind])
         return over_plain
 
     def _search(self, requests: int) -> Promise:
