@@ -16,7 +16,7 @@ from fledge.draft.head import HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, DraftWeights
 from fledge.errors import EngineError
-from fledge.native import ops, unavailable_reason
+from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
 from fledge.target.cpu import batch_arguments, shape_reason
@@ -47,7 +47,7 @@ class NativeHeadRunner:
     int8: the matrices in 8 bits; otherwise in bf16, as everything else is.
     """
 
-    page_size = ops.PAGE_SIZE
+    page_size = abi.PAGE_SIZE
 
     def __init__(
         self, config: HeadConfig, weights: HeadWeights, embedding: Tensor, *, int8: bool = True
@@ -76,8 +76,8 @@ class NativeHeadRunner:
         )
         input_norm, post_norm, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
         cos, sin = (t.data_ptr() for t in self._rope)
-        self._struct = ops.HeadStruct(
-            ops.Shape(
+        self._struct = abi.DraftHead(
+            abi.Shape(
                 config.hidden_size,
                 config.intermediate_size,
                 config.num_heads,
@@ -90,9 +90,7 @@ class NativeHeadRunner:
             config.draft_vocab_size,
             int(config.norm_output),
             int(config.norm_before_residual),
-            ops.LayerPointers(
-                input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0
-            ),
+            abi.Layer(input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0),
             self._embedding.data_ptr(),
             hidden_norm,
             norm,
@@ -152,7 +150,7 @@ class NativeHeadRunner:
             filters = torch.stack([column.to(torch.float32) for column in draws[:4]], 1)  # [M, 4]
             drawn = (filters, draws.coin.contiguous())
         pointers = (ops.address(t) for t in (*held, *out, *drawn))
-        outputs = ops.HeadOutputs(ops.address(wanted), count, k, *pointers)
+        outputs = abi.HeadOutputs(ops.address(wanted), count, k, *pointers)
         self._library.fledge_head_forward(
             ctypes.byref(self._struct),
             ctypes.byref(arguments.struct),
