@@ -33,6 +33,7 @@ from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.engine.build import make_recorder
 from fledge.errors import DataError, EngineError
+from fledge.native.abi import MOST_NODES
 from fledge.target import Target
 from fledge.train.start import random_head
 
@@ -224,7 +225,7 @@ def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> 
         return None
     head = next(iter(heads.values()), None)
     target = head.target_it_reads(target) if head else target
-    context = min(options.cost_context, target.config.max_position_embeddings - 64)
+    context = min(options.cost_context, target.config.max_position_embeddings - MOST_NODES)
     return measure_costs(
         target,
         head_runner(target, head, draft_weights=options.draft_weights) if head else None,

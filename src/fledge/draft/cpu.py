@@ -20,9 +20,7 @@ from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
 from fledge.target.cpu import batch_arguments, shape_reason
-from fledge.target.rope import POSITIONS_BEYOND, rope_tables
-
-MAX_K = 64  # proposals per row the kernels can sort
+from fledge.target.rope import rope_tables
 
 
 def native_head_reason(config: HeadConfig) -> str:
@@ -72,7 +70,7 @@ class NativeHeadRunner:
             config.head_dim,
             config.rope_theta,
             config.rope_scaling,
-            config.max_position_embeddings + POSITIONS_BEYOND,
+            config.max_position_embeddings + abi.MOST_NODES,  # with the window of the last round
         )
         input_norm, post_norm, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
         cos, sin = (t.data_ptr() for t in self._rope)
@@ -132,8 +130,8 @@ class NativeHeadRunner:
         """The head over R rows; see `HeadRunner.forward`."""
         if (features is None) == (hidden is None):
             raise EngineError("a head forward takes either features (extend) or hidden states (draft step)")
-        if k > min(MAX_K, self.config.draft_vocab_size):
-            limit = min(MAX_K, self.config.draft_vocab_size)
+        if k > min(abi.MOST_NODES, self.config.draft_vocab_size):
+            limit = min(abi.MOST_NODES, self.config.draft_vocab_size)
             raise EngineError(f"{k} proposals a node are too many: use at most {limit}")
         rows = batch.token_ids.shape[0]
         arguments = batch_arguments(batch)

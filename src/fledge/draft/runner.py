@@ -16,8 +16,9 @@ from fledge.draft.config import HeadConfig
 from fledge.draft.head import Head, HeadWeights
 from fledge.draft.race import Draws, foreseen
 from fledge.errors import EngineError, HeadError
+from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
-from fledge.target.rope import POSITIONS_BEYOND, apply_rope, rope_tables
+from fledge.target.rope import apply_rope, rope_tables
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
@@ -84,7 +85,7 @@ class TorchHeadRunner:
             config.head_dim,
             config.rope_theta,
             config.rope_scaling,
-            config.max_position_embeddings + POSITIONS_BEYOND,
+            config.max_position_embeddings + MOST_NODES,  # with the window of the last round
         )
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
 

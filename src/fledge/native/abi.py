@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int64, c_void_p, sizeof
 
 PAGE_SIZE = 32  # KV entries
+# Of a tree, its root included: a row's window mask is one 64-bit integer. So a window has no more entries, and a node
+# no more children.
+MOST_NODES = 64
 MOST_THREADS = 64
 
 
@@ -166,7 +169,7 @@ STRUCTURES = (
     *(Shape, Layer, Batch, Decoder, DecoderOutputs, DraftHead, HeadOutputs),
     *(RoundModels, CarriedState, Drawing, DraftTerms, Drafts, Recent, Accepted),
 )
-LIMITS = {"PAGE_SIZE": PAGE_SIZE, "MOST_THREADS": MOST_THREADS}
+LIMITS = {"PAGE_SIZE": PAGE_SIZE, "MOST_NODES": MOST_NODES, "MOST_THREADS": MOST_THREADS}
 
 
 class _Mirrored(Structure):

@@ -15,7 +15,7 @@ from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
-from fledge.target.rope import POSITIONS_BEYOND, rope_table, window_rope_table
+from fledge.target.rope import rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 
@@ -92,7 +92,7 @@ class NativeDecoder:
         self.config = config
         self.device = torch.device("cpu")
         self._library = library()
-        positions = config.max_position_embeddings + POSITIONS_BEYOND
+        positions = config.max_position_embeddings + abi.MOST_NODES  # with the window of the last round
         self._angles = rope_table(config, positions)
         self._window_angles = window_rope_table(config, positions) or self._angles
         self._layers = [self._pack(index, layer) for index, layer in enumerate(weights.layers)]
