@@ -18,7 +18,7 @@ from fledge.engine.lookup import Proposal
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner import RoundPlan
+from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.request import Request, TreeTrace
 from fledge.engine.round import catch_up, lookup_round, plain_round, speculative_round
 from fledge.engine.shapes import TreeShape
