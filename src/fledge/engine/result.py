@@ -143,8 +143,7 @@ def _launched(
     models: Models, batch: RunningBatch, plan: RoundPlan | None, clock: PhaseClock
 ) -> Outcome | PlainOutcome:
     """The round itself; as a CUDA graph, where these are on and the round can be recorded."""
-    key = None if models.rounds is None else _round_key(batch, plan)
-    if models.rounds is None or key is None:
+    if models.rounds is None or (key := _round_key(batch, plan)) is None:
         return _round(models, batch, plan, clock)
     batch.selection.settle()
     if plan is not None:
