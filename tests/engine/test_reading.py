@@ -29,7 +29,7 @@ MOST_FILES = [
     ("torch", PENALTY, 29),
 ]
 # Of round.py and all of the engine's files that it imports, directly or not. The goal is 900.
-MOST_LINES = 4807
+MOST_LINES = 4780
 
 
 @pytest.mark.parametrize(("backend", "options", "most"), MOST_FILES)

@@ -173,7 +173,7 @@ def _round(
 def _round_key(batch: RunningBatch, plan: RoundPlan | None) -> RoundKey | None:
     """What the round's kernels depend on; None: the round can't be recorded."""
     choice, speculating = batch.selection.choice, batch.speculating()
-    if choice is None or batch.poison or (plan is not None and not plan.drafts):
+    if choice is None or (plan is not None and not plan.drafts):
         return None
     shape = None if plan is None else plan.bound
     return RoundKey(batch.size, shape, speculating.some, speculating.mask is None, choice)
