@@ -31,7 +31,7 @@ from fledge.bench.workloads import Workload, load_workloads
 from fledge.data.options import Progress, silent
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
-from fledge.engine.build import make_recorder
+from fledge.engine.graphs import CudaRecorder
 from fledge.errors import DataError, EngineError
 from fledge.native.abi import MOST_NODES
 from fledge.target import Target
@@ -131,7 +131,7 @@ def refuse_impossible(target: Target, options: BenchOptions) -> None:
     if options.concurrency:
         _fitting_prompts(target, workloads[0], longest_answer(options.sweep_tokens))
     if options.cuda_graphs:
-        make_recorder(target.device)
+        CudaRecorder(target.device)
 
 
 class _Work(NamedTuple):
