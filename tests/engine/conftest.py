@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -13,8 +13,12 @@ import torch
 
 from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Engine, SamplingParams, TreeShape, native_tree
+from fledge.engine import round as round_module
+from fledge.engine.carried import RunningBatch
+from fledge.engine.forwards import Models
+from fledge.engine.outcome import Drafts
 from fledge.engine.planner.plan import RoundPlan
-from fledge.engine.request import Completion
+from fledge.engine.request import Completion, Request
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
 from tests.tiny import TinyShape, save_tiny_target
@@ -72,6 +76,36 @@ def noisy_head(target: Target) -> Head:
     return made
 
 
+@pytest.fixture
+def spoiled_first_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first level that a round has drafted from is overwritten: it mustn't be read before the next one is carried.
+
+    Of rounds in Python, not of those that are one call.
+    """
+    append, draft = RunningBatch.append, round_module.draft
+
+    def spoil(batch: RunningBatch, rows: object) -> None:
+        now = batch.view()
+        now.first_token_ids[rows] = 0  # type: ignore[index]
+        now.first_log_probs[rows] = now.hidden[rows] = torch.nan  # type: ignore[index]
+
+    def appended(batch: RunningBatch, request: Request, pages: Sequence[int], bonus: torch.Tensor) -> None:
+        append(batch, request, pages, bonus)
+        if request.speculate:
+            spoil(batch, batch.size - 1)
+
+    def drafted(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafts:
+        mask = batch.speculating().mask
+        rows = slice(None) if mask is None else mask
+        assert not batch.view().first_log_probs[rows].isnan().any(), "its first level isn't there yet"
+        made = draft(models, batch, plan)
+        spoil(batch, rows)
+        return made
+
+    monkeypatch.setattr(RunningBatch, "append", appended)
+    monkeypatch.setattr(round_module, "draft", drafted)
+
+
 @contextmanager
 def plainly() -> Iterator[None]:
     """What has a kernel is done in torch alone."""
@@ -102,8 +136,6 @@ def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]
 
 class Uneven(RoundPlan):
     """Every request gets a number of nodes of its own, some none."""
-
-    by_terms = False
 
     def __init__(self, bound: TreeShape) -> None:
         super().__init__(bound)

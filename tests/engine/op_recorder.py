@@ -39,7 +39,7 @@ def act_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_tree, "reads_are_free", lambda tensor: False)
     monkeypatch.setattr(decoder, "paged_attention", PaddedAttention)
     monkeypatch.setattr(runner, "paged_attention", PaddedAttention)
-    monkeypatch.setattr(build, "make_recorder", OpRecorder)
+    monkeypatch.setattr(build, "CudaRecorder", OpRecorder)
 
 
 class OpRecorder:

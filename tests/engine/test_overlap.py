@@ -15,6 +15,7 @@ from tests.engine.conftest import SHAPES, Greedy, scripted_head
 from tests.engine.lazy_lane import LazyLane
 
 SHAPE = TreeShape(4, 2, 9)
+pytestmark = pytest.mark.usefixtures("spoiled_first_levels")
 
 
 @pytest.fixture(params=["thread", "lazy"])
@@ -28,10 +29,7 @@ def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def overlapping(target: Target, head: object = None, **options: object) -> Engine:
-    """An engine with overlap that spoils carried state once it is used up."""
-    engine = Engine(target, head, overlap=True, **options)  # type: ignore[arg-type]
-    engine._core._batch.poison = True
-    return engine
+    return Engine(target, head, overlap=True, **options)  # type: ignore[arg-type]
 
 
 def answers(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Completion]:

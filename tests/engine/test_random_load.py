@@ -22,7 +22,10 @@ from tests.engine.soak import soak, tiny
 from tests.tiny import TinyShape, save_tiny_target
 
 CONTEXT = 320
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+pytestmark = [
+    pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run"),
+    pytest.mark.usefixtures("spoiled_first_levels"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,6 @@ def serve(
         target, perfect_head(target, jobs), max_batch=8, max_context=CONTEXT, kv_tokens=3 * CONTEXT // 2, tree=tree,
         prefill_rows=96, busy_prefill_rows=48, overlap=overlap,
     )  # fmt: skip
-    engine._core._batch.poison = True
     rng = random.Random(seed)
     if tree is None:
         plans = [None, None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(3, 2, 6))]

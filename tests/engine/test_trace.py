@@ -69,8 +69,6 @@ def test_a_trace_leaves_out_the_nodes_that_only_neighbours_have(
 class Uneven(RoundPlan):
     """The first request gets 2 drafts, others 7."""
 
-    by_terms = False
-
     def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
         counts = torch.tensor([2] + [7] * (len(scores) - 1))
         return 8, counts if len(counts) > 1 else None

@@ -85,5 +85,5 @@ def test_a_cache_that_cannot_be_written_is_said_and_another_helps(
     assert "cache is a link to" in reason
     assert "FLEDGE_CACHE names another folder" in reason
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "other"))
-    with pytest.raises(AttributeError, match="fledge_start"):  # the small library is compiled and loaded
+    with pytest.raises(AttributeError, match="fledge_mirrored"):  # the small library is compiled and loaded
         build._load.__wrapped__()

@@ -22,11 +22,12 @@ from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.draft import HeadRunner
 from fledge.engine.lane import seconds_of
+from fledge.native.abi import MOST_NODES
 from fledge.target import ForwardBatch, Target
 from fledge.target.cpu import NativeDecoder
 
 EXTEND_ROWS = 4
-_ROOM = 64  # rows after the context
+_ROOM = MOST_NODES  # rows after the context
 
 
 def measure_costs(

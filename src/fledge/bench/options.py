@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fledge.errors import DataError
+from fledge.native.abi import MOST_NODES
 
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
@@ -16,8 +17,7 @@ Levels = Annotated[tuple[Count, ...], Field(min_length=1)]
 AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# In-tree masks are 64 bits wide, so a verify has at most 64 rows a request.
-Rows = Annotated[int, Field(ge=1, le=64)]
+Rows = Annotated[int, Field(ge=1, le=MOST_NODES)]  # of one request
 
 
 class BenchOptions(BaseModel):

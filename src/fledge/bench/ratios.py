@@ -41,7 +41,7 @@ from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine
-from fledge.engine.build import make_recorder
+from fledge.engine.graphs import CudaRecorder
 from fledge.errors import DataError
 from fledge.target import Target
 from fledge.train.start import random_head
@@ -239,7 +239,7 @@ class Bench:
 
     def attention(self) -> Iterator[Ratio]:
         """Bytes of KV a second that attention reads, over those of a copy."""
-        recorder = make_recorder(self.target.decoder.device)
+        recorder = CudaRecorder(self.target.decoder.device)
         yield from kv_reads(self.target, recorder, self.options.contexts, max(5, self.options.repeats))
 
     def _requests(self, count: int) -> list[list[int]]:

@@ -31,8 +31,9 @@ from fledge.bench.workloads import Workload, load_workloads
 from fledge.data.options import Progress, silent
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
-from fledge.engine.build import make_recorder
+from fledge.engine.graphs import CudaRecorder
 from fledge.errors import DataError, EngineError
+from fledge.native.abi import MOST_NODES
 from fledge.target import Target
 from fledge.train.start import random_head
 
@@ -130,7 +131,7 @@ def refuse_impossible(target: Target, options: BenchOptions) -> None:
     if options.concurrency:
         _fitting_prompts(target, workloads[0], longest_answer(options.sweep_tokens))
     if options.cuda_graphs:
-        make_recorder(target.device)
+        CudaRecorder(target.device)
 
 
 class _Work(NamedTuple):
@@ -224,7 +225,7 @@ def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> 
         return None
     head = next(iter(heads.values()), None)
     target = head.target_it_reads(target) if head else target
-    context = min(options.cost_context, target.config.max_position_embeddings - 64)
+    context = min(options.cost_context, target.config.max_position_embeddings - MOST_NODES)
     return measure_costs(
         target,
         head_runner(target, head, draft_weights=options.draft_weights) if head else None,

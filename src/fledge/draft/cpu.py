@@ -16,13 +16,11 @@ from fledge.draft.head import HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, DraftWeights
 from fledge.errors import EngineError
-from fledge.native import ops, unavailable_reason
+from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
 from fledge.target.cpu import batch_arguments, shape_reason
-from fledge.target.rope import POSITIONS_BEYOND, rope_tables
-
-MAX_K = 64  # proposals per row the kernels can sort
+from fledge.target.rope import rope_tables
 
 
 def native_head_reason(config: HeadConfig) -> str:
@@ -47,7 +45,7 @@ class NativeHeadRunner:
     int8: the matrices in 8 bits; otherwise in bf16, as everything else is.
     """
 
-    page_size = ops.PAGE_SIZE
+    page_size = abi.PAGE_SIZE
 
     def __init__(
         self, config: HeadConfig, weights: HeadWeights, embedding: Tensor, *, int8: bool = True
@@ -72,12 +70,12 @@ class NativeHeadRunner:
             config.head_dim,
             config.rope_theta,
             config.rope_scaling,
-            config.max_position_embeddings + POSITIONS_BEYOND,
+            config.max_position_embeddings + abi.MOST_NODES,  # with the window of the last round
         )
         input_norm, post_norm, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
         cos, sin = (t.data_ptr() for t in self._rope)
-        self._struct = ops.HeadStruct(
-            ops.Shape(
+        self._struct = abi.DraftHead(
+            abi.Shape(
                 config.hidden_size,
                 config.intermediate_size,
                 config.num_heads,
@@ -90,9 +88,7 @@ class NativeHeadRunner:
             config.draft_vocab_size,
             int(config.norm_output),
             int(config.norm_before_residual),
-            ops.LayerPointers(
-                input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0
-            ),
+            abi.Layer(input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0),
             self._embedding.data_ptr(),
             hidden_norm,
             norm,
@@ -134,8 +130,8 @@ class NativeHeadRunner:
         """The head over R rows; see `HeadRunner.forward`."""
         if (features is None) == (hidden is None):
             raise EngineError("a head forward takes either features (extend) or hidden states (draft step)")
-        if k > min(MAX_K, self.config.draft_vocab_size):
-            limit = min(MAX_K, self.config.draft_vocab_size)
+        if k > min(abi.MOST_NODES, self.config.draft_vocab_size):
+            limit = min(abi.MOST_NODES, self.config.draft_vocab_size)
             raise EngineError(f"{k} proposals a node are too many: use at most {limit}")
         rows = batch.token_ids.shape[0]
         arguments = batch_arguments(batch)
@@ -152,7 +148,7 @@ class NativeHeadRunner:
             filters = torch.stack([column.to(torch.float32) for column in draws[:4]], 1)  # [M, 4]
             drawn = (filters, draws.coin.contiguous())
         pointers = (ops.address(t) for t in (*held, *out, *drawn))
-        outputs = ops.HeadOutputs(ops.address(wanted), count, k, *pointers)
+        outputs = abi.HeadOutputs(ops.address(wanted), count, k, *pointers)
         self._library.fledge_head_forward(
             ctypes.byref(self._struct),
             ctypes.byref(arguments.struct),

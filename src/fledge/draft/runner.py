@@ -5,7 +5,7 @@ The head's KV index p belongs to position p, where the head has read x[p+1] and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from fledge.attention import paged_attention
 from fledge.draft.config import HeadConfig
-from fledge.draft.head import Head, HeadWeights
+from fledge.draft.head import HeadWeights
 from fledge.draft.race import Draws, foreseen
-from fledge.errors import EngineError, HeadError
+from fledge.errors import EngineError
+from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
-from fledge.target.rope import POSITIONS_BEYOND, apply_rope, rope_tables
-
-if TYPE_CHECKING:
-    from fledge.target.target import Target
+from fledge.target.rope import apply_rope, rope_tables
 
 DraftWeights = Literal["int8", "bfloat16"]  # what the head's matrices are kept in
 
@@ -84,7 +82,7 @@ class TorchHeadRunner:
             config.head_dim,
             config.rope_theta,
             config.rope_scaling,
-            config.max_position_embeddings + POSITIONS_BEYOND,
+            config.max_position_embeddings + MOST_NODES,  # with the window of the last round
         )
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
 
@@ -158,38 +156,3 @@ class TorchHeadRunner:
         gate, up = F.linear(F.rms_norm(h, shape, w.post_norm, eps), w.gate_up).chunk(2, dim=-1)
         out = h + F.linear(F.silu(gate) * up, w.down)
         return out, F.rms_norm(out, shape, w.norm, eps)
-
-
-def head_runner(
-    target: Target,
-    head: Head,
-    backend: Literal["auto", "native", "torch"] = "auto",
-    draft_weights: DraftWeights | None = None,
-) -> HeadRunner:
-    """The runner that fits the target's decoder; a head for another target is refused.
-
-    draft_weights: left out, int8 on the native CPU kernels. Plain torch keeps the target's own type and can't do int8.
-    """
-    if draft_weights not in (None, *get_args(DraftWeights)):
-        raise HeadError(
-            f"draft_weights is {draft_weights!r}; choose one of {', '.join(get_args(DraftWeights))}"
-        )
-    head = head.running_with(target)
-    embedding = target.ends.embedding if head.weights.embedding is None else head.weights.embedding
-    reason = "the target decodes with torch"
-    if backend == "native" or (backend == "auto" and target.decoder.backend == "native"):
-        from fledge.draft.cpu import NativeHeadRunner, native_head_reason  # may compile its kernels
-
-        reason = native_head_reason(head.config)
-        if not reason:
-            int8 = draft_weights != "bfloat16"
-            return NativeHeadRunner(head.config, head.weights, embedding, int8=int8)
-    if backend == "native":
-        raise HeadError(f"the native CPU kernels can't run this head: {reason}. Use backend='torch'")
-    if draft_weights not in (None, str(target.dtype).removeprefix("torch.")):
-        raise HeadError(
-            f"draft_weights={draft_weights!r} needs the native CPU kernels ({reason}); in torch a head computes in the "
-            f"target's {str(target.dtype).removeprefix('torch.')}: leave draft_weights out"
-        )
-    embedding = embedding.to(target.device, target.dtype)
-    return TorchHeadRunner(head.config, head.weights, embedding, page_size=target.decoder.page_size)

@@ -30,7 +30,6 @@ from fledge.target.target import Target
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
 _OVERLAPS = ("cuda",)  # devices where that is worth it without being asked for; see docs/engine.md
-make_recorder = CudaRecorder  # tests: another
 _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
 
 
@@ -56,7 +55,7 @@ def refuse_unfit(target: Target, options: EngineOptions) -> None:
             f"max_context is {options.max_context}, but this target's positions allow 2 to {limit}; choose one of those"
         )
     if options.cuda_graphs:
-        make_recorder(target.device)
+        CudaRecorder(target.device)
 
 
 def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOptions) -> EngineParts:
@@ -168,7 +167,7 @@ def _allocate(
         topk=topk,
         native=native,
         native_plain=native or native_plain(decoder, kv, last_position),
-        rounds=RecordedRounds(make_recorder(decoder.device)) if cuda_graphs else None,
+        rounds=RecordedRounds(CudaRecorder(decoder.device)) if cuda_graphs else None,
     )
 
 

@@ -32,7 +32,6 @@ from fledge.engine.native_tree import Passed, RowCopier
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.selection import SelectionRows
-from fledge.errors import EngineError
 
 
 class CarriedSizes(NamedTuple):
@@ -121,7 +120,6 @@ class RunningBatch:
         self.pending = [0] * rows  # positions each row's head is behind, however many
         self.restarted = [False] * rows  # rows whose head's KV has a gap before its head_start
         self._speculates = [False] * rows
-        self.poison = False  # tests: see `use_first`
         self.selection = SelectionRows(rows, sizes.vocabulary, device)
         self._speculating: Speculating | None = None
         self._mask = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -156,7 +154,6 @@ class RunningBatch:
         self._speculates[row] = request.speculate
         self.selection.append(request, bonus)
         self._changed()
-        self._use_up(row)
 
     def remove(self, row: int) -> None:
         """Take a row out; the last row moves into its place."""
@@ -224,28 +221,6 @@ class RunningBatch:
         """A round without the head passed: so many more positions of each are pending."""
         for number, count in enumerate(counts):
             self.pending[number] += count
-
-    def use_first(self) -> None:
-        """A round has drafted from what `set_first` carried, which mustn't be read again before it is set anew.
-
-        With `poison` (tests) that is enforced: what is used up is overwritten, and drafting from it raises EngineError.
-        """
-        if not self.poison:
-            return
-        scores = self.view().first_log_probs
-        mask = self.speculating().mask
-        if torch.isnan(scores if mask is None else scores[mask]).any():
-            raise EngineError(
-                "a draft began before its first level was there; report this as a bug of the engine"
-            )
-        for row in range(self.size):
-            self._use_up(row)
-
-    def _use_up(self, row: int) -> None:
-        if self.poison and self._speculates[row]:
-            self._state.first_token_ids[row] = 0
-            self._state.first_log_probs[row] = torch.nan
-            self._state.hidden[row] = torch.nan
 
     def fall_behind(self, passed: Passed) -> None:
         """Keep what the head needs to catch up on the positions that a round passed without it."""

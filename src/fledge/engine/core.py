@@ -30,6 +30,7 @@ from fledge.engine.result import RoundResult, run_round
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
 from fledge.errors import EngineError
+from fledge.native.abi import MOST_NODES
 
 
 class EngineCore:
@@ -369,4 +370,4 @@ def _most_tokens(plan: RoundPlan | None) -> int:
 
 
 # By how many tokens a request emits in a round: their origins, accepted drafts by depth, then the bonus token.
-_ORIGINS = [[*range(1, count), 0] for count in range(66)]
+_ORIGINS = [[*range(1, count), 0] for count in range(MOST_NODES + 1)]

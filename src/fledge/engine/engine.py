@@ -13,8 +13,9 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
+from fledge.draft.backend import head_runner
 from fledge.draft.head import Head
-from fledge.draft.runner import DraftWeights, HeadRunner, head_runner
+from fledge.draft.runner import DraftWeights, HeadRunner
 from fledge.engine.build import build_parts, refuse_unfit
 from fledge.engine.checks import listed, switch, whole_numbers
 from fledge.engine.core import EngineCore

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.engine.shapes import MASK_BITS, TreeShape
+from fledge.engine.shapes import TreeShape
+from fledge.native.abi import MOST_NODES
 
 
 class RowLayout(NamedTuple):
@@ -56,8 +57,8 @@ class Layouts:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._rows: dict[tuple[int, int], RowLayout] = {}
-        one = torch.ones(MASK_BITS, dtype=torch.int64)
-        self._bits = torch.bitwise_left_shift(one, torch.arange(MASK_BITS)).to(device)
+        one = torch.ones(MOST_NODES, dtype=torch.int64)
+        self._bits = torch.bitwise_left_shift(one, torch.arange(MOST_NODES)).to(device)
         self._trees: dict[tuple[int, TreeShape], TreeLayout] = {}
         self._verifies: dict[tuple[int, int, int], VerifyLayout] = {}
 
@@ -101,7 +102,7 @@ class Layouts:
         depth, topk, device, bits = shape.depth, shape.topk, self.device, self._bits
         level = [1] * topk + [d for d in range(2, depth + 1) for _ in range(topk * topk)]
         copied = list(range(1, shape.lookup + 1))
-        numbers = torch.arange(MASK_BITS + 2, device=device).repeat(requests, 1)  # [B, 66]
+        numbers = torch.arange(MOST_NODES + 1, device=device).repeat(requests, 1)  # [B, 65]
         levels = range(max(depth - 1, 0))
         return TreeLayout(
             draft_rows=self.rows(requests, topk),

@@ -1,12 +1,9 @@
-"""A plain round in one C++ call, where the target runs on the CPU kernels; with the result of `round.plain_round`.
-
-The structures are those of native/round.h, field by field.
-"""
+"""A plain round in one C++ call, where the target runs on the CPU kernels; with the result of `round.plain_round`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import Structure, addressof, byref, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import addressof, byref, c_double, c_int32, c_int64, c_void_p
 from functools import partial
 
 import torch
@@ -15,41 +12,10 @@ from torch import Tensor
 from fledge.draft.cpu import NativeHeadRunner
 from fledge.engine.carried import Carried
 from fledge.engine.selection import Drawing
+from fledge.native import abi
 from fledge.native.build import library, short_calls
 from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder
-
-
-class ModelsStruct(Structure):
-    """`RoundModels`: the models and their KV; null: no head."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("target", "head", "head_kv", "kv")),
-        *((name, c_int64) for name in ("pages", "last_position")),
-        *((name, c_int) for name in ("layers", "kv_heads", "head_dim")),
-    ]
-
-
-class CarriedStruct(Structure):
-    """`CarriedState`: what B requests carry; see `Carried`."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("requests", "pages", "topk", "known")),
-        *((name, c_void_p) for name in ("length", "bonus", "page_table", "head_start", "head_pages")),
-        *((name, c_void_p) for name in ("first_token_ids", "first_log_probs", "hidden", "history")),
-    ]
-
-
-class DrawingStruct(Structure):
-    """How B requests draw their tokens; see `selection.Drawing`."""
-
-    _fields_ = [("filters", c_void_p), ("keys", c_void_p)]
-
-
-class RecentStruct(Structure):
-    """`Recent`: where B requests keep what a head that falls behind will need; null: nowhere."""
-
-    _fields_ = [("tokens", c_void_p), ("features", c_void_p), ("kept", c_int64)]
 
 
 class NativePlain:
@@ -65,13 +31,13 @@ class NativePlain:
     ) -> None:
         c = decoder.config
         self._held = decoder, head, kv, head_kv
-        self._models = ModelsStruct(
+        self._models = abi.RoundModels(
             decoder.pointer,
             None if head is None else head.pointer,
             None if head_kv is None else head_kv.data_ptr(),
             kv.data_ptr(), kv.shape[1], last_position, c.num_layers, c.num_kv_heads, c.head_dim,
         )  # fmt: skip
-        self._carried: dict[tuple[int, int], CarriedStruct] = {}
+        self._carried: dict[tuple[int, int], abi.CarriedState] = {}
         self._plain: Callable[..., float] = library().fledge_plain_round
         self._plain.argtypes = [c_void_p] * 5
         self._plain.restype = c_double
@@ -96,7 +62,7 @@ class NativePlain:
         ids = (c_int32 * len(pages))(*pages)
         return partial(self._forget, addressof(self._models), ids, len(pages))
 
-    def _view(self, now: Carried) -> CarriedStruct:
+    def _view(self, now: Carried) -> abi.CarriedState:
         key = now.length.data_ptr(), len(now.length)
         found = self._carried.get(key)
         if found is None:
@@ -110,7 +76,7 @@ class NativePlain:
                 now.length, now.bonus, now.page_table, now.head_start, now.head_pages,
                 now.first_token_ids, now.first_log_probs, now.hidden, now.history,
             )  # fmt: skip
-            found = self._carried[key] = CarriedStruct(*sizes, *(tensor.data_ptr() for tensor in tensors))
+            found = self._carried[key] = abi.CarriedState(*sizes, *(tensor.data_ptr() for tensor in tensors))
         return found
 
 
@@ -119,18 +85,16 @@ def native_plain(decoder: Decoder, kv: Tensor, last_position: int) -> NativePlai
     return NativePlain(decoder, kv, last_position) if isinstance(decoder, NativeDecoder) else None
 
 
-def recent_of(now: Carried, keep: bool) -> RecentStruct:
+def recent_of(now: Carried, keep: bool) -> abi.Recent:
     """It points into `now`; all null without `keep`."""
     tokens, features = now.recent_tokens, now.recent_features
     if not keep:
-        return RecentStruct()
-    return RecentStruct(tokens.data_ptr(), features.data_ptr(), tokens.shape[1])
+        return abi.Recent()
+    return abi.Recent(tokens.data_ptr(), features.data_ptr(), tokens.shape[1])
 
 
-def drawing_of(drawing: Drawing | None) -> DrawingStruct:
+def drawing_of(drawing: Drawing | None) -> abi.Drawing:
     """It points into `drawing`; None: null pointers."""
     return (
-        DrawingStruct()
-        if drawing is None
-        else DrawingStruct(drawing.filters.data_ptr(), drawing.keys.data_ptr())
+        abi.Drawing() if drawing is None else abi.Drawing(drawing.filters.data_ptr(), drawing.keys.data_ptr())
     )

@@ -12,7 +12,7 @@ takes it apart later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import POINTER, Structure, addressof, byref, c_double, c_int64, c_void_p
+from ctypes import addressof, byref, c_double, c_int64, c_void_p
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,56 +24,15 @@ from fledge.draft.runner import HeadRunner
 from fledge.draft.tree import DraftTree
 from fledge.engine.carried import Carried, RunningBatch
 from fledge.engine.lookup import LONGEST, Proposal
-from fledge.engine.native_plain import (
-    CarriedStruct,
-    DrawingStruct,
-    ModelsStruct,
-    NativePlain,
-    drawing_of,
-    recent_of,
-)
+from fledge.engine.native_plain import NativePlain, drawing_of, recent_of
 from fledge.engine.planner.plan import RoundPlan, Terms
 from fledge.engine.selection import Drawing
 from fledge.engine.shapes import TreeShape
+from fledge.native import abi
 from fledge.native.build import library
 from fledge.native.ops import address
 from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder
-
-
-class _DraftTerms(Structure):
-    """`DraftTerms` of native/round.h: a plan's bound and `Terms`."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("depth", "topk", "nodes", "lookup", "longest")),
-        ("log_rates", c_void_p),
-        ("speculates", c_void_p),
-        ("calibration", POINTER(c_double)),
-        ("next", POINTER(c_double)),
-        ("known", POINTER(c_int64)),
-        ("costs", POINTER(c_double)),
-        ("step", c_double),
-        ("points", c_int64),
-    ]
-
-
-class _Drafts(Structure):
-    """`Drafts` of native/round.h: where a call writes its trees."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("integers", "floats", "smalls")),
-        *((name, c_int64) for name in ("levels", "nodes", "rows")),
-    ]
-
-
-class _Accepted(Structure):
-    """`Accepted` of native/round.h: where a call writes what a round accepted."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("emitted", "path")),
-        ("width", c_int64),
-        *((name, c_double) for name in ("draft", "verify", "accept")),
-    ]
 
 
 class VerifyRows(NamedTuple):
@@ -109,7 +68,7 @@ class NativeDraft:
         self._room = torch.empty(smalls, dtype=torch.int64)
         self._begins = integers, floats
         at = self._room.data_ptr()
-        self.raw = _Drafts(at, at + 8 * integers, at + 8 * floats)
+        self.raw = abi.Drafts(at, at + 8 * integers, at + 8 * floats)
 
     @property
     def rows(self) -> int:
@@ -217,7 +176,7 @@ class _Room:
         self._requests = requests
         self._emitted = torch.empty(requests * (1 + widest), dtype=torch.int64)
         self._path = torch.empty(requests * widest, dtype=torch.int64)
-        self.raw = _Accepted(self._emitted.data_ptr(), self._path.data_ptr())
+        self.raw = abi.Accepted(self._emitted.data_ptr(), self._path.data_ptr())
 
     def outcome(self, made: NativeDraft) -> NativeOutcome:
         """What the call wrote."""
@@ -240,7 +199,7 @@ class NativeRound(NativePlain):
         self, decoder: NativeDecoder, kv: Tensor, head: NativeHeadRunner, head_kv: Tensor, last_position: int
     ) -> None:
         super().__init__(decoder, kv, last_position, head, head_kv)
-        self._last: tuple[TreeShape | None, Terms | None, _DraftTerms] = None, None, _DraftTerms()
+        self._last: tuple[TreeShape | None, Terms | None, abi.DraftTerms] = None, None, abi.DraftTerms()
         self._draft: Callable[..., None] = library().fledge_draft
         self._round: Callable[..., None] = library().fledge_round
         self._lookup: Callable[..., None] = library().fledge_lookup_round
@@ -286,15 +245,17 @@ class NativeRound(NativePlain):
             path.shape[1], move,
         )  # fmt: skip
 
-    def _inputs(self, given: DraftInputs) -> tuple[ModelsStruct, CarriedStruct, _DraftTerms, DrawingStruct]:
+    def _inputs(
+        self, given: DraftInputs
+    ) -> tuple[abi.RoundModels, abi.CarriedState, abi.DraftTerms, abi.Drawing]:
         return self._models, self._view(given.now), self._bounds(given), drawing_of(given.drawing)
 
-    def _bounds(self, given: DraftInputs) -> _DraftTerms:
+    def _bounds(self, given: DraftInputs) -> abi.DraftTerms:
         """The plan as the kernels read it, kept while the next rounds have the same plan."""
         bound, terms = given.bound, given.terms
         last_bound, last_terms, wanted = self._last
         if bound != last_bound or terms is not last_terms:
-            wanted = _DraftTerms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
+            wanted = abi.DraftTerms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
             if terms is not None:
                 points = len(terms.rows)
                 wanted.calibration = (c_double * len(terms.calibration))(*terms.calibration)

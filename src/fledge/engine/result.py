@@ -18,7 +18,7 @@ from fledge.engine.lookup import Proposal
 from fledge.engine.native_round import NativeDraft
 from fledge.engine.outcome import Outcome, PlainOutcome
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner import RoundPlan
+from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.request import Request, TreeTrace
 from fledge.engine.round import catch_up, lookup_round, plain_round, speculative_round
 from fledge.engine.shapes import TreeShape
@@ -143,8 +143,7 @@ def _launched(
     models: Models, batch: RunningBatch, plan: RoundPlan | None, clock: PhaseClock
 ) -> Outcome | PlainOutcome:
     """The round itself; as a CUDA graph, where these are on and the round can be recorded."""
-    key = None if models.rounds is None else _round_key(batch, plan)
-    if models.rounds is None or key is None:
+    if models.rounds is None or (key := _round_key(batch, plan)) is None:
         return _round(models, batch, plan, clock)
     batch.selection.settle()
     if plan is not None:
@@ -174,7 +173,7 @@ def _round(
 def _round_key(batch: RunningBatch, plan: RoundPlan | None) -> RoundKey | None:
     """What the round's kernels depend on; None: the round can't be recorded."""
     choice, speculating = batch.selection.choice, batch.speculating()
-    if choice is None or batch.poison or (plan is not None and not plan.drafts):
+    if choice is None or (plan is not None and not plan.drafts):
         return None
     shape = None if plan is None else plan.bound
     return RoundKey(batch.size, shape, speculating.some, speculating.mask is None, choice)

@@ -60,7 +60,7 @@ class Round(NamedTuple):
 def speculative_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: PhaseClock) -> Outcome:
     """Draft, verify, accept, extend."""
     native = models.native
-    if native is not None and plan.by_terms and not batch.selection.wants_logits and not batch.poison:
+    if native is not None and not batch.selection.wants_logits:
         return _outcome(native.round(DraftInputs.of(batch, plan)), clock)
     return _verify_accept_extend(models, batch, draft(models, batch, plan), clock, follow=True)
 
@@ -71,7 +71,7 @@ def lookup_round(models: Models, batch: RunningBatch, plan: RoundPlan, clock: Ph
     None, with nothing done, if no proposal is worth a row of the verify.
     """
     native = models.native
-    if native is not None and plan.by_terms and not batch.selection.wants_logits:
+    if native is not None and not batch.selection.wants_logits:
         return _native_lookup(native, batch, plan, clock)
     now, proposal = batch.view(), _look_up(batch, plan, batch.selection.guided())
     nodes, counts = _sizes(batch, plan, proposal.log_probs.cumsum(1), None)
@@ -116,8 +116,6 @@ def _verify_accept_extend(
 ) -> Outcome:
     """Verify, accept, extend. `follow`: the head is run over what was accepted, else it falls behind."""
     tree, shape, ready = drafted.tree, drafted.shape, drafted.ready
-    if follow:
-        batch.use_first()
     layout, now = models.layouts.verify(batch.size, shape.nodes, shape.reach), batch.view()
     rows, picked = layout.node_rows, None
     if ready is not None:
@@ -174,7 +172,7 @@ def draft(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafts:
     """Grow a tree per request from the carried first level, level by level, with what prompt lookup proposes."""
     now, bound, native = batch.view(), plan.bound, models.native
     guided = batch.selection.guided()
-    if native is not None and plan.by_terms and guided is None:
+    if native is not None and guided is None:
         return native.draft(DraftInputs.of(batch, plan))
     layout, topk = models.layouts.tree(batch.size, bound), bound.topk
     proposal = _look_up(batch, plan, guided) if bound.lookup else None

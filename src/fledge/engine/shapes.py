@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fledge.engine.checks import whole
 from fledge.errors import EngineError
-
-MASK_BITS = 64  # most nodes: a window mask is one 64-bit integer
+from fledge.native.abi import MOST_NODES
 
 # What the planner chooses from.
 MAX_DEPTH = 8
@@ -37,10 +36,10 @@ class TreeShape:
             raise EngineError(
                 f"{self} is not a tree; use a depth of 0 or more and at least one child and node"
             )
-        if max(self.nodes, self.topk, self.expanded) > MASK_BITS or self.lookup >= MASK_BITS:
+        if max(self.nodes, self.topk, self.expanded) > MOST_NODES or self.lookup >= MOST_NODES:
             raise EngineError(
-                f"{self} is too large: use at most {MASK_BITS} nodes, a topk and (depth - 1) * topk of at most "
-                f"{MASK_BITS}, and fewer tokens than that from lookup"
+                f"{self} is too large: use at most {MOST_NODES} nodes, a topk and (depth - 1) * topk of at most "
+                f"{MOST_NODES}, and fewer tokens than that from lookup"
             )
         if not self.depth < self.nodes <= 1 + self.candidates:
             raise EngineError(

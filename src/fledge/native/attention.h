@@ -95,7 +95,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
   shared = shared < 0 ? 0 : (shared > blocks ? blocks : shared);
 
   // 16 more than a split: rows with a stride of 1 KB would share a few sets of the L1 cache.
-  constexpr int kScoreStride = kSplit + 16, kWeightStride = 2 * kScoreStride, kWindowLanes = kMaxWindow + kPage;
+  constexpr int kScoreStride = kSplit + 16, kWeightStride = 2 * kScoreStride, kWindowLanes = kMostNodes + kPage;
   size_t most = (queries < kQueriesAtOnce ? queries : kQueriesAtOnce) + 15;
   float* scores = scratch.scores.ensure(most * kScoreStride);
   bf16* weights = reinterpret_cast<bf16*>(scores);
@@ -176,7 +176,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
     if (shared == blocks) continue;
     // Tree rows: each one's ancestors' values are gathered into a page of its own.
     each_row([&](const RowView& row, int q, int some, int count) {
-      int path[kMaxWindow], known = 0;  // the window's slots that the row sees, in order
+      int path[kMostNodes], known = 0;  // the window's slots that the row sees, in order
       for (uint64_t mask = row.mask; mask; mask &= mask - 1) path[known++] = prefix + __builtin_ctzll(mask);
       for (int k = shared; k * kPage < count; ++k) {
         int start = begin + k * kPage;

@@ -22,8 +22,7 @@
 
 namespace fledge {
 
-constexpr int kSplit = 256;     // keys
-constexpr int kMaxWindow = 64;  // entries: a mask is one 64-bit integer
+constexpr int kSplit = 256;  // keys
 
 struct Batch {  // R rows of B requests, laid end to end; see `ForwardBatch`
   int rows, requests, max_pages;

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fledge import disk
 from fledge.errors import EngineError
+from fledge.native import abi
 from fledge.native.cgroup import own_groups
 
 logger = logging.getLogger("fledge.once")
@@ -31,7 +32,6 @@ FLAGS = (
     "-fPIC",
     "-pthread",
 )
-MOST_THREADS = 64  # threads.h's
 NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
 
@@ -45,12 +45,14 @@ def default_threads() -> int:
     """$FLEDGE_THREADS, or the cores this process may use. Raises EngineError if it isn't a number of threads."""
     wanted = os.environ.get("FLEDGE_THREADS")
     if wanted:
-        if not wanted.isdecimal() or not 1 <= int(wanted) <= MOST_THREADS:
-            raise EngineError(f"FLEDGE_THREADS is {wanted!r}; use a number of threads, 1 to {MOST_THREADS}")
+        if not wanted.isdecimal() or not 1 <= int(wanted) <= abi.MOST_THREADS:
+            raise EngineError(
+                f"FLEDGE_THREADS is {wanted!r}; use a number of threads, 1 to {abi.MOST_THREADS}"
+            )
         return int(wanted)
     cores = len(os.sched_getaffinity(0))
     limits = [container_cores(folder) for folder in own_groups()]
-    return min([cores, MOST_THREADS, *(limit for limit in limits if limit is not None)])
+    return min([cores, abi.MOST_THREADS, *(limit for limit in limits if limit is not None)])
 
 
 def container_cores(folder: Path) -> int | None:
@@ -184,13 +186,15 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{error} (FLEDGE_CACHE names another folder to keep them in)"
     except RuntimeError as error:
         return None, str(error)
+    declare(loaded)
     if loaded.fledge_start(default_threads()) != 0:
         return None, "the kernel of this system refuses AMX state to processes"
-    return declare(loaded), ""
+    return loaded, ""
 
 
 def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """Say what the functions return that don't return an int."""
+    """Say what the functions return that don't return an int. Raises RuntimeError as `abi.check` does."""
+    abi.check(loaded, abi.STRUCTURES, abi.LIMITS)
     loaded.fledge_pack.restype = loaded.fledge_pack_screen.restype = ctypes.c_void_p
     loaded.fledge_packed_bytes.restype = loaded.fledge_screen_bytes.restype = ctypes.c_int64
     return loaded

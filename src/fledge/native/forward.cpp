@@ -55,8 +55,8 @@ void join_inputs(const DraftHead& h, int token, float* residual, bf16* x) {
 // The m-th wanted row's k proposals, from its logits over the draft vocabulary.
 void propose(const DraftHead& h, const HeadOutputs& out, int m, Buffer<float>& work) {
   const float* x = draft_logits.data + static_cast<size_t>(m) * h.draft_vocabulary;
-  int ids[64], k = static_cast<int>(out.k);
-  float values[64], norm = 0;
+  int ids[kMostNodes], k = static_cast<int>(out.k);
+  float values[kMostNodes], norm = 0;
   if (out.filters && out.filters[m * 4] > 0) {
     foresee(x, h.draft_vocabulary, h.target_ids, k, SampleOptions::of(out.filters + m * 4), out.coins[m], ids, values,
             work.ensure(2 * (static_cast<size_t>(h.draft_vocabulary) + 16)));

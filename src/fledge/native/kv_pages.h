@@ -10,6 +10,9 @@
 namespace fledge {
 
 constexpr int kPage = 32;  // entries
+// Of a tree, its root included: a row's mask is one 64-bit integer. So a window has no more entries, and a node no more
+// children.
+constexpr int kMostNodes = 64;
 static_assert(kPage == kPanel, "keys are multiplied as a panel of weights is");
 
 struct KvShape {

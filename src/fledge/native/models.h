@@ -1,4 +1,4 @@
-// Target and draft head as the kernels read them, and the calls of their forwards. native/ops.py mirrors the structs.
+// Target and draft head as the kernels read them, and the calls of their forwards. native/abi.py mirrors the structs.
 #pragma once
 #include "layer.h"
 

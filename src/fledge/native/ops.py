@@ -1,4 +1,4 @@
-"""The kernels' C structures and the calls around them. Pointers in, pointers out; shapes are checked by the callers."""
+"""Calls of single kernels: packing, multiplying, sampling. Pointers in, pointers out; callers check the shapes."""
 
 from __future__ import annotations
 
@@ -6,123 +6,16 @@ import contextlib
 import math
 import mmap
 import weakref
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
+from fledge.native import abi
 from fledge.native.build import library
 
-PAGE_SIZE = 32
 MAX_GROUP = 16  # query heads per KV head
 _HUGE_PAGE = 2 << 20
-
-
-class Shape(Structure):
-    """Sizes of a layer, and its activation: GELU or SiLU. `Shape` in layer.h."""
-
-    _fields_ = [
-        ("hidden", c_int),
-        ("intermediate", c_int),
-        ("heads", c_int),
-        ("kv_heads", c_int),
-        ("head_dim", c_int),
-        ("eps", c_float),
-        ("gelu", c_int),
-    ]
-
-
-class LayerPointers(Structure):
-    """One layer's float32 vectors, packed matrices and rotary tables; `Layer` in layer.h."""
-
-    _fields_ = [
-        *((n, c_void_p) for n in ("input_norm", "post_norm", "qkv_bias", "q_norm", "k_norm")),
-        *((n, c_void_p) for n in ("attention_out_norm", "mlp_out_norm")),
-        *((n, c_void_p) for n in ("qkv", "o", "gate_up", "down", "cos", "sin")),
-        ("windowed", c_int),
-    ]
-
-
-class BatchStruct(Structure):
-    """The rows of a forward; a null mask: causal. `Batch` in attention_plan.h."""
-
-    _fields_ = [
-        *((n, c_int) for n in ("rows", "requests", "max_pages")),
-        *((n, c_void_p) for n in ("token_ids", "positions", "row_start", "prefix_length", "window_offset")),
-        *((n, c_void_p) for n in ("page_table", "window_mask")),
-    ]
-
-
-class DecoderStruct(Structure):
-    """A whole target; `Decoder` in models.h."""
-
-    _fields_ = [
-        ("shape", Shape),
-        ("layers", c_int),
-        ("vocabulary", c_int),
-        ("feature_layers", c_int * 3),
-        ("layer", POINTER(LayerPointers)),
-        ("embedding", c_void_p),
-        ("embedding_scale", c_float),
-        ("window", c_int),
-        ("norm", c_void_p),
-        ("lm_head", c_void_p),
-        ("screen", c_void_p),
-    ]
-
-
-class DecoderOutputs(Structure):
-    """Where a decoder forward writes; null: not wanted. Of the same name in models.h."""
-
-    _fields_ = [
-        ("logit_rows", c_void_p),
-        ("count", c_int64),
-        ("logits", c_void_p),
-        ("chosen", c_void_p),
-        ("features", c_void_p),
-        ("hidden", c_void_p),
-        ("filters", c_void_p),
-        ("coins", c_void_p),
-        ("allowed", c_void_p),
-    ]
-
-
-class HeadStruct(Structure):
-    """A draft head; `DraftHead` in models.h."""
-
-    _fields_ = [
-        ("shape", Shape),
-        ("target_hidden", c_int),
-        ("draft_vocabulary", c_int),
-        ("norm_output", c_int),
-        ("norm_before_residual", c_int),
-        ("layer", LayerPointers),
-        ("embedding", c_void_p),
-        ("hidden_norm", c_void_p),
-        ("norm", c_void_p),
-        ("fc_norm", c_void_p),
-        ("fc", c_void_p),
-        ("lm_head", c_void_p),
-        ("target_ids", c_void_p),
-    ]
-
-
-class HeadOutputs(Structure):
-    """What a head forward reads besides the batch, and where it writes. Of the same name in models.h."""
-
-    _fields_ = [
-        ("logit_rows", c_void_p),
-        ("count", c_int64),
-        ("k", c_int64),
-        ("features", c_void_p),
-        ("inputs", c_void_p),
-        ("token_ids", c_void_p),
-        ("log_probs", c_void_p),
-        ("hidden", c_void_p),
-        ("filters", c_void_p),
-        ("coins", c_void_p),
-        ("feature_rows", c_void_p),
-    ]
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -202,9 +95,7 @@ class BatchArguments:
             t if t.dtype == torch.int32 and t.is_contiguous() else t.int().contiguous() for t in tensors
         )
         self.mask = None if window_mask is None else window_mask.contiguous()
-        self.struct = BatchStruct(
-            rows, requests, pages, *(t.data_ptr() for t in self.held), address(self.mask)
-        )
+        self.struct = abi.Batch(rows, requests, pages, *(t.data_ptr() for t in self.held), address(self.mask))
 
 
 def sample(

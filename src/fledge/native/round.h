@@ -2,7 +2,7 @@
 //
 // fledge_round (round.cpp) is a whole speculative round, draft -> verify -> accept -> extend, of which fledge_draft
 // (draft.cpp) and fledge_extend are calls of their own, too; headless.cpp has rounds without the head. They do what the
-// functions they name in engine/round.py do, bit for bit. engine/native_round.py mirrors the structs.
+// functions they name in engine/round.py do, bit for bit. native/abi.py mirrors the structs.
 #pragma once
 #include <algorithm>
 #include <chrono>

@@ -14,11 +14,11 @@
 #include <numeric>
 #include <vector>
 
+#include "kv_pages.h"
+
 using namespace fledge;
 
 namespace {
-
-constexpr int64_t kMostNodes = 64;  // bits of a mask
 
 struct Nodes {  // of one tree, [N] each, parents before children; see `DraftTree`
   int64_t *token_ids, *parents, *depths, *mask;

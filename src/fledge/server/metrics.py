@@ -6,7 +6,7 @@ Each quantity is recorded once, as `fledge:...`, and given out under all its nam
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fledge.engine import EngineStats, StepResult
+from fledge.engine import Engine, EngineStats, StepResult
 
 if TYPE_CHECKING:
     from fledge.server.job import Job
-    from fledge.server.worker import EngineWorker
 
 _SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
@@ -35,8 +34,9 @@ _RATE_S = 5.0  # window of tokens per second
 class Metrics(Collector):
     """Records what happens to jobs; `text` is the page Prometheus reads."""
 
-    def __init__(self, worker: EngineWorker, model: str) -> None:
-        self._worker = worker
+    def __init__(self, engine: Engine, model: str, waiting: Callable[[], int]) -> None:
+        """`waiting`: how many requests wait for the engine to take them."""
+        self._engine, self._waiting = engine, waiting
         self._model = model
         self._own = CollectorRegistry(auto_describe=True)  # what is recorded, as fledge:...
         self._also: dict[str, tuple[str, ...]] = {}  # its other names
@@ -159,7 +159,7 @@ class Metrics(Collector):
             yield metric
             for name in self._also[metric.name]:
                 yield _renamed(metric, name)
-        stats = self._worker.engine.stats()
+        stats = self._engine.stats()
         yield from self._gauges(stats)
         yield from self._counters(stats)
 
@@ -175,7 +175,7 @@ class Metrics(Collector):
         return Counter(f"fledge:{name}", text, labels, registry=self._own)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
-        running, waiting = stats.running, stats.waiting + self._worker.waiting
+        running, waiting = stats.running, stats.waiting + self._waiting()
         rate = sum(stats.accepted_by_depth) / stats.draft_tokens if stats.draft_tokens else 0.0
         yield from self._gauge(
             running, "being answered", "vllm:num_requests_running", "sglang:num_running_reqs"

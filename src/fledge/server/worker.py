@@ -44,7 +44,7 @@ class EngineWorker:
     def __init__(self, engine: Engine, *, max_queue: int, model: str) -> None:
         """`model`: its name in the metrics."""
         self.engine = engine
-        self.metrics = Metrics(self, model)
+        self.metrics = Metrics(engine, model, lambda: self.waiting)
         self.draining = False
         self._max_queue = max_queue
         self._ahead = max(2, engine.max_batch // 8)  # requests the engine may hold beyond a full batch

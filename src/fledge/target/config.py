@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fledge.errors import TargetError
+from fledge.native.abi import MOST_NODES
 from fledge.target.experts import ExpertsConfig
 from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share
 
@@ -43,8 +44,6 @@ _TEXT_MODELS = {
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
 }
 SUPPORTED_ARCHITECTURES = (*_DEFAULTS, *_READ_BY_TRANSFORMERS, *_TEXT_MODELS)
-# A tree's nodes see all their ancestors in it, 63 at most.
-SMALLEST_WINDOW = 64
 _GEMMA_ACTIVATION = ("hidden_activation", ("gelu_pytorch_tanh",))
 _ACTIVATIONS = dict.fromkeys(_READ_BY_TRANSFORMERS[:2], _GEMMA_ACTIVATION)
 # The head's teacher is hidden state times lm_head.
@@ -264,8 +263,8 @@ def _undecodable(
         problems.append(f"attn_logit_softcapping={raw['attn_logit_softcapping']} (none)")
     if raw.get("use_bidirectional_attention"):
         problems.append("use_bidirectional_attention=true (false)")
-    if 0 < window < SMALLEST_WINDOW:
-        problems.append(f"sliding_window={window} ({SMALLEST_WINDOW} or more)")
+    if 0 < window < MOST_NODES:  # a node of a tree has to see all of its ancestors
+        problems.append(f"sliding_window={window} ({MOST_NODES} or more)")
     if architecture not in ("GptOssForCausalLM", "Qwen2ForCausalLM") and raw.get("attention_bias"):
         problems.append("attention_bias=true (false)")
     if raw.get("mlp_bias"):

@@ -11,11 +11,11 @@ import ctypes
 import torch
 from torch import Tensor
 
-from fledge.native import ops, unavailable_reason
+from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
-from fledge.target.rope import POSITIONS_BEYOND, rope_table, window_rope_table
+from fledge.target.rope import rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 
@@ -68,7 +68,7 @@ class PackedLayer:
         vectors = [weights.input_norm, weights.post_norm, weights.qkv_bias, weights.q_norm, weights.k_norm]
         vectors += [weights.attention_out_norm, weights.mlp_out_norm]
         self.vectors = [None if v is None else v.detach().float().contiguous() for v in vectors]
-        self.pointers = ops.LayerPointers(
+        self.pointers = abi.Layer(
             *(ops.address(v) for v in self.vectors),
             *(m.pointer for m in self.matrices),
             *(t.data_ptr() for t in angles or ()),
@@ -86,13 +86,13 @@ class NativeDecoder:
 
     backend = "native"
     dtype = torch.bfloat16
-    page_size = ops.PAGE_SIZE
+    page_size = abi.PAGE_SIZE
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.device = torch.device("cpu")
         self._library = library()
-        positions = config.max_position_embeddings + POSITIONS_BEYOND
+        positions = config.max_position_embeddings + abi.MOST_NODES  # with the window of the last round
         self._angles = rope_table(config, positions)
         self._window_angles = window_rope_table(config, positions) or self._angles
         self._layers = [self._pack(index, layer) for index, layer in enumerate(weights.layers)]
@@ -100,9 +100,9 @@ class NativeDecoder:
         self._norm = weights.norm.detach().float().contiguous()
         self._lm_head = ops.PackedMatrix(weights.lm_head)
         self._screen = ops.Screen(weights.lm_head)
-        self._pointers = (ops.LayerPointers * len(self._layers))(*(layer.pointers for layer in self._layers))
-        self._struct = ops.DecoderStruct(
-            ops.Shape(
+        self._pointers = (abi.Layer * len(self._layers))(*(layer.pointers for layer in self._layers))
+        self._struct = abi.Decoder(
+            abi.Shape(
                 config.hidden_size,
                 config.intermediate_size,
                 config.num_heads,
@@ -201,7 +201,7 @@ class NativeDecoder:
         )
         held = [None if t is None else t.contiguous() for t in (filters, coins, allowed)]
         pointers = (ops.address(t) for t in (*out, *held))
-        outputs = ops.DecoderOutputs(ops.address(wanted), count, *pointers)
+        outputs = abi.DecoderOutputs(ops.address(wanted), count, *pointers)
         self._library.fledge_decoder_forward(
             ctypes.byref(self._struct),
             ctypes.byref(arguments.struct),

@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.attention import Attention, paged_attention
+from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import mix_experts
-from fledge.target.rope import POSITIONS_BEYOND, apply_rope, rope_table, window_rope_table
+from fledge.target.rope import apply_rope, rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 # Rows per lm_head call when only the argmax is wanted: [256, V] float32 at a time, however long the prompt.
@@ -31,7 +32,7 @@ class TorchDecoder:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._weights = weights
-        positions = config.max_position_embeddings + POSITIONS_BEYOND
+        positions = config.max_position_embeddings + MOST_NODES  # with the window of the last round
         self._angles = self._on_device(rope_table(config, positions))
         own = window_rope_table(config, positions)
         self._window_angles = self._angles if own is None else self._on_device(own)

@@ -12,8 +12,6 @@ from fledge.errors import TargetError
 from fledge.target.config import DecoderConfig
 from fledge.target.rope_fields import SUPPORTED_SCALING
 
-POSITIONS_BEYOND = 64  # rows of a decoder's table past its context: the window of the last round
-
 
 def rope_table(config: DecoderConfig, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions 0..length-1, each [length, head_dim // 2] float32."""

@@ -34,6 +34,20 @@ struct FledgeBlock {
   int threads;
 };
 
+struct Mirrored {
+  const char* name;
+  int64_t value;
+};
+
+// What kernels.py says, too, for native/abi.py to compare when the library is loaded. Ends with a null name.
+const Mirrored* fledge_mirrored() {
+  static const Mirrored all[] = {{"sizeof(FledgeBlock)", sizeof(FledgeBlock)},
+                                 {"MAX_STEPS", kMostSteps},
+                                 {"MAX_HEAD_DIM", kMostWidth},
+                                 {nullptr, 0}};
+  return all;
+}
+
 }  // extern "C"
 
 namespace {

@@ -7,35 +7,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_int, c_int64, c_void_p
+from ctypes import c_void_p
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fledge.train.blocks import Block, Inputs
-from fledge.train.kernels import as_c, call, kernels_for
-
-_MAX_STEPS, _MAX_HEAD_DIM = 16, 256  # of the C structure and its local arrays
-
-
-class _BlockStruct(Structure):
-    _fields_ = [
-        ("rows", c_void_p),
-        ("seen", c_void_p),
-        *((name, c_int64) for name in ("b", "q", "kv", "group", "width", "keys", "steps")),
-        ("key_stride", c_int64),
-        ("value_stride", c_int64),
-        ("own_keys", c_void_p * _MAX_STEPS),
-        ("own_values", c_void_p * _MAX_STEPS),
-        ("threads", c_int),
-    ]
+from fledge.train.kernels import MAX_HEAD_DIM, MAX_STEPS, FledgeBlock, as_c, call, kernels_for
 
 
 def usable(given: Inputs) -> bool:
     """Whether the kernels take these tensors."""
     tensors = given.query, *given.others
-    fits = given.steps <= _MAX_STEPS and given.sizes.head_dim <= _MAX_HEAD_DIM
+    fits = given.steps <= MAX_STEPS and given.sizes.head_dim <= MAX_HEAD_DIM
     return fits and kernels_for(*tensors) is not None and all(t.stride(1) == 1 for t in tensors)
 
 
@@ -76,7 +61,7 @@ def attend_back(
     d_scores = call.take("d_scores", scores.shape, torch.bfloat16)
     from_own = call.take("from_own", scaled.high.shape, torch.float32)
     d_own_keys, d_own_values = d_others[2 : 2 + given.steps], d_others[2 + given.steps :]
-    d_own = [(c_void_p * _MAX_STEPS)(*(t.data_ptr() for t in part)) for part in (d_own_keys, d_own_values)]
+    d_own = [(c_void_p * MAX_STEPS)(*(t.data_ptr() for t in part)) for part in (d_own_keys, d_own_values)]
     tensors = (scaled.high, slope.high, output, log_sum, scores, d_weights, weights, d_scores, from_own)
     call.run("fledge_attend_back", *tensors, *d_own)
     mixed = call.take("mixed", scaled.low.shape, torch.bfloat16)
@@ -109,7 +94,7 @@ class _Call:
         own_keys, own_values = others[2 : 2 + steps], others[2 + steps :]
         self._held = (block.queries.contiguous(), block.seen.contiguous())
         rows, seen = self._held
-        self.struct = _BlockStruct(
+        self.struct = FledgeBlock(
             rows.data_ptr(),
             seen.data_ptr(),
             rows.shape[0],
@@ -121,8 +106,8 @@ class _Call:
             steps,
             _stride(own_keys),
             _stride(own_values),
-            (c_void_p * _MAX_STEPS)(*(t.data_ptr() for t in own_keys)),
-            (c_void_p * _MAX_STEPS)(*(t.data_ptr() for t in own_values)),
+            (c_void_p * MAX_STEPS)(*(t.data_ptr() for t in own_keys)),
+            (c_void_p * MAX_STEPS)(*(t.data_ptr() for t in own_values)),
             torch.get_num_threads(),
         )
 

@@ -9,12 +9,13 @@ import ctypes
 import functools
 import logging
 from collections.abc import Callable
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fledge.native import abi
 from fledge.native.build import compile_library, find_compiler, native_setting
 
 logger = logging.getLogger("fledge")
@@ -34,6 +35,22 @@ _FLAGS = (
     "-shared",
     "-fPIC",
 )
+
+
+MAX_STEPS, MAX_HEAD_DIM = 16, 256
+
+
+class FledgeBlock(Structure):
+    """One block of the unroll's attention. attention.cpp."""
+
+    _fields_ = [
+        ("rows", c_void_p),
+        ("seen", c_void_p),
+        *((name, c_int64) for name in ("b", "q", "kv", "group", "width", "keys", "steps")),
+        *((name, c_int64) for name in ("key_stride", "value_stride")),
+        *((name, c_void_p * MAX_STEPS) for name in ("own_keys", "own_values")),
+        ("threads", c_int),
+    ]
 
 
 def kernels_for(*tensors: Tensor | None) -> ctypes.CDLL | None:
@@ -71,7 +88,9 @@ def _library() -> ctypes.CDLL | None:
         )
         return None
     try:
-        return ctypes.CDLL(str(compile_library(compiler, "train", Path(__file__).parent, _FLAGS)))
+        loaded = ctypes.CDLL(str(compile_library(compiler, "train", Path(__file__).parent, _FLAGS)))
     except (OSError, RuntimeError) as error:
         logger.warning("training without compiled kernels, at about half the speed: %s", error)
         return None
+    abi.check(loaded, [FledgeBlock], {"MAX_STEPS": MAX_STEPS, "MAX_HEAD_DIM": MAX_HEAD_DIM})
+    return loaded

@@ -1,0 +1,46 @@
+"""Where a head runs: on the CPU kernels or in torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from fledge.draft.cpu import NativeHeadRunner, native_head_reason
+from fledge.draft.head import Head
+from fledge.draft.runner import DraftWeights, HeadRunner, TorchHeadRunner
+from fledge.errors import HeadError
+
+if TYPE_CHECKING:
+    from fledge.target.target import Target
+
+
+def head_runner(
+    target: Target,
+    head: Head,
+    backend: Literal["auto", "native", "torch"] = "auto",
+    draft_weights: DraftWeights | None = None,
+) -> HeadRunner:
+    """The runner that fits the target's decoder; a head for another target is refused.
+
+    draft_weights: left out, int8 on the native CPU kernels. Plain torch keeps the target's own type and can't do int8.
+    """
+    if draft_weights not in (None, *get_args(DraftWeights)):
+        raise HeadError(
+            f"draft_weights is {draft_weights!r}; choose one of {', '.join(get_args(DraftWeights))}"
+        )
+    head = head.running_with(target)
+    embedding = target.ends.embedding if head.weights.embedding is None else head.weights.embedding
+    reason = "the target decodes with torch"
+    if backend == "native" or (backend == "auto" and target.decoder.backend == "native"):
+        reason = native_head_reason(head.config)
+        if not reason:
+            int8 = draft_weights != "bfloat16"
+            return NativeHeadRunner(head.config, head.weights, embedding, int8=int8)
+    if backend == "native":
+        raise HeadError(f"the native CPU kernels can't run this head: {reason}. Use backend='torch'")
+    if draft_weights not in (None, str(target.dtype).removeprefix("torch.")):
+        raise HeadError(
+            f"draft_weights={draft_weights!r} needs the native CPU kernels ({reason}); in torch a head computes in the "
+            f"target's {str(target.dtype).removeprefix('torch.')}: leave draft_weights out"
+        )
+    embedding = embedding.to(target.device, target.dtype)
+    return TorchHeadRunner(head.config, head.weights, embedding, page_size=target.decoder.page_size)
