@@ -45,8 +45,6 @@ class Terms(NamedTuple):
 class RoundPlan:
     """A fixed tree, always grown to its bound; and what other plans decide while it grows."""
 
-    by_terms = True  # False (tests): the decisions don't follow from `terms`, so that no kernel can take them
-
     def __init__(self, bound: TreeShape, match_rates: MatchRates | None = None) -> None:
         """`match_rates`: what proposals of prompt lookup are worth."""
         self.bound = bound
