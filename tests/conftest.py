@@ -15,8 +15,11 @@ import torch
 
 from fledge.native.build import cache_folder
 from tests.command import Fledge
+from tests.kernels import pytest_runtest_setup, pytest_sessionfinish
 from tests.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
+
+__all__ = ["pytest_runtest_setup", "pytest_sessionfinish"]  # hooks
 
 torch.set_num_threads(1)
 # A cache of the tests' own: nothing passes by what an older version left there, and the user's holds no tiny targets.

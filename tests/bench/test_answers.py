@@ -19,7 +19,6 @@ from fledge.bench.workloads import Prompt, Workload, own_workload
 from fledge.draft import Head
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.errors import DataError, EngineError
-from fledge.native import unavailable_reason
 from fledge.target import Target
 
 QUICK = BenchOptions(
@@ -115,7 +114,7 @@ def test_weights_read_per_token_leave_the_embedding_lookup_out(result: BenchResu
     assert w.lm_head is w.embedding
 
 
-@pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+@pytest.mark.kernels
 def test_the_kernels_read_less_than_all_of_the_lm_head(tiny_target_folder: Path) -> None:
     folder = str(tiny_target_folder)
     kernels = Target.load(folder, dtype="bfloat16", backend="native")

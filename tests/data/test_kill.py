@@ -50,6 +50,7 @@ def leave_out_scratch(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_twenty_random_kills_lose_and_double_nothing(target: Target, tmp_path: Path) -> None:
     rows = [{"turns": [text, "And then?"]} for text in (*sentences(CHAT, 60, 0), *sentences(CODE, 60, 1))]
     path = write_lines(tmp_path / "rows.jsonl", [*rows, rows[3], {"turns": 5}])

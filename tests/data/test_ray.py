@@ -22,6 +22,7 @@ from tests.ray_cluster import Loss, gated_answerer, two_nodes  # noqa: E402
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_two_actors_give_the_same_records_as_a_local_run(
     target: Target, talking_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +63,7 @@ def test_answers_too_long_for_the_target_are_refused_before_any_actor_starts(
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_a_node_lost_midway_changes_no_answer(
     target: Target, talking_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,13 +8,12 @@ import pytest
 
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.planner import FixedPlanner
-from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
 from tests.engine.conftest import Uneven, scripted_head, serve
 from tests.tiny import TinyShape, save_tiny_target
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+pytestmark = pytest.mark.kernels
 
 DRAWN = [
     [{"temperature": 1.0}],

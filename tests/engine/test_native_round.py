@@ -25,13 +25,12 @@ from fledge.engine.phases import PhaseClock
 from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.planner.plan import ConfidentPlan, RoundPlan
 from fledge.engine.shapes import lookup_alone
-from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head
 from tests.tiny import TinyShape, save_tiny_target
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+pytestmark = pytest.mark.kernels
 
 ROUNDS = 60
 POSITIONS = 256

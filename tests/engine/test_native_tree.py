@@ -27,7 +27,6 @@ from fledge.engine.planner.plan import ConfidentPlan
 from fledge.engine.request import Request
 from fledge.engine.round import Round, accept, path_rows, some_rows, verify_rows
 from fledge.engine.shapes import TreeShape
-from fledge.native import unavailable_reason
 from tests.engine.conftest import default_type, plainly
 
 LAYOUTS = Layouts(torch.device("cpu"))
@@ -41,7 +40,7 @@ SHAPES = [
 ]
 seeds = st.integers(0, 10**9)
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason="the kernels can't run here")
+pytestmark = pytest.mark.kernels
 
 
 def proposal(rng: random.Random, requests: int, count: int) -> Proposal:

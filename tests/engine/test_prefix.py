@@ -17,7 +17,6 @@ from fledge.engine.planner import RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.request import Request
-from fledge.native import unavailable_reason
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY, scripted_head
 from tests.tiny import TinyShape, save_tiny_target
@@ -72,7 +71,7 @@ def test_hits_cost_neither_tokens_nor_acceptance(target: Target, plain: Engine) 
     assert all(a.stats.cached_tokens == 0 for a in expected)
 
 
-@pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+@pytest.mark.kernels
 def test_a_real_head_on_the_kernels_proposes_the_same_after_a_hit_to_the_last_bit(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from fledge.engine import Engine, TreeShape, build
 from fledge.engine.planner import RoundPlan
-from fledge.native import unavailable_reason
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
 from tests.engine.lazy_lane import LazyLane
@@ -22,10 +21,7 @@ from tests.engine.soak import soak, tiny
 from tests.tiny import TinyShape, save_tiny_target
 
 CONTEXT = 320
-pytestmark = [
-    pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run"),
-    pytest.mark.usefixtures("spoiled_first_levels"),
-]
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("spoiled_first_levels")]
 
 
 @pytest.fixture(scope="module")

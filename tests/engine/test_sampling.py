@@ -18,7 +18,6 @@ from fledge.engine.sampling import (
     sample,
     seed_key,
 )
-from fledge.native import unavailable_reason
 from tests.engine.conftest import plainly
 
 WORD = (1 << 64) - 1
@@ -75,7 +74,7 @@ def test_coins_match_splitmix64_written_in_python() -> None:
         assert coin.item() & WORD == z
 
 
-@pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+@pytest.mark.kernels
 def test_native_coins_are_the_same() -> None:
     keys = torch.tensor([seed_key(seed) for seed in range(300)])
     position = torch.arange(300, dtype=torch.int32) * 131 - 1

@@ -44,6 +44,7 @@ def conversations(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_two_actors_make_the_store_of_a_local_run_and_go_on_where_it_stopped(
     nodes: TwoNodes, target: Target, tiny_target_folder: Path, conversations: str, tmp_path: Path
 ):
@@ -60,6 +61,7 @@ def test_two_actors_make_the_store_of_a_local_run_and_go_on_where_it_stopped(
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_a_node_lost_midway_changes_no_byte(
     nodes: TwoNodes,
     target: Target,

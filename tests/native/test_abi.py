@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fledge import native
 from fledge.native import abi, build
 from fledge.train import kernels
 
-needs_kernels = pytest.mark.skipif(bool(native.unavailable_reason()), reason=native.unavailable_reason())
+needs_kernels = pytest.mark.kernels
 FOLDERS = (Path(abi.__file__).parent, Path(kernels.__file__).parent)
 SOURCES = "\n".join(
     p.read_text("utf-8") for f in FOLDERS for p in sorted(f.iterdir()) if p.suffix in (".h", ".cpp")

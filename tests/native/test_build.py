@@ -13,7 +13,7 @@ from fledge.native import build
 COMPILER = build.find_compiler() or ""
 FLAGS = ("-shared", "-fPIC")
 
-pytestmark = pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not COMPILER, reason="kernels: no C++ compiler was found")
 
 
 def write_sources(folder: Path, answer: str) -> None:

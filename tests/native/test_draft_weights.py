@@ -9,12 +9,9 @@ import pytest
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.errors import EngineError, HeadError
-from fledge.native import unavailable_reason
 from fledge.recipe import load_recipe
 from fledge.target import Target
 from tests.draft.tiny_head import load_tiny_target, random_head
-
-needs_kernels = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +24,7 @@ def head(target: Target) -> Head:
     return random_head(target)
 
 
-@needs_kernels
+@pytest.mark.kernels
 def test_the_kernels_draft_with_8_bits_unless_told_otherwise(target: Target, head: Head) -> None:
     from fledge.draft.cpu import NativeHeadRunner
 
@@ -41,7 +38,7 @@ def test_the_kernels_draft_with_8_bits_unless_told_otherwise(target: Target, hea
     assert kept["int8"][1] < 0.6 * kept["bfloat16"][1]
 
 
-@needs_kernels
+@pytest.mark.kernels
 @pytest.mark.parametrize("weights", ["int8", "bfloat16"])
 def test_answers_equal_plain_decode_whatever_the_draft_weights(
     target: Target, head: Head, weights: str

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fledge.native import build, ops, unavailable_reason
+from fledge.native import build, ops
 from fledge.target.cpu import NativeDecoder
 from tests.native.test_native_decoder import (
     PAGES,
@@ -20,7 +20,7 @@ from tests.native.test_native_decoder import (
     tokens_of,
 )
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+pytestmark = pytest.mark.kernels
 
 
 @pytest.fixture(scope="module")

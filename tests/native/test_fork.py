@@ -8,11 +8,10 @@ import signal
 import pytest
 import torch
 
-from fledge.native import unavailable_reason
 from fledge.native.ops import PackedMatrix
 from tests.forked import forked
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "the kernels run")
+pytestmark = pytest.mark.kernels
 
 
 def fork_beside_kernels() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.native import ops, unavailable_reason
+from fledge.native import ops
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+pytestmark = pytest.mark.kernels
 
 
 def random(*shape: int, seed: int) -> Tensor:

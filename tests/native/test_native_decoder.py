@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fledge.engine.sampling import RowSampling, coins, sample, seed_key
-from fledge.native import ops, unavailable_reason
+from fledge.native import ops
 from fledge.target.batch import ForwardBatch, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.cpu import NativeDecoder, native_available
 from fledge.target.decoder import TorchDecoder
 from fledge.target.weights import DecoderWeights, LayerWeights
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+pytestmark = pytest.mark.kernels
 
 PAGES = 48
 WINDOWED = {"window": 100, "windowed_layers": (0, 2)}

@@ -14,10 +14,9 @@ from fledge.draft.head import HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, TorchHeadRunner
 from fledge.errors import EngineError
-from fledge.native import unavailable_reason
 from tests.native.test_native_decoder import PAGES, int32, make_config, one_request, tokens_of
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+pytestmark = pytest.mark.kernels
 
 VOCAB, DRAFT = 523, 200
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.native import unavailable_reason
 from fledge.target.cpu import NativeDecoder
 from fledge.target.weights import DecoderWeights
 from tests.native.test_native_decoder import PAGES, make_config, make_weights, one_request
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "available")
+pytestmark = pytest.mark.kernels
 
 ROWS = (1, 3, 8, 16, 17, 40, 300)
 VOCABULARY = 523  # 16 panels and a part of one

@@ -103,6 +103,7 @@ def test_two_processes_give_the_losses_of_one(
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_split_training_goes_on_after_a_kill_bit_for_bit_and_in_one_process_too(
     target, features: str, tiny_target_folder: Path, tmp_path: Path
 ):
@@ -129,6 +130,7 @@ def test_split_training_goes_on_after_a_kill_bit_for_bit_and_in_one_process_too(
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_two_processes_killed_twice_on_cloud_storage_end_with_the_head_of_one_go_on_a_disk(
     features: str, tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -87,12 +87,15 @@ def unavailable_reason() -> str:
     """Why the native kernels can't run here; empty when they can."""
     if native_setting() == "0":
         return "FLEDGE_NATIVE=0 turns them off"
+    return unfit_machine() or _load()[1]
+
+
+def unfit_machine() -> str:
+    """Why no setting or compiler makes the native kernels run here; empty if system and processor are fit."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"they need Linux on x86-64, this is {platform.system()} on {platform.machine()}"
     missing = [flag for flag in NEEDED_CPU_FLAGS if flag not in cpu_flags()]
-    if missing:
-        return f"this processor lacks {', '.join(missing)}"
-    return _load()[1]
+    return f"this processor lacks {', '.join(missing)}" if missing else ""
 
 
 def instruction_set() -> str:
