@@ -2,6 +2,7 @@
 #
 #   make demo         train a draft head for SmolLM2-135M-Instruct and measure it (runs/demo/report.html)
 #   make test         the test suite             make test-slow   with the tests on the real target
+#   make mutants      does a test notice each of some 200 planted mistakes? (tests/mutations.py; half an hour)
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
 #   make audit        known vulnerabilities of what is installed (asks the package index's advisories)
 #   make docs         docs/recipe.md from the options, README's numbers from results/
@@ -23,7 +24,7 @@ USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 
-.PHONY: install install-user demo test test-slow lint format audit docs site clean
+.PHONY: install install-user demo test test-slow mutants lint format audit docs site clean
 
 install: $(STAMP)
 
@@ -57,6 +58,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest
+
+# ONLY="--room engine", ONLY="--only top-p": some of them
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(ONLY)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

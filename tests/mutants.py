@@ -31,7 +31,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
 from tests.mutations import MUTATIONS, ROOMS, Mutation, mutated
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 300  # for a mutant's tests; kernels are compiled in a minute
+LIMIT_S = 180  # for a mutant's tests; kernels are compiled within a minute
 _FORK = multiprocessing.get_context("fork")
 _copy = Path()  # this worker's copy of the sources
 

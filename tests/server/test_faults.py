@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import random
 import socket
 import sys
@@ -83,7 +84,7 @@ def test_a_short_queue_does_not_turn_away_what_the_batch_has_room_for(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_everything_at_once(live: Running, stream: bool) -> None:
-    free = live.free_pages
+    free, left = live.free_pages, gone_clients(live)
     host, port = live.url.removeprefix("http://").split(":")
     # So many tokens that a busy machine notices in time that the client has left.
     body = json.dumps(chat("Hi", 400, stream=stream, n=8)).encode()
@@ -97,6 +98,13 @@ def test_a_client_that_leaves_frees_everything_at_once(live: Running, stream: bo
     wait_for(lambda: idle(live))
     assert live.server.engine.stats().round_tokens - tokens < 8 * 300
     assert live.free_pages == free
+    wait_for(lambda: gone_clients(live) == left + 1)
+
+
+def gone_clients(live: Running) -> float:
+    """As the metrics count them."""
+    (line,) = re.findall(r"^fledge:disconnects_total (.*)$", live.get("/metrics").text, re.MULTILINE)
+    return float(line)
 
 
 def test_a_slow_reader_holds_up_nobody_and_is_dropped_in_the_end(
