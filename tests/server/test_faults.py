@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import random
+import re
 import socket
 import sys
 import threading
