@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,16 +12,10 @@ from fledge.engine import SamplingParams
 from fledge.engine.carried import CarriedSizes, RunningBatch
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
-from tests.engine.conftest import plainly
 
+pytestmark = pytest.mark.usefixtures("both_ways")
 PAGE, KEPT, ROWS = 4, 8, 6  # tokens of a page, positions kept for a head that is behind, requests
 SIZES = CarriedSizes(ROWS, 10, 3, 5, 6, 50, torch.float32, pending=KEPT, history=40)
-
-
-@pytest.fixture(params=["kernels", "torch"], autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    with plainly() if request.param == "torch" else nullcontext():
-        yield
 
 
 def empty_batch() -> RunningBatch:
