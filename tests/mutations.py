@@ -271,7 +271,7 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
            "server/test_faults.py::test_a_full_queue_says_when_to_come_back"),
         _m("cancelled-jobs-stay-queued", "server/worker.py",
            "self._queue.remove(job.client, job)", "False",
-           "server/test_faults.py::test_what_a_drain_cannot_finish_gets_an_error"),
+           "server/test_faults.py::test_a_client_that_leaves_while_it_waits_makes_room_in_the_queue"),
         _m("faults-add-up-for-ever", "server/worker.py",
            "        self._faults = 0\n        events", "        events", "server/test_limits.py"),
         _m("same-client-goes-on", "server/fair_queue.py",
