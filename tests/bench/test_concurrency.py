@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -20,7 +22,8 @@ from fledge.bench.ratios import Bench, RatioOptions
 from fledge.bench.results import LevelRow
 from fledge.bench.workloads import own_workload
 from fledge.draft import Head
-from fledge.engine import Engine, SamplingParams
+from fledge.engine import Completion, Engine, PhaseSeconds, SamplingParams, StepResult
+from fledge.engine.request import CompletionStats
 from fledge.target import Target
 
 
@@ -160,3 +163,46 @@ def test_side_by_side_engines_answer_as_they_do_alone(target: Target) -> None:
         assert (row.requests, row.tau, row.seconds) == (5, 1.0, loop.seconds)
         assert row.output_tokens == sum(len(one.token_ids) for one in alone)
         assert row.output_throughput == pytest.approx(row.output_tokens / loop.seconds)
+
+
+def test_figures_are_the_loops_own_times_and_tau_is_over_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(concurrency.time, "perf_counter", lambda: float(next(clock)))  # a step takes a second
+
+    def answer(tokens: int, rounds: int, tau: float) -> Completion:
+        times = {"ttft_ms": 0.0, "tpot_ms": 0.0, "e2e_ms": 0.0}
+        stats = CompletionStats(
+            tokens=tokens, rounds=rounds, tau=tau, accepted_by_depth=[], drafted_rounds=0, token_origins=[],
+            phases=PhaseSeconds(), **times,
+        )  # fmt: skip
+        return Completion("", [0] * tokens, [], "length", stats)
+
+    class Scripted:
+        """Two requests: 0 begins in step 1 and ends in step 5, 1 is a single token in step 2."""
+
+        def __init__(self) -> None:
+            self.steps, self.sent = 0, 0
+
+        def stats(self) -> SimpleNamespace:
+            return SimpleNamespace(shapes=[])
+
+        def submit(self, prompt: list[int], params: SamplingParams) -> int:
+            self.sent += 1
+            return self.sent - 1
+
+        def step(self) -> list[StepResult]:
+            self.steps += 1
+            script = {1: (0, None), 2: (1, answer(1, 1, 4.0)), 4: (0, None), 5: (0, answer(9, 3, 2.0))}
+            if self.steps not in script:
+                return []
+            number, done = script[self.steps]
+            return [StepResult(number, [0], [0], done)]
+
+    loop = ClosedLoop(cast(Engine, Scripted()), [[1], [2]], 2, 9)
+    while not loop.done:
+        loop.step()
+    row = loop.figures("scripted")
+    assert (row.seconds, row.output_tokens, row.output_throughput) == (5.0, 10, 2.0)
+    assert row.median_ttft_ms == 1500.0  # 1 s and 2 s
+    assert row.median_tpot_ms == 500.0  # 4 s for the 8 tokens after the first; a single one has none
+    assert row.tau == (3 * 2.0 + 1 * 4.0) / 4

@@ -40,6 +40,11 @@ def test_near_tie_needs_both_tokens_within_a_rounding_step_of_the_top() -> None:
     near = classify(logits_with({3: 20.0, 9: 19.9}), 3, 9, torch.bfloat16, 4)
     assert (near.outcome, near.position, near.rounding) == ("near_tie", 4, 0.125)
     assert near.gap == pytest.approx(0.1, abs=1e-5)
+    just = classify(logits_with({3: 20.0, 9: 19.875}), 3, 9, torch.bfloat16, 4)
+    assert (just.outcome, just.gap) == (
+        "near_tie",
+        0.125,
+    )  # neighbouring numbers: one rounding makes them change places
     assert classify(logits_with({3: 20.0, 9: 19.8}), 3, 9, torch.bfloat16, 4).outcome == "different"
     third_on_top = logits_with({3: 20.0, 9: 20.05, 5: 20.6})
     assert classify(third_on_top, 3, 9, torch.bfloat16, 4).outcome == "different"

@@ -97,6 +97,29 @@ def test_a_level_has_the_names_other_tools_read() -> None:
     assert row["concurrency"] == pytest.approx(sum(0.3 + n / 100 for n in range(10)) / 2)
 
 
+def test_throughput_is_of_answered_requests_and_prompts_are_counted_apart() -> None:
+    done = [record([0.1, 0.3], 2), record([0.2, 0.4], 4)]
+    broken = record([0.1, 0.2], 30)
+    broken.error = "HTTP 500"
+    for one in (*done, broken):
+        one.prompt_tokens = 10
+    row = figures([*done, broken], seconds=4.0)
+    totals = ("total_input_tokens", "total_output_tokens", "completed", "failed")
+    assert [row[name] for name in totals] == [20, 6, 2, 1]
+    rates = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")
+    assert [row[name] for name in rates] == [0.5, 5.0, 1.5, 6.5]
+    assert row["total_token_throughput"] == 6.5
+
+
+@pytest.mark.parametrize(
+    ("objective", "just"), [("ttft", 250), ("tpot", 125), ("itl", 250), ("e2e", 750)], ids=str
+)
+def test_an_objective_is_met_by_who_just_keeps_it(objective: str, just: int) -> None:
+    one = record([0.25, 0.25, 0.25, 0.5, 0.75], 5)  # its worst gaps are 0.25 s, and that is what 99 % keep
+    assert figures([one], slo=Objective.parse(f"{objective}:{just}"))["request_goodput"] == 0.5
+    assert figures([one], slo=Objective.parse(f"{objective}:{just - 2}"))["request_goodput"] == 0.0
+
+
 def test_goodput_counts_requests_that_keep_every_objective() -> None:
     fast, slow_start, slow_tokens = record([0.1, 0.2], 2), record([0.9, 1.0], 2), record([0.1, 0.9], 2)
     failed = RequestRecord("q", 0, 0.0, error="HTTP 500")

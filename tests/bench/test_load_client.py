@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
-from fledge.bench.load.drive import Driven, closed_loop, drive
+from fledge.bench.load.drive import Arrival, Driven, closed_loop, drive
 from fledge.bench.workloads import Prompt
 from fledge.errors import ServerError
 
@@ -91,6 +91,27 @@ def test_a_conversation_goes_on_with_the_answers_and_not_with_the_thinking_befor
     found = asyncio.run(ask())
     assert [one.text for one in found.records] == ["hm soBecause"] * 2
     assert asked[1][1] == {"role": "assistant", "content": "Because"}
+
+
+def test_latencies_count_from_when_a_conversation_was_due_however_long_it_waited_for_a_slot() -> None:
+    async def chat(request: web.Request) -> web.Response:
+        return web.Response(text='data: {"choices": [{"delta": {"content": "so"}}]}\n\ndata: [DONE]\n\n')
+
+    async def ask() -> Driven:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        arrivals = [Arrival(Prompt(name, "chat", ("Why?", "And?")), 0.0) for name in "ab"]
+        async with TestServer(app) as server, open_session() as session:
+            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
+            return await drive(session, call, arrivals, 1)
+
+    first, second, waited, last = asyncio.run(ask()).records
+    assert first.due == waited.due < first.sent < second.sent < waited.sent  # both were due at once
+    assert waited.ttft > second.arrivals[-1] - first.due
+    assert (
+        first.arrivals[-1] <= second.due <= second.sent
+    )  # a later turn is due when the answer before is whole
+    assert waited.arrivals[-1] <= last.due <= last.sent
 
 
 def test_a_level_lasts_until_its_last_request_has_failed_too() -> None:

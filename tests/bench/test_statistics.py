@@ -68,6 +68,30 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert 0.88 <= inside / 200 <= 0.99
 
 
+def test_an_interval_of_many_values_is_that_of_order_statistics() -> None:
+    """So many of 101 values lie below their median as heads fall: 50.5, and 19 times of 20 not 9.85 from it."""
+    found = bootstrap_median([float(n) for n in range(101)])
+    assert (found.value, found.count) == (50.0, 101)
+    assert found.low == pytest.approx(50 - 9.85, abs=1)
+    assert found.high == pytest.approx(50 + 9.85, abs=1)
+
+
+@pytest.mark.parametrize("pairs", [3, 8, 9])
+def test_the_chance_of_one_sided_pairs_is_that_of_equal_coins(pairs: int) -> None:
+    larger = [1.0 + n / 10 for n in range(1, pairs + 1)]
+    found = compare_paired([1.0] * pairs, larger)
+    assert found.chance == pytest.approx(2 / 2**pairs)  # all heads, or all tails
+    assert found.significant == (pairs >= 8)
+    assert compare_paired(larger, [1.0] * pairs).chance == found.chance
+
+
+def test_noise_is_the_standard_deviation_of_what_is_normal_and_outliers_do_not_count() -> None:
+    generator = random.Random(1)
+    values = [10 * math.exp(generator.gauss(0, 0.05)) for _ in range(4000)]
+    assert relative_noise(values) == pytest.approx(0.05, rel=0.05)
+    assert relative_noise([*values, *[1e6] * 20]) == pytest.approx(0.05, rel=0.05)
+
+
 def test_the_same_values_always_give_the_same_interval() -> None:
     values = [3.0, 1.0, 2.0, 5.0, 4.0]
     assert bootstrap_median(values) == bootstrap_median(values)

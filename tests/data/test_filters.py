@@ -30,6 +30,34 @@ def test_what_users_write_is_kept(text: str) -> None:
     assert reject_reason(text, Limits(), ["<|im_end|>"]) is None
 
 
+@pytest.mark.parametrize("count", [4, 300])
+def test_limits_of_length_are_lengths_that_are_kept(count: int) -> None:
+    text = [f"word{n}" for n in range(count)]
+    assert reject_reason(" ".join(text), Limits(4, 300)) is None
+    assert foreign_reason([" ".join(text)], Limits(4, 300)) is None
+    one_less, one_more = " ".join(text[1:]), " ".join([*text, "more"])
+    assert (
+        reject_reason(one_less, Limits(count, 300))
+        == foreign_reason([one_less], Limits(count, 300))
+        == "too_short"
+    )
+    assert (
+        reject_reason(one_more, Limits(4, count))
+        == foreign_reason([one_more], Limits(4, count))
+        == "too_long"
+    )
+
+
+def test_two_scripts_beside_latin_are_a_question_about_languages_and_three_are_noise() -> None:
+    assert reject_reason("Translate the words мир and ειρήνη into English please", Limits()) is None
+    assert reject_reason("Translate the words мир, ειρήνη and שלום into English", Limits()) == "noise"
+
+
+def test_four_of_a_word_in_a_row_are_no_loop_and_five_are() -> None:
+    assert reject_reason("It is very very very very nice here", Limits()) is None
+    assert reject_reason("It is very very very very very nice here", Limits()) == "loop"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -99,6 +127,14 @@ def test_only_what_is_surely_in_another_language_is_rejected() -> None:
         "hoe maak ik een website snel",
     ):
         assert not english.accepts(text)
+
+
+def test_five_words_are_enough_to_tell_a_language_and_four_are_not() -> None:
+    words_of_german = ["Warum", "regnet", "es", "heute", "schon"]
+    assert not LanguageFilter(["en"]).accepts(" ".join(words_of_german))
+    assert LanguageFilter(["en"]).accepts(" ".join(words_of_german[:4]))
+    assert LanguageFilter(["en", "de"]).accepts(" ".join(words_of_german))
+    assert LanguageFilter([]).accepts(" ".join(words_of_german))
 
 
 def test_words_fold_case_and_width_and_split_chinese() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
-from fledge.data.seeds import derive_seed, pick, unit_interval
+from fledge.data.seeds import derive_seed, pick, text_id, unit_interval
 from fledge.data.synthesis import fill
 
 
@@ -47,3 +47,13 @@ def test_pick_follows_the_weights() -> None:
 def test_seeds_differ_by_every_part() -> None:
     seeds = {derive_seed(seed, purpose, index) for seed in (0, 1) for purpose in "ab" for index in range(50)}
     assert len(seeds) == 200
+
+
+def test_a_coin_on_the_edge_belongs_to_the_next_key_and_a_key_without_weight_to_nobody() -> None:
+    assert [pick({"a": 1.0, "b": 2.0, "c": 1.0}, coin) for coin in (0.0, 0.25, 0.75)] == ["a", "b", "c"]
+    assert pick({"none": 0.0, "a": 1.0}, 0.0) == "a"
+
+
+def test_ids_tell_where_turns_end() -> None:
+    assert text_id(["ab", "c"]) == text_id(("ab", "c"))
+    assert len({text_id(turns) for turns in (["abc"], ["ab", "c"], ["a", "bc"], ["a", "b", "c"])}) == 4

@@ -163,6 +163,29 @@ def test_statistics_count_what_is_there(undisturbed: Path) -> None:
     assert sum(statistics.finish_reasons.values()) == len(conversations)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_second_turns_are_as_frequent_as_asked(
+    target: Target, prompts: str, tmp_path: Path, share: float
+) -> None:
+    options = OPTIONS.model_copy(update={"second_turn": share})
+    respond(target, make_engine(target, 8), prompts, options, str(tmp_path))
+    longer = [len(c.turn_starts) == 4 for c in read_conversations(str(tmp_path))]
+    assert any(longer) == (share > 0)
+
+
+def test_the_longest_prompt_of_a_later_turn_is_still_answered(
+    target: Target, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    longest = max(c.turn_starts[3] for c in read_conversations(str(undisturbed)) if len(c.turn_starts) == 4)
+    for name, most in (("just", longest), ("less", longest - 1)):
+        options = OPTIONS.model_copy(update={"max_prompt_tokens": most})
+        respond(target, make_engine(target, 8), prompts, options, str(tmp_path / name))
+        starts = [
+            c.turn_starts[3] for c in read_conversations(str(tmp_path / name)) if len(c.turn_starts) == 4
+        ]
+        assert (longest in starts) == (most == longest)
+
+
 def test_prompts_that_are_too_long_are_skipped_and_counted(
     target: Target, prompts: str, tmp_path: Path
 ) -> None:

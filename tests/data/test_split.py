@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fledge.data.conversations import Answered, Conversation, ConversationWriter, read_conversations
+from fledge.data.conversations import (
+    Answered,
+    Conversation,
+    ConversationWriter,
+    is_trainable,
+    read_conversations,
+)
 from fledge.data.split import on_both_sides, split_of
 
 
@@ -56,6 +63,28 @@ def test_a_side_that_is_meant_to_be_empty_stays_so(tmp_path: Path, heldout: floa
 def test_the_share_of_prompts_that_are_held_out_is_the_one_asked_for() -> None:
     found = [split_of(f"p{number}", 0.25) for number in range(10_000)]
     assert found.count("heldout") / 10_000 == pytest.approx(0.25, abs=0.015)
+
+
+@pytest.mark.parametrize(("heldout", "nearest"), [(0.0001, min), (0.9999, max)])
+def test_the_prompt_that_changes_sides_is_the_next_one_that_another_share_would_have_moved(
+    heldout: float, nearest: Callable[..., str]
+) -> None:
+    answers = [answered(number, heldout) for number in range(9)]
+
+    def needed(name: str) -> float:
+        """The share from which on a prompt is held out."""
+        return next(share / 1000 for share in range(1001) if split_of(name, share / 1000) == "heldout")
+
+    moved = on_both_sides(answers, "memory://no-shards-before", heldout)
+    changed = [new.prompt_id for new, old in zip(moved, answers, strict=True) if new != old]
+    assert changed == [nearest((a.prompt_id for a in answers), key=needed)]
+
+
+@pytest.mark.parametrize(("tokens", "supervised", "trainable"), [(3, 2, True), (2, 2, False), (3, 1, False)])
+def test_three_tokens_of_which_the_target_wrote_two_are_the_least(
+    tokens: int, supervised: int, trainable: bool
+) -> None:
+    assert is_trainable(tokens, supervised) == trainable
 
 
 def test_where_the_hash_gives_both_sides_nothing_changes() -> None:

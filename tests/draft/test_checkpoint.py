@@ -85,6 +85,32 @@ def test_the_file_has_the_names_and_shapes_engines_load(head: Head, tmp_path: Pa
     assert torch.equal(ids, tensors["t2d"].nonzero().flatten())
 
 
+def test_each_tensor_is_the_one_its_name_says(head: Head, tmp_path: Path):
+    head.save(str(tmp_path))
+    tensors, w, c = safetensors.torch.load_file(tmp_path / "model.safetensors"), head.weights, head.config
+    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    expected = {
+        "fc.weight": w.fc,
+        "midlayer.self_attn.q_proj.weight": w.qkv[:queries],
+        "midlayer.self_attn.k_proj.weight": w.qkv[queries : queries + keys],
+        "midlayer.self_attn.v_proj.weight": w.qkv[queries + keys :],
+        "midlayer.self_attn.o_proj.weight": w.o,
+        "midlayer.mlp.gate_proj.weight": w.gate_up[:96],
+        "midlayer.mlp.up_proj.weight": w.gate_up[96:],
+        "midlayer.mlp.down_proj.weight": w.down,
+        "midlayer.hidden_norm.weight": w.hidden_norm,
+        "midlayer.input_layernorm.weight": w.input_norm,
+        "midlayer.post_attention_layernorm.weight": w.post_norm,
+        "norm.weight": w.norm,
+        "lm_head.weight": w.lm_head,
+        "fc_norm.0.weight": w.fc_norms[0],  # type: ignore[index]
+        "fc_norm.2.weight": w.fc_norms[2],  # type: ignore[index]
+    }
+    parts = list(expected.values())
+    assert not any(a.equal(b) for n, a in enumerate(parts) for b in parts[:n])  # or a mix-up wouldn't show
+    assert [name for name, tensor in expected.items() if not torch.equal(tensors[name], tensor)] == []
+
+
 def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
     head.save(str(tmp_path / "head"))
     flat = json.loads((tmp_path / "head" / "config.json").read_text())

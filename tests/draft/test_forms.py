@@ -216,6 +216,20 @@ def test_export_and_import_end_where_they_began(head: Head, target: Target, tmp_
     ).read_bytes()
 
 
+def test_heads_that_differ_in_a_bit_a_type_or_a_tensor_are_told_apart(head: Head, target: Target) -> None:
+    w = head.weights
+    others = {
+        "d2t": replace(w, d2t=w.d2t + 1),
+        "midlayer.mlp.up_proj.weight": replace(w, gate_up=torch.cat((w.gate_up[:-1], -w.gate_up[-1:]))),
+        "norm.weight": replace(w, norm=w.norm.float()),  # the same numbers
+        "embed_tokens.weight": replace(w, embedding=target.ends.embedding.to(torch.bfloat16)),
+    }
+    for name, weights in others.items():
+        other = Head(head.config, weights, head.metadata)
+        assert first_difference(head, other) == first_difference(other, head) == name
+    assert first_difference(head, Head(head.config, replace(w, norm=w.norm.clone()))) is None
+
+
 def test_a_head_that_names_fewer_positions_is_handed_on_with_its_targets(
     head: Head, target: Target, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -111,6 +111,13 @@ def plainly() -> Iterator[None]:
     """What has a kernel is done in torch alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native_tree, "runs_here", lambda tensor: False)
+        yield
+
+
+@pytest.fixture(scope="module", params=["kernels", "torch"])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What has a kernel is done with it, and then without."""
+    with plainly() if request.param == "torch" else nullcontext():
         yield
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fledge.engine import PLAIN, TreeShape
-from fledge.engine.planner.cost import CostCurve, CostModel, Kind, LearntCosts
+from fledge.engine.planner.cost import CostCurve, CostModel, Kind, LearntCosts, head_forwards
 
 TRUE = CostModel(
     CostCurve((1, 4, 8, 16, 32), (0.010, 0.011, 0.012, 0.015, 0.022)),
@@ -54,6 +54,33 @@ def test_costs_are_interpolated_and_extended() -> None:
     assert CostCurve((3,), (2.0,)).at(7) == 2.0
     flat = CostCurve((1, 2), (3.0, 2.0))  # as noise may have it
     assert [flat.at(rows) for rows in (1, 2, 64)] == [3.0, 2.0, 2.0]
+
+
+def test_a_round_is_the_sum_of_its_forwards() -> None:
+    tree = TreeShape(4, 2, 9)
+    assert list(head_forwards(3, tree)) == [
+        (6, 3),
+        (15, 1),
+    ]  # three draft steps, and 4 drafts and the bonus token
+    assert list(head_forwards(3, tree, levels=2)) == [(6, 1), (15, 1)]
+    assert list(head_forwards(3, TreeShape(1, 2, 3))) == [(6, 1)]  # the first level is carried: extend alone
+    assert list(head_forwards(3, PLAIN)) == list(head_forwards(3, TreeShape(0, 1, 5, 4))) == []
+    costs = CostModel(
+        CostCurve((1, 100), (1.0, 100.0)), CostCurve((1, 100), (0.01, 1.0))
+    )  # a second a row; a tenth
+    assert costs.plain_seconds(3) == pytest.approx(3.0)
+    assert costs.round_seconds(3, tree) == pytest.approx(27 + 3 * 0.06 + 0.15)
+    assert costs.round_seconds(3, tree, levels=2, rows=20) == pytest.approx(20 + 0.06 + 0.15)
+    assert costs.round_seconds(3, TreeShape(0, 1, 5, 4)) == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_seconds_are_told_as_they_would_be_at_the_usual_pace(slower: float) -> None:
+    costs = LearntCosts(TRUE)
+    served(costs, [1], 60, slower=slower)
+    usual, as_expected = costs.learn(Kind.PLAIN, 1, PLAIN, 0, 1, slower * TRUE.plain_seconds(1))
+    assert usual == pytest.approx(TRUE.plain_seconds(1), rel=0.1)
+    assert as_expected
 
 
 @pytest.mark.parametrize("mistaken", [0.25, 4.0])

@@ -84,6 +84,17 @@ def test_tokens_without_a_text_of_their_own_do_not_pile_up(token: int) -> None:
     assert "".join(pieces) + detokenizer.add([], last=True) == decode(TOKENIZER, [token] * 500)
 
 
+@pytest.mark.parametrize("character", ["é", "你", "🙂"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_character_behind_any_number_of_broken_ones_comes_out_whole(character: str, size: int) -> None:
+    pieces_of_it = TOKENIZER.encode(character, add_special_tokens=False)
+    assert len(pieces_of_it) == len(character.encode())  # a token is a byte
+    for broken in range(40):
+        tokens = [LEAD] * broken + pieces_of_it + TOKENIZER.encode("a", add_special_tokens=False)
+        pieces = _stream(tokens, [size])
+        assert "".join(pieces) == decode(TOKENIZER, tokens) == "�" * broken + character + "a"
+
+
 def as_bytes(text: str) -> list[int]:
     return [2 + byte for byte in text.encode()]
 

@@ -18,6 +18,7 @@ from fledge.engine.layout import Layouts
 from fledge.engine.shapes import TreeShape
 from fledge.errors import EngineError
 
+pytestmark = pytest.mark.usefixtures("both_ways")
 Path = tuple[int, ...]
 ROOT_TOKEN = 7
 SHAPES = [

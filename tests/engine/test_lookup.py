@@ -120,6 +120,7 @@ def grow(
     return growth.select(shape.nodes)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("agreed", [0, 1, 2, 3])
 def test_a_proposal_goes_on_where_the_head_stops_agreeing(agreed: int) -> None:
     proposed = [11, 12, 13, 14, 15]
@@ -131,6 +132,7 @@ def test_a_proposal_goes_on_where_the_head_stops_agreeing(agreed: int) -> None:
         assert tree.log_probs[0, paths.index(tuple(proposed[:n]))].exp() == pytest.approx(0.9**n, rel=1e-5)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_the_heads_other_candidates_share_what_the_proposal_leaves() -> None:
     tree = grow(TreeShape(1, 2, 4, lookup=1), [11], 0.9, {})
     paths = paths_of(tree, 0)
@@ -142,6 +144,7 @@ def test_the_heads_other_candidates_share_what_the_proposal_leaves() -> None:
     assert sure.log_probs[0, 2].exp() == pytest.approx(0.25)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_without_a_proposal_the_tree_is_the_heads_own() -> None:
     alone = grow(TreeShape(3, 2, 8), [], 0.9, {})
     beside = grow(TreeShape(3, 2, 8, lookup=4), [], 0.9, {})

@@ -136,6 +136,41 @@ def test_requests_with_options_may_have_trees_of_different_sizes(
     assert stats.tau > 1.2
 
 
+def test_a_stop_token_can_be_chosen_right_behind_min_tokens_and_not_before(
+    target: Target, plain: Engine, prompts: list[list[int]]
+) -> None:
+    whole = plain.generate(prompts[4:8], max_tokens=24, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, whole, 0.9), tree=TreeShape(4, 3, 12))
+    tried = 0
+    for one in whole:
+        for place in (1, 2, 7):  # so many tokens stand before the one that may end the answer
+            stop = one.token_ids[place]
+            if stop in one.token_ids[:place]:
+                continue
+            tried += 1
+            for some in (plain, engine):
+                for least, ends in ((0, True), (place, True), (place + 1, False)):
+                    (got,) = some.generate(
+                        [one.prompt_token_ids], max_tokens=24, min_tokens=least, stop_token_ids=[stop]
+                    )
+                    assert (got.token_ids == one.token_ids[: place + 1]) == ends
+                    assert len(got.token_ids) > least
+    assert tried > 5
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
+def test_filters_that_leave_one_token_make_sampling_greedy(
+    target: Target, plain: Engine, prompts: list[list[int]], narrow: dict[str, float]
+) -> None:
+    expected = plain.generate(prompts[:4], max_tokens=12, ignore_eos=True)
+    engine = Engine(target, scripted_head(target, expected, 0.9), tree=TreeShape(3, 3, 8))
+    for some in (plain, engine):
+        answers = some.generate(
+            prompts[:4], max_tokens=12, ignore_eos=True, temperature=1.5, seed=2, **narrow
+        )  # type: ignore[arg-type]
+        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+
+
 def test_logprobs_are_the_targets_own_whatever_is_done_to_the_logits(
     target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:

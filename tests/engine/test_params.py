@@ -225,6 +225,31 @@ def test_parameters_out_of_range_are_refused_with_what_to_use(bad: dict[str, obj
 
 
 @pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("min_tokens", (0, 128)),  # of 128 that an answer may have
+        ("max_tokens", (1,)),
+        ("temperature", (0, 1e-4, 1e4)),
+        ("top_p", (1e-6, 1)),
+        ("top_k", (0, 1, 2**31 - 1)),
+        ("min_p", (0, 1)),
+        ("repetition_penalty", (0.01, 100)),
+        ("presence_penalty", (-2, 2)),
+        ("frequency_penalty", (-2, 2)),
+        ("logit_bias", ({0: -100}, {0: 100})),
+        ("logprobs", (0, 20)),
+        ("stop_token_ids", ([], [0])),
+    ],
+    ids=str,
+)
+def test_limits_are_values_that_may_be_asked_for(name: str, values: Sequence[object]) -> None:
+    for value in values:
+        assert getattr(SamplingParams(**{name: value}), name) == (
+            tuple(value) if isinstance(value, list) else value
+        )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     "extreme",
     [
         {"temperature": 1e-4},

@@ -234,6 +234,17 @@ def test_what_is_no_number_is_not_remembered() -> None:
     assert after == pytest.approx(before, rel=0.1)
 
 
+def test_levels_that_rounds_leave_out_are_expected_to_bring_nothing() -> None:
+    drafted, left_out = AcceptanceModel(8, 1), AcceptanceModel(8, 1)
+    for _ in range(100):
+        drafted.observe_levels([torch.tensor([[-0.5]])], 1)  # trees of one level
+        left_out.observe_levels([torch.tensor([[-0.5]])], 4)  # the round might have drafted three more
+    first = math.exp(-0.5)
+    assert drafted.best_nodes(1, 1)[0] == pytest.approx(first, rel=0.1)
+    assert drafted.best_nodes(4, 1)[-1] > 1.5 * first  # nothing is known of deeper levels: a guess
+    assert left_out.best_nodes(4, 1)[-1] < 1.2 * first
+
+
 def test_a_look_at_many_requests_says_more_than_a_look_at_one() -> None:
     """Else a head that drafts nonsense is hoped to be a good one for dozens of rounds of every batch size."""
     model = AcceptanceModel(8, 2)

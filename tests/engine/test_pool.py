@@ -68,3 +68,34 @@ def test_giving_a_page_back_twice_is_refused() -> None:
 def test_a_pool_without_room_is_refused() -> None:
     with pytest.raises(EngineError, match="kv_tokens"):
         PagePool(1, 16)
+
+
+def test_tokens_take_as_many_pages_as_they_fill() -> None:
+    pool = PagePool(8, 16)
+    assert [pool.pages_for(tokens) for tokens in (0, 1, 16, 17, 32, 33)] == [0, 1, 1, 2, 2, 3]
+    owned: list[int] = []
+    assert not pool.reserve(owned, 7 * 16 + 1)
+    assert pool.reserve(owned, 7 * 16)  # all there are
+    assert pool.usable_tokens == 7 * 16
+
+
+def test_what_was_used_longest_ago_is_evicted_first_and_beginnings_last() -> None:
+    pool, evicted = PagePool(10, 16), list[int]()
+    pool.on_evict = evicted.append
+    first, second, plain = list[int](), list[int](), list[int]()
+    for owned in (first, second, plain):
+        pool.reserve(owned, 3 * 16)
+    ones, twos = list(first), list(second)
+    for page in (*ones, *twos):
+        pool.keep(page)
+    for owned in (first, second, plain):
+        pool.release(owned)
+    assert (pool.idle_pages, pool.free_pages) == (6, 9)
+    pool.share(first, ones[:1])  # the beginning of the older one is used again
+    pool.release(first)
+    pool.reserve(plain, 3 * 16)  # what is worth nothing goes first
+    assert evicted == []
+    for wanted in range(4, 10):
+        pool.reserve(plain, wanted * 16)
+    assert evicted == [ones[2], ones[1], twos[2], twos[1], twos[0], ones[0]]
+    assert pool.evictions == 6

@@ -15,7 +15,7 @@ from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.engine.planner import RoundPlan
 from fledge.engine.pool import PagePool
-from fledge.engine.prefix import PrefixCache
+from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY, scripted_head
@@ -287,6 +287,37 @@ def test_a_page_that_is_kept_is_never_written_again(target: Target) -> None:
             for before, now in zip(seen[page], contents(page), strict=True):
                 assert torch.equal(before, now)
     assert len(seen) > 20
+
+
+def test_a_match_ends_for_heads_where_the_first_page_lacks_their_entries() -> None:
+    pool = PagePool(5, 4)
+    cache = PrefixCache(pool, heads=True)
+
+    def request(head_written: int) -> Request:
+        made = Request(list(range(13)), SamplingParams(), 0, frozenset(), True, None)
+        made.head_written = head_written
+        return made
+
+    first = request(head_written=12)
+    pool.reserve(first.pages, 12)
+    cache.insert(first, 12)
+    assert cache.match(request(0)) == Match(first.pages, 3)
+    start, middle, end = first.pages
+    pool.release([middle])
+    pool.release([start, end])
+    others: list[int] = []
+    pool.reserve(others, 8)  # the free page, and the one that was used longest ago
+    pool.release(others)
+    assert cache.match(request(0)) == Match([start], 1)
+    again = request(head_written=4)
+    pool.share(again.pages, [start])
+    again.shared_pages = 1
+    pool.reserve(again.pages, 8)
+    cache.insert(again, 8)
+    assert cache.match(request(0)) == Match(
+        [start, again.pages[1], end], 1
+    )  # though the last page has them again
+    cache.check()
 
 
 def test_the_pool_keeps_what_was_used_last(target: Target) -> None:

@@ -13,7 +13,6 @@ import pytest
 import fledge
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine import round as round_module
-from fledge.native import unavailable_reason
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head, plainly
 from tests.test_layout import dependencies, reached_from
@@ -23,8 +22,8 @@ SOURCE = Path(fledge.__file__).parent
 PENALTY = {"repetition_penalty": 1.3}
 # By where models run and what requests want: files that a step of decoding enters. The goal is 10.
 MOST_FILES = [
-    ("native", {}, 20),
-    ("native", PENALTY, 26),
+    pytest.param("native", {}, 20, marks=pytest.mark.kernels),
+    pytest.param("native", PENALTY, 26, marks=pytest.mark.kernels),
     ("torch", {}, 26),
     ("torch", PENALTY, 29),
 ]
@@ -36,8 +35,6 @@ MOST_LINES = 4780
 def test_a_step_of_decoding_enters_few_files(
     tmp_path: Path, backend: Any, options: dict[str, Any], most: int
 ) -> None:
-    if backend == "native" and unavailable_reason():
-        pytest.skip(unavailable_reason())
     folder = save_tiny_target(
         tmp_path / "llama", shape=TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
     )

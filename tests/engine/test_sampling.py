@@ -18,6 +18,7 @@ from fledge.engine.sampling import (
     sample,
     seed_key,
 )
+from fledge.native import ops
 from tests.engine.conftest import plainly
 
 WORD = (1 << 64) - 1
@@ -127,6 +128,45 @@ def test_filters_keep_what_a_naive_reading_keeps(
         probability = weights[row] / weights[row].sum()
         for token, value in expected.items():
             assert probability[token].item() == pytest.approx(value, rel=1e-4)
+
+
+HALVES = [
+    0.0,
+    -math.log(2),
+    -2 * math.log(2),
+    -3 * math.log(2),
+    -3 * math.log(2),
+]  # of weights 1, 1/2, 1/4, 1/8, 1/8
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"),
+    [
+        (0, 0.5, 1),  # the most probable token alone holds half: no other is needed
+        (0, 0.75, 2),
+        (0, 0.875, 3),
+        (0, 0.51, 2),
+        (0, 0.9, 5),  # the last two are as probable as each other
+        (4, 1.0, 5),
+        (1, 1.0, 1),
+        (3, 0.5, 1),  # of what top-k left: 4/7
+        (2, 0.7, 2),
+    ],
+)
+@pytest.mark.parametrize("way", ["torch", pytest.param("kernels", marks=pytest.mark.kernels)])
+def test_the_smallest_set_with_just_that_probability_is_enough(
+    top_k: int, top_p: float, kept: int, way: str
+) -> None:
+    count = 4000
+    logits = torch.tensor(HALVES).expand(count, -1).contiguous()
+    setting = rows(count, top_k=top_k, top_p=top_p)
+    tossed = coins(setting.seed_key, torch.arange(count))
+    if way == "torch":
+        assert (processed_weights(logits, setting) > 0).sum(1).unique().tolist() == [kept]
+        drawn = sample(logits, setting, tossed)
+    else:
+        drawn = ops.sample(logits, setting.temperature, setting.top_k, setting.top_p, setting.min_p, tossed)
+    assert drawn.unique().tolist() == list(range(kept))
 
 
 def test_rows_keep_their_own_parameters() -> None:

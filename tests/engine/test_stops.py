@@ -12,8 +12,10 @@ from fledge.engine import Completion, Engine, StopMatcher, TreeShape
 from fledge.engine.stops import StopWatch
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
+from tests.tiny import make_tokenizer
 
 SHAPE = TreeShape(4, 2, 9)
+TOKENIZER = make_tokenizer()
 
 
 @given(
@@ -88,6 +90,46 @@ def test_stop_strings_are_not_looked_for_before_min_tokens(
             if one.text.count(stop) == 1:
                 assert (got.text, got.finish_reason) == (one.text, "length")
             assert answers_with_stops(some, one, stop, min_tokens=24).text == one.text
+
+
+LETTERS = {letter: TOKENIZER.encode(letter, add_special_tokens=False) for letter in "abcd"}
+LEAD = TOKENIZER.encode("é", add_special_tokens=False)[:1]  # half a character
+
+
+def read_to_the_end(text: str, stop: str, least: int, *, cut: bool = False) -> tuple[int | None, str]:
+    """The token of a text's letters at which it came to a stop, counted from 1 (0: at its end), and what is shown."""
+    watch = StopWatch(TOKENIZER, [stop], least)
+    tokens = [token for letter in text for token in LETTERS[letter]] + (LEAD if cut else [])
+    assert len(tokens) == len(text) + cut
+    for number, token in enumerate(tokens, start=1):
+        if watch.add(token):
+            return number, watch.text
+    return (0 if watch.finish() else None), watch.text
+
+
+@pytest.mark.parametrize(
+    ("stop", "least", "at", "shown"),
+    [
+        ("c", 0, 3, "ab"),
+        ("c", 2, 3, "ab"),  # two tokens came before it
+        ("c", 3, 7, "abcdab"),  # the first c is the third token
+        ("c", 6, 7, "abcdab"),
+        ("c", 7, None, "abcdabcd"),
+        ("bcd", 3, 4, "a"),  # it begins before, but ends behind the least
+        ("bcd", 4, 8, "abcda"),
+        ("bcd", 8, None, "abcdabcd"),
+    ],
+)
+def test_a_stop_string_ends_right_behind_min_tokens_and_not_before(
+    stop: str, least: int, at: int | None, shown: str
+) -> None:
+    assert read_to_the_end("abcdabcd", stop, least) == (at, shown)
+
+
+@pytest.mark.parametrize(("least", "at"), [(2, 0), (3, None)])
+def test_what_is_given_out_at_the_end_belongs_to_the_last_token(least: int, at: int | None) -> None:
+    found, shown = read_to_the_end("ab", "�", least, cut=True)
+    assert (found, shown) == (at, "ab" if at == 0 else "ab�")
 
 
 def test_the_stop_that_begins_first_counts_and_then_the_one_given_first() -> None:

@@ -94,6 +94,14 @@ def test_small_values_survive_beside_large_ones(exponent: int, outlier: float, s
     assert torch.equal(decode(*encode(again, width)), again)
 
 
+@pytest.mark.parametrize("power", [-3, 0, 5])
+def test_a_row_has_the_smallest_exponent_that_its_largest_value_fits(power: int) -> None:
+    just = torch.tensor([[448.0, -1.0], [449.0, 1.0]]).mul(2.0**power)
+    above = torch.tensor([[450.0, 1.0], [224.0, 1.0]]).mul(2.0**power)
+    assert encode(just[:1].bfloat16(), 2)[1].tolist() == [[power]]
+    assert encode(above.bfloat16(), 2)[1].tolist() == [[power + 1], [power - 1]]
+
+
 def test_rows_of_zeros_and_the_largest_numbers(tmp_path: Path):
     x = torch.stack(
         (torch.zeros(8), torch.full((8,), 2e38), torch.full((8,), -448.0), torch.full((8,), 1e-38))

@@ -276,6 +276,7 @@ def sampled_exactly(logits: Tensor, temperature: float, top_k: int, top_p: float
         (1.0, 30, 0.8, 0.0),
         (0.5, 400, 0.999, 0.0),
         (1.0, 0, 1.0, 0.1),
+        (1.0, 30, 0.95, 0.2),
     ],
 )
 def test_sampler_draws_from_the_exact_distribution(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 import sys
 import threading
@@ -72,6 +73,30 @@ def test_a_full_queue_says_when_to_come_back(
         assert "overloaded" in server.get("/metrics").text
 
 
+def test_a_client_that_leaves_while_it_waits_makes_room_in_the_queue(
+    make_engine: MakeEngine, options: MakeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(make_engine(max_batch=1), options(max_queue=1)) as server:
+        gate = hold_engine(server, monkeypatch)
+        threads, results = in_threads([lambda: server.post("/v1/chat/completions", chat("Hi", 3))])
+        wait_for(lambda: server.server.engine.busy)
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            body = json.dumps(chat("Hi", 3)).encode()
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            wait_for(lambda: server.server.worker.waiting == 1)
+        wait_for(lambda: server.server.worker.waiting == 0)  # the engine is still held
+        more, others = in_threads([lambda: server.post("/v1/chat/completions", chat("Hi", 3))])
+        wait_for(lambda: server.server.worker.waiting == 1)
+        gate.set()
+        for thread in threads + more:
+            thread.join(60)
+        assert [result.status_code for result in results + others] == [200, 200]
+
+
 def test_a_short_queue_does_not_turn_away_what_the_batch_has_room_for(
     make_engine: MakeEngine, options: MakeOptions
 ) -> None:
@@ -83,7 +108,7 @@ def test_a_short_queue_does_not_turn_away_what_the_batch_has_room_for(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_everything_at_once(live: Running, stream: bool) -> None:
-    free = live.free_pages
+    free, left = live.free_pages, gone_clients(live)
     host, port = live.url.removeprefix("http://").split(":")
     # So many tokens that a busy machine notices in time that the client has left.
     body = json.dumps(chat("Hi", 400, stream=stream, n=8)).encode()
@@ -97,6 +122,13 @@ def test_a_client_that_leaves_frees_everything_at_once(live: Running, stream: bo
     wait_for(lambda: idle(live))
     assert live.server.engine.stats().round_tokens - tokens < 8 * 300
     assert live.free_pages == free
+    wait_for(lambda: gone_clients(live) == left + 1)
+
+
+def gone_clients(live: Running) -> float:
+    """As the metrics count them."""
+    (line,) = re.findall(r"^fledge:disconnects_total (.*)$", live.get("/metrics").text, re.MULTILINE)
+    return float(line)
 
 
 def test_a_slow_reader_holds_up_nobody_and_is_dropped_in_the_end(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -40,3 +42,81 @@ def test_both_optimizers_go_downhill(name: str) -> None:
         losses.append(float(loss.detach()))
         optimizer.update(step)
     assert losses[-1] < 0.2 * losses[0]
+
+
+def small(**options: object) -> tuple[TrainableWeights, Optimizer]:
+    """A matrix of the layer, an lm_head and a norm, all ones, and an optimizer of 100 steps."""
+    tensors = {"o": torch.ones(8, 8), "lm_head": torch.ones(6, 8), "norm": torch.ones(8)}
+    weights = TrainableWeights(tensors, torch.float32, torch.device("cpu"))
+    return weights, Optimizer(weights, TrainOptions(**options), total_steps=100)  # type: ignore[arg-type]
+
+
+def test_the_rate_rises_evenly_to_its_peak_and_falls_by_half_a_cosine() -> None:
+    _, optimizer = small(learning_rate=2.0, warmup=0.1, final_learning_rate=0.1)
+    rates = [optimizer.learning_rate(step) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
+    assert rates[10] == pytest.approx(2.0)
+    assert rates[55] == pytest.approx(2.0 * (0.1 + 0.9 / 2))  # half way down
+    assert rates[100] == pytest.approx(0.2)
+    falls = [before - after for before, after in pairwise(rates[10:])]
+    assert all(fall > 0 for fall in falls)
+    assert max(falls) == pytest.approx(falls[45], rel=1e-3)  # steepest in the middle
+
+
+@pytest.mark.parametrize(("norm", "left"), [(0.25, 0.25), (0.5, 0.5), (8.0, 0.5)])
+def test_only_what_is_longer_than_the_limit_is_shortened_to_it(norm: float, left: float) -> None:
+    weights, optimizer = small(optimizer="adamw", clip=0.5, beta1=0.75)
+    weights.grad.fill_(norm / weights.grad.numel() ** 0.5)
+    assert optimizer.update(0) == pytest.approx(norm)  # before clipping
+    assert float(optimizer.state()["first"].norm()) == pytest.approx(0.25 * left)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_without_gradients_matrices_decay_and_norms_do_not(name: str) -> None:
+    weights, optimizer = small(
+        optimizer=name,
+        learning_rate=0.1,
+        muon_learning_rate=0.1,
+        lm_head_rate=0.5,
+        weight_decay=0.2,
+        warmup=0.0,
+    )
+    optimizer.update(0)
+    found = weights.tensors()
+    assert torch.allclose(found["o"], torch.full((8, 8), 1 - 0.1 * 0.2))
+    assert torch.allclose(found["lm_head"], torch.full((6, 8), 1 - 0.5 * 0.1 * 0.2))
+    assert torch.equal(found["norm"], torch.ones(8))
+
+
+def test_an_update_uses_its_gradients_up_and_refreshes_what_is_computed_with() -> None:
+    weights, optimizer = small(learning_rate=0.1, warmup=0.0)
+    weights.grad.fill_(1.0)
+    optimizer.update(0)
+    assert not weights.grad.any()
+    assert torch.equal(weights.compute, weights.masters.shard)
+    assert (weights.compute < 1).all()
+
+
+def test_the_average_follows_closely_at_first_and_then_slowly() -> None:
+    weights, optimizer = small(learning_rate=0.1, muon_learning_rate=0.1, ema=0.5)
+    expected = weights.masters.shard.clone()
+    for step in range(30):
+        weights.grad.fill_(1.0)
+        optimizer.update(step)
+        decay = min(0.5, (step + 1) / (step + 10))  # 0.1, 0.18, ... 0.5
+        expected = decay * expected + (1 - decay) * weights.masters.shard
+    assert optimizer.average is not None
+    assert torch.allclose(optimizer.average, expected, atol=1e-5)
+
+
+def test_what_is_tried_out_leaves_nothing_behind() -> None:
+    weights, optimizer = small(learning_rate=0.1, ema=0.5)
+    before = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    with optimizer.undone():
+        weights.grad.fill_(1.0)
+        optimizer.update(0)
+        weights.grad.fill_(1.0)
+    after = optimizer.state()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert not weights.grad.any()
+    assert torch.equal(weights.compute, weights.masters.shard)

@@ -20,6 +20,7 @@ from fledge.features import FeatureOptions, FeatureStore, SampleInfo, extract_fe
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from fledge.train.batches import epoch_batches
+from fledge.train.checkpoint import Checkpoint
 from fledge.train.compare import compare_heads
 from fledge.train.evaluate import context_bound
 from tests.draft.tiny_head import load_tiny_target, random_head
@@ -133,6 +134,22 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_head(
     assert seen[0] == (last_step if last_step > 1 else 0)  # step 1 was not saved yet: it starts anew
     assert files(tmp_path / "head") == files(undisturbed / "head")
     assert [row["tokens"] for row in metrics(tmp_path)] == [row["tokens"] for row in metrics(undisturbed)]
+
+
+def test_the_time_of_all_parts_of_a_run_is_counted(target: Target, features: str, tmp_path: Path):
+    def kill(done: float, total: float, note: str) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(target, features, tmp_path, progress=kill)
+    saved = Checkpoint.load(str(tmp_path / "train"))
+    assert saved is not None
+    replace(saved, seconds=5000.0).save(str(tmp_path / "train"))  # a slow machine's
+    assert 5000 < run(target, features, tmp_path).seconds < 10_000
+    seconds = [row["seconds"] for row in metrics(tmp_path)]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > 5000
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

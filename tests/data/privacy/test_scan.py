@@ -39,6 +39,9 @@ FOUND = [
     ("tél. 06\u202f12\u202f77\u202f52\u202f37", "06\u202f12\u202f77\u202f52\u202f37", "PHONE_NUMBER"),
     ("write to anna＠acme.org", "anna＠acme.org", "EMAIL_ADDRESS"),
     ("card 4111 1111 1111 1111 declined", "4111 1111 1111 1111", "CREDIT_CARD"),
+    ("card 4222222222222 declined", "4222222222222", "CREDIT_CARD"),
+    ("send it to GB82 WEST 1234 5698 7654 32, please", "GB82 WEST 1234 5698 7654 32", "IBAN_CODE"),
+    ("ann@acme.org,+354 5551234,10.3.4.5", "+354 5551234", "PHONE_NUMBER"),
     ("my account number is 12345678.", "12345678", "BANK_ACCOUNT"),
     ("routing number 021000021", "021000021", "BANK_ROUTING"),
     ("SSN 536-22-1234", "536-22-1234", "NATIONAL_ID"),
@@ -100,6 +103,11 @@ def test_a_value_found_once_is_found_everywhere_in_the_conversation(privacy: Pri
     first, second = privacy.scan_turns(["My name is Zxyvik Tarwoll.", "So what should Tarwoll do?"])
     assert first[0].entity == "PERSON"
     assert [(f.start, f.end) for f in second] == [(15, 22)]
+
+
+def test_a_value_is_not_found_inside_other_words(privacy: PrivacyFilter) -> None:
+    _, second = privacy.scan_turns(["My name is Zxyvik Tarwoll.", "preTarwoll, Tarwollen and Tarwoll differ"])
+    assert [(f.start, f.end) for f in second] == [(26, 33)]
 
 
 def test_a_number_dialled_to_a_country_that_there_is_not_is_no_error(privacy: PrivacyFilter) -> None:

@@ -90,3 +90,23 @@ def test_quotas_follow_weights_and_pass_on_what_is_missing() -> None:
     assert share_out(100, {"a": 1, "b": 3}, {"a": 1000, "b": 1000}) == {"a": 25, "b": 75}
     assert share_out(100, {"a": 1, "b": 3}, {"a": 1000, "b": 10}) == {"a": 90, "b": 10}
     assert share_out(10, {"a": 1, "b": 1, "c": 1}, {"a": 9, "b": 9, "c": 9}) == {"a": 4, "b": 3, "c": 3}
+
+
+def test_the_largest_remainders_are_rounded_up() -> None:
+    everything = dict.fromkeys("abc", 1000)
+    assert share_out(10, {"a": 1.9, "b": 3.3, "c": 4.8}, everything) == {"a": 2, "b": 3, "c": 5}
+    assert share_out(10, {"a": 1.3, "b": 3.9, "c": 4.8}, everything) == {"a": 1, "b": 4, "c": 5}
+
+
+def test_what_a_source_lacks_is_shared_by_weight_among_the_others() -> None:
+    assert share_out(100, {"a": 2, "b": 1, "c": 1}, {"a": 20, "b": 500, "c": 500}) == {
+        "a": 20,
+        "b": 40,
+        "c": 40,
+    }
+    assert share_out(100, {"a": 2, "b": 1, "c": 1}, {"a": 20, "b": 10, "c": 500}) == {
+        "a": 20,
+        "b": 10,
+        "c": 70,
+    }
+    assert share_out(100, {"a": 0, "b": 1}, {"a": 500, "b": 30}) == {"a": 0, "b": 30}
