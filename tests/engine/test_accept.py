@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from fledge.engine.layout import Layouts
 from fledge.engine.round import accept
 from fledge.engine.shapes import TreeShape
 
+pytestmark = pytest.mark.usefixtures("both_ways")
 LAYOUTS = Layouts(torch.device("cpu"))
 
 

@@ -289,6 +289,13 @@ def test_a_page_that_is_kept_is_never_written_again(target: Target) -> None:
     assert len(seen) > 20
 
 
+@pytest.mark.parametrize(("tokens", "pages"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (12, 2), (13, 3)])
+def test_a_request_that_finds_all_its_pages_has_a_token_left_to_run(tokens: int, pages: int) -> None:
+    cache = PrefixCache(PagePool(5, 4), heads=True)
+    request = Request(list(range(tokens)), SamplingParams(), 0, frozenset(), True, None)
+    assert len(cache.keys(request)) == pages
+
+
 def test_a_match_ends_for_heads_where_the_first_page_lacks_their_entries() -> None:
     pool = PagePool(5, 4)
     cache = PrefixCache(pool, heads=True)

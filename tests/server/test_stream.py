@@ -73,7 +73,7 @@ def test_a_stream_that_lasts_too_long_ends_with_what_was_late() -> None:
         await asyncio.Event().wait()
 
     pieces = asyncio.run(sent(events(), seconds=0.05, closed=closed))
-    assert pieces == [b"data: 1\n\n", LATE, b""]
+    assert pieces[-2:] == [LATE, b""]
     assert closed == [True]
 
 
