@@ -229,7 +229,7 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
            "self.queue.observe(job.entered - job.created)", "self.queue.observe(job.created - job.entered)",
            "server/test_metrics.py"),
         _m("waiting-without-the-servers-queue", "server/metrics.py",
-           "stats.waiting + self._worker.waiting", "stats.waiting", "server/test_metrics.py"),
+           "stats.waiting + self._waiting()", "stats.waiting", "server/test_metrics.py"),
         _m("hits-over-misses", "server/metrics.py",
            "hits = stats.hit_tokens / asked", "hits = stats.hit_tokens / stats.prompt_tokens",
            "server/test_metrics.py"),

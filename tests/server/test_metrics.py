@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import fledge
 from fledge.engine import Completion, EngineStats, PhaseSeconds, SamplingParams, StepResult, TreeShape
 from fledge.engine.request import CompletionStats
 from fledge.engine.shapes import PlannedShape
@@ -17,7 +18,6 @@ from fledge.server import job as job_module
 from fledge.server import metrics as metrics_module
 from fledge.server.job import Job
 from fledge.server.metrics import Metrics
-from fledge.server.worker import EngineWorker
 from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -50,10 +50,8 @@ class Engine:
     """As far as metrics look at it."""
 
     def __init__(self, stats: EngineStats = IDLE, waiting: int = 0) -> None:
-        self.metrics = Metrics(
-            cast(EngineWorker, SimpleNamespace(engine=SimpleNamespace(stats=lambda: stats), waiting=waiting)),
-            "tiny",
-        )
+        engine = cast(fledge.Engine, SimpleNamespace(stats=lambda: stats))
+        self.metrics = Metrics(engine, "tiny", lambda: waiting)
 
     def page(self) -> dict[str, float]:
         """By sample's name, with the value of the label that tells samples of one name apart, if there is one."""
