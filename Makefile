@@ -66,7 +66,8 @@ test-slow: $(STAMP)
 test-distributed: $(STAMP)
 	$(BIN)/python -m pytest -m distributed
 
-# One that can't be installed doesn't keep the other from it, and fails the command.
+# One that can't be installed doesn't keep the other from it, and fails the command. Pictures and sound go: no test here
+# needs them, PyPI's builds don't load beside a CPU build of torch, and transformers imports them where it finds them.
 interop:
 	@$(MAKE) --no-print-directory --keep-going $(INTEROP)/speculators/.installed $(INTEROP)/vllm/.installed
 
@@ -75,6 +76,7 @@ $(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
 	@$(BIN)/python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet $(TORCH_CONSTRAINTS) -r $< || { \
 		echo "$< can't be installed here, see above: make test-slow will skip the comparisons with $*" >&2; exit 1; }
+	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 # ONLY="--room engine", ONLY="--only top-p": some of them

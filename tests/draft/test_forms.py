@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fledge.exchange import export_head, first_difference, import_head
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from tests.draft.tiny_head import KINDS, load_tiny_target, random_head
+from tests.interop import interpreter
 from tests.tiny import TinyShape, save_tiny_target
 
 
@@ -300,22 +300,22 @@ safetensors.torch.save_file({"log_probs": logits.log_softmax(-1).contiguous()}, 
 """
 
 
+@pytest.mark.slow
 def test_the_formats_own_library_computes_the_same_logits(
     any_head: Head, target: Target, tmp_path: Path
 ) -> None:
-    """Needs an interpreter with `speculators`: this one, or $FLEDGE_SPECULATORS_PYTHON."""
-    python = os.environ.get("FLEDGE_SPECULATORS_PYTHON", sys.executable)
-    probe = [python, "-c", "import speculators.models.eagle3"]
+    python = interpreter("speculators")
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    if subprocess.run(probe, capture_output=True, check=False, env=clean).returncode:
-        pytest.skip("speculators isn't installed: set FLEDGE_SPECULATORS_PYTHON")
-    write_head(any_head, str(tmp_path / "head"), "speculators")
+    known = replace(
+        any_head.metadata, target_name=str(target.folder)
+    )  # from which it loads embedding and norm
+    write_head(Head(any_head.config, any_head.weights, known), str(tmp_path / "head"), "speculators")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 512, (24,), generator=generator, dtype=torch.int32)
     features = torch.randn(24, 3 * any_head.config.target_hidden_size, generator=generator)
     given = {"ids": ids.long(), "features": features, "embedding": target.weights.embedding.contiguous()}
     safetensors.torch.save_file(given, tmp_path / "inputs")
     command = [python, "-c", _WITH_SPECULATORS, *(str(tmp_path / n) for n in ("head", "inputs", "outputs"))]
-    subprocess.run(command, check=True, capture_output=True, env=clean)
+    subprocess.run(command, check=True, env=clean)  # pytest shows what it prints
     theirs = safetensors.torch.load_file(tmp_path / "outputs")["log_probs"]
     torch.testing.assert_close(logits(any_head, target), theirs, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,20 @@
+"""The environments with other projects' libraries that `make interop` makes, from the ranges in this folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENTS = Path(__file__).parents[2] / ".venv" / "interop"
+
+
+def interpreter(name: str) -> str:
+    """The Python that has `name` (speculators or vllm): $FLEDGE_..._PYTHON, or that of `make interop`; else skips."""
+    variable = f"FLEDGE_{name.upper()}_PYTHON"
+    if python := os.environ.get(variable):
+        return python
+    if not (ENVIRONMENTS / name / ".installed").exists():
+        pytest.skip(f"no environment with {name}: make interop, or set {variable}")
+    return str(ENVIRONMENTS / name / "bin" / "python")
