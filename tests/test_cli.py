@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -300,24 +300,40 @@ def flock_missing(*_: object) -> None:
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-def hold_without_flock(recipe: str, folder: str, host: str) -> None:
-    fcntl.flock = flock_missing
+def flock_not_supported(*_: object) -> None:
+    """As some NFS and FUSE mounts answer it."""
+    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+
+def hold_without_flock(
+    recipe: str, folder: str, host: str, flock: Callable[..., None] = flock_missing
+) -> None:
+    fcntl.flock = flock
     if host:
         socket.gethostname = lambda: host
     hold(recipe, folder)
 
 
-@pytest.mark.parametrize("exchange", [True, False], ids=["any", "a file system without atomic exchange"])
+@pytest.mark.parametrize(
+    ("flock", "exchange"),
+    [(flock_missing, True), (flock_missing, False), (flock_not_supported, True)],
+    ids=["missing", "missing, and no atomic exchange", "not supported"],
+)
 @pytest.mark.filterwarnings("ignore:flock not supported")
 def test_without_flock_a_run_folder_is_locked_and_a_killed_owner_does_not_keep_it(
-    fledge: Fledge, small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+    fledge: Fledge,
+    small_recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flock: Callable[..., None],
+    exchange: bool,
 ) -> None:
-    monkeypatch.setattr(fcntl, "flock", flock_missing)
+    monkeypatch.setattr(fcntl, "flock", flock)
     if not exchange:
         recovery = pytest.importorskip("filelock._soft._exclusive._recovery")  # of filelock 4
         monkeypatch.setattr(recovery, "exchange_supported", lambda: False)
     folder = tmp_path / "run"
-    other = forked(hold_without_flock, str(small_recipe), str(folder), "")
+    other = forked(hold_without_flock, str(small_recipe), str(folder), "", flock)
     while not (folder / "held").exists():
         assert other.is_alive()
         time.sleep(0.01)

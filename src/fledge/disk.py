@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, SoftFileLock
 
 
 def make_folder(path: Path) -> None:
@@ -18,6 +23,21 @@ def make_folder(path: Path) -> None:
                     f"{link} is a link to {os.readlink(link)}, which isn't there (make that folder, or delete the link)"
                 ) from error
         raise
+
+
+def file_lock(path: Path) -> BaseFileLock:
+    """A lock on a file in a folder that exists; where the file system has no flock, one that is the file itself.
+
+    filelock sees to that where flock answers ENOSYS. ENOLCK stays an error: it may be gone a moment later, and then two
+    processes would hold locks of two kinds.
+    """
+    with tempfile.TemporaryFile(dir=path.parent) as probe:
+        try:
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.ENOTSUP:
+                return SoftFileLock(path)
+    return FileLock(path)
 
 
 def write_through(path: Path) -> None:

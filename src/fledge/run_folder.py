@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from fledge import __version__, bench, disk, storage
 from fledge.bench import RELEASED, TRAINED
@@ -193,7 +193,7 @@ class Run:
         try:
             disk.make_folder(path)
             # Where there is no flock, what a dead process left behind is taken over at the second look.
-            held = FileLock(lock).acquire(timeout=0.2)
+            held = disk.file_lock(lock).acquire(timeout=0.2)
         except Timeout as error:
             raise StorageError(
                 f"another fledge{_named(owner)} is at work in {self.folder}; wait for it or name another --run-dir, "

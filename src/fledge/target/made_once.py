@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import AcquireReturnProxy, Timeout
 
-from fledge.disk import make_folder, write_through
+from fledge.disk import file_lock, make_folder, write_through
 from fledge.errors import StorageError
 
 logger = logging.getLogger("fledge.once")
@@ -36,7 +36,7 @@ def made_once(final: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _acquired(path: Path, final: Path) -> AcquireReturnProxy:
-    lock = FileLock(path)
+    lock = file_lock(path)
     try:
         return lock.acquire(timeout=_PATIENCE)
     except Timeout:
