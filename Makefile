@@ -76,7 +76,7 @@ $(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
 	@$(BIN)/python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet $(TORCH_CONSTRAINTS) -r $< || { \
 		echo "$< can't be installed here, see above: make test-slow will skip the comparisons with $*" >&2; exit 1; }
-	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(@D)/bin/python -m pip uninstall --quiet --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 # ONLY="--room engine", ONLY="--only top-p": some of them
