@@ -10,7 +10,7 @@ from typing import Literal, Union, cast, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fledge.recipe import Recipe
+from fledge.run.recipe import Recipe
 
 _HEAD = """# Recipe reference
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fledge.cli import main
+from fledge.commands.main import main
 
 
 class Fledge:

@@ -55,9 +55,9 @@ def small_recipe(tmp_path_factory: pytest.TempPathFactory, tiny_target_folder: P
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: Path) -> Path:
     """The folder of a finished run of it. Read only; tests copy it."""
-    from fledge.pipeline import run_pipeline  # everything there is: tests of one room needn't wait for it
-    from fledge.recipe import load_recipe
-    from fledge.run_folder import Run
+    from fledge.run.folder import Run
+    from fledge.run.pipeline import run_pipeline  # everything there is: tests of one room needn't wait for it
+    from fledge.run.recipe import load_recipe
 
     folder = tmp_path_factory.mktemp("run") / "run"
     run_pipeline(Run(load_recipe(str(small_recipe)), str(folder), command="fledge run recipe.yaml"))

@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fledge.errors import FledgeError
-from fledge.pipeline import run_pipeline
-from fledge.recipe import load_recipe
-from fledge.run_folder import Run
-from fledge.stages import STAGES, Stage
+from fledge.base.errors import FledgeError
+from fledge.run.folder import Run
+from fledge.run.pipeline import run_pipeline
+from fledge.run.recipe import load_recipe
+from fledge.run.stages import STAGES, Stage
 from tests.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from fledge.base.storage import Manifest, ShardEntry
 from fledge.data.conversations import Answered
 from fledge.data.ray_map import RayOptions
 from fledge.data.ray_respond import _answerer
 from fledge.features.ray_extract import _FeatureActor, _Part
-from fledge.storage import Manifest, ShardEntry
 
 ray = pytest.importorskip("ray")
 # Ray runs its workers at niceness 15: on a machine that does anything else besides they'd hardly run at all.

@@ -72,6 +72,6 @@ def _run(arguments: tuple[str, ...], output: Path) -> None:
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     sys.argv = ["fledge", *arguments]
-    from fledge.cli import main
+    from fledge.commands.main import main
 
     main()

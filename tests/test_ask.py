@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fledge.ask import answer
-from fledge.console import console
+from fledge.base.console import console
+from fledge.base.errors import EngineError
+from fledge.commands.ask import answer
 from fledge.engine import Engine, Piece
-from fledge.errors import EngineError
 
 
 def ask(question: str, target: Path) -> None:

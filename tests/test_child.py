@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fledge.child import free_port, started
-from fledge.errors import ServerError
+from fledge.base.child import free_port, started
+from fledge.base.errors import ServerError
 
 # A server that starts a worker, as engines do, and names it in a file.
 WITH_WORKER = """
@@ -59,7 +59,7 @@ def test_a_server_ends_with_its_workers_when_we_are_killed(tmp_path: Path) -> No
     port, note = free_port(), tmp_path / "worker"
     command = [sys.executable, "-c", WITH_WORKER, str(port), str(note)]
     script = (
-        "import time\nfrom fledge.child import started\n"
+        "import time\nfrom fledge.base.child import started\n"
         f"with started({command!r}, name='one') as server:\n    print(server.process.pid, flush=True)\n"
         f"    server.wait_until_ready('http://127.0.0.1:{port}/', 30)\n    print('ready', flush=True)\n"
         "    time.sleep(600)"
@@ -105,7 +105,7 @@ def test_a_signal_to_us_ends_the_server_first_even_if_it_comes_twice(
     note = tmp_path / "pid"
     ours = textwrap.dedent(f"""
         import signal, sys, time
-        from fledge.child import started
+        from fledge.base.child import started
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children ignore it
         deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         deaf += "print(1, flush=True); time.sleep(600)"

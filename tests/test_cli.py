@@ -19,9 +19,9 @@ import pytest
 from filelock import FileLock
 
 from fledge import __version__
-from fledge.cli import app
-from fledge.recipe import load_recipe
-from fledge.run_folder import Run
+from fledge.commands.main import app
+from fledge.run.folder import Run
+from fledge.run.recipe import load_recipe
 from fledge.server import logs
 from tests.command import Fledge
 from tests.forked import forked
@@ -66,7 +66,10 @@ def test_help_shows_defaults_that_are_words(fledge: Fledge) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; import fledge.cli; sys.exit(bool({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    code = (
+        "import sys; import fledge.commands.main; "
+        "sys.exit(bool({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -80,7 +83,7 @@ def test_help_does_not_wait_for_torch() -> None:
 )
 def test_a_shell_completes_commands_and_options(typed: str, offered: list[str]) -> None:
     asks = {"_FLEDGE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-    command = [sys.executable, "-c", "from fledge.cli import app; app(prog_name='fledge')"]
+    command = [sys.executable, "-c", "from fledge.commands.main import app; app(prog_name='fledge')"]
     found = subprocess.run(command, env=os.environ | asks, capture_output=True, text=True, check=True)
     assert found.stdout.split() == offered
 

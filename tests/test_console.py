@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fledge import console
+from fledge.base import console
 
 COLUMNS = ["what is measured", "over plain decode", "95 % interval"]
 ROWS = [["a long name of several words", "1.895 times", "1.859 to 1.931"]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fledge import disk
+from fledge.base import disk
 
 
 @pytest.mark.parametrize("most", [1, 3, 100])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from fledge.cli import app
-from fledge.recipe import load_recipe
+from fledge.commands.main import app
+from fledge.run.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

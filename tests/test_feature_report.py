@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from fledge.storage import Manifest
+from fledge.base.storage import Manifest
 from tests.command import Fledge
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from fledge import installation
-from fledge.installation import Check, examine_installation
+from fledge.doctor import installation
+from fledge.doctor.installation import Check, examine_installation
 from fledge.native import build
 
 

@@ -11,7 +11,7 @@ SOURCE = Path(fledge.__file__).parent
 
 # Lowest first. A room imports from the ones before it, never from one after it.
 ORDER = [
-    ("errors", "disk", "retry", "checksums", "storage", "fingerprint", "child"),
+    ("base",),
     ("native",),
     ("attention",),
     ("target",),
@@ -22,15 +22,9 @@ ORDER = [
     ("features",),
     ("train",),
     ("bench",),
-    ("console", "recipe", "released"),
-    ("run_folder",),
-    ("ask", "closing", "estimate", "exchange", "installation", "server", "template"),
-    ("deploy",),
-    ("ablation_report", "feature_report", "judge"),
-    ("stages",),
-    ("pipeline",),
-    ("bench_cli", "serving_cli"),
-    ("cli",),
+    ("released",),
+    ("run", "server", "deploy"),
+    ("commands",),
     ("__main__",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

@@ -14,9 +14,9 @@ for package in ("gcsfs", "gcp_storage_emulator", "s3fs", "moto"):
     pytest.importorskip(package)
 
 from fledge import retry, storage  # noqa: E402
-from fledge.errors import StorageError  # noqa: E402
+from fledge.base.errors import StorageError  # noqa: E402
+from fledge.base.storage import Manifest  # noqa: E402
 from fledge.features import FeatureStore, verify_store, write_shard  # noqa: E402
-from fledge.storage import Manifest  # noqa: E402
 from tests.features.test_store import samples  # noqa: E402
 from tests.object_stores import Fault, Proxy, running_gcs, running_s3  # noqa: E402
 

@@ -12,15 +12,15 @@ import pytest
 import safetensors.torch
 import torch
 
+from fledge.base.errors import DataError, FingerprintError, FledgeError, HeadError, RecipeError, StorageError
+from fledge.base.storage import exists, read_json
 from fledge.bench import BenchResult, Summary
-from fledge.closing import close_load, compare_run_folders
-from fledge.errors import DataError, FingerprintError, FledgeError, HeadError, RecipeError, StorageError
-from fledge.estimate import Expected, estimate
-from fledge.pipeline import run_pipeline, run_stage
-from fledge.recipe import Recipe, load_recipe
-from fledge.run_folder import Run, head_digest
-from fledge.stages import STAGES, finished_records
-from fledge.storage import exists, read_json
+from fledge.run.closing import close_load, compare_run_folders
+from fledge.run.estimate import Expected, estimate
+from fledge.run.folder import Run, head_digest
+from fledge.run.pipeline import run_pipeline, run_stage
+from fledge.run.recipe import Recipe, load_recipe
+from fledge.run.stages import STAGES, finished_records
 from fledge.train.checkpoint import Checkpoint
 from tests.bench.synthetic import load_result
 
@@ -416,7 +416,7 @@ def test_the_estimate_knows_how_many_heads_are_measured(
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr(
-        "fledge.estimate.estimate_seconds", lambda options, heads, ms: told.append(heads) or 1.0
+        "fledge.run.estimate.estimate_seconds", lambda options, heads, ms: told.append(heads) or 1.0
     )
     folders = [str(finished_run / name) for name in ("head", "train", "bench")]
     for given in ([], folders[:1], folders):

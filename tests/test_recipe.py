@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fledge.errors import RecipeError
-from fledge.recipe import Recipe, load_recipe, option_keys, shipped_recipes
+from fledge.base.errors import RecipeError
+from fledge.run.recipe import Recipe, load_recipe, option_keys, shipped_recipes
 
 
 def test_every_shipped_recipe_is_valid() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fledge import retry
-from fledge.retry import is_transient, retried
+from fledge.base import retry
+from fledge.base.retry import is_transient, retried
 
 
 @pytest.fixture

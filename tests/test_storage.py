@@ -15,10 +15,10 @@ import aiohttp
 import fsspec
 import pytest
 
-from fledge import storage
-from fledge.errors import FingerprintError, StorageError
-from fledge.fingerprint import Fingerprint, make_fingerprint
-from fledge.storage import Manifest
+from fledge.base import storage
+from fledge.base.errors import FingerprintError, StorageError
+from fledge.base.fingerprint import Fingerprint, make_fingerprint
+from fledge.base.storage import Manifest
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -127,7 +127,7 @@ def test_deleting_is_tried_again_and_a_place_that_does_not_answer_is_not_taken_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     filesystem = fsspec.filesystem("memory")
-    monkeypatch.setattr("fledge.retry.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("fledge.base.retry.FIRST_PAUSE", 0.0)
     storage.write_atomic("memory://doomed/x", b"data")
     failures = [ConnectionResetError("reset"), ConnectionResetError("reset")]
     delete = filesystem.rm

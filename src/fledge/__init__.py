@@ -6,13 +6,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fledge.base.errors import (
+        DataError,
+        EngineError,
+        FingerprintError,
+        FledgeError,
+        HeadError,
+        RecipeError,
+        ServerError,
+        StorageError,
+        TargetError,
+    )
     from fledge.draft import Head
     from fledge.engine import Engine, SamplingParams
     from fledge.released import released_head
     from fledge.target import Target
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Head", "SamplingParams", "Target", "__version__", "released_head"]
+__all__ = [
+    "DataError",
+    "Engine",
+    "EngineError",
+    "FingerprintError",
+    "FledgeError",
+    "Head",
+    "HeadError",
+    "RecipeError",
+    "SamplingParams",
+    "ServerError",
+    "StorageError",
+    "Target",
+    "TargetError",
+    "__version__",
+    "released_head",
+]
 
 
 _HOMES = {
@@ -21,7 +48,7 @@ _HOMES = {
     "SamplingParams": "fledge.engine",
     "Target": "fledge.target",
     "released_head": "fledge.released",
-}
+} | {name: "fledge.base.errors" for name in __all__ if name.endswith("Error")}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """`python -m fledge`, as torchrun starts it."""
 
-from fledge.cli import main
+from fledge.commands.main import main
 
 main()

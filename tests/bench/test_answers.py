@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fledge.base.errors import DataError, EngineError
 from fledge.bench import BenchOptions, run_bench, summarise
 from fledge.bench.answers import answer_row, measure_answers, reason_to_reject, token_pieces
 from fledge.bench.costs import weight_bytes
@@ -18,7 +19,6 @@ from fledge.bench.run import estimate_seconds
 from fledge.bench.workloads import Prompt, Workload, own_workload
 from fledge.draft import Head
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
-from fledge.errors import DataError, EngineError
 from fledge.target import Target
 
 QUICK = BenchOptions(

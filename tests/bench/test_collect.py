@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import StorageError
+from fledge.base.storage import Manifest
 from fledge.bench.report import data_facts, training_facts
 from fledge.data import Conversation
 from fledge.data.conversations import shard_bytes
 from fledge.draft import Head
-from fledge.errors import StorageError
-from fledge.storage import Manifest
 
 
 def conversation(number: int, tokens: list[int], *, split: str, temperature: float) -> Conversation:

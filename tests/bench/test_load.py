@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError, ServerError
 from fledge.bench.load import (
     LoadOptions,
     LoadResult,
@@ -30,7 +31,6 @@ from fledge.bench.load.servers import ServerSpec
 from fledge.bench.options import refused_by_name
 from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload
-from fledge.errors import DataError, ServerError
 from tests.bench.synthetic import load_result
 
 PROMPTS = tuple(Prompt(f"q{n}", "chat", (f"Question {n}?",)) for n in range(5))

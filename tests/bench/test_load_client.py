@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from fledge.base.errors import ServerError
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
 from fledge.bench.load.drive import Arrival, Driven, closed_loop, drive
 from fledge.bench.workloads import Prompt
-from fledge.errors import ServerError
 
 
 def answered(*lines: str) -> RequestRecord:

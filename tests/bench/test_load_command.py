@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fledge.base.errors import DataError, ServerError
 from fledge.bench.load import LoadResult
-from fledge.cli import app
-from fledge.errors import DataError, ServerError
+from fledge.commands.main import app
 from tests.bench.synthetic import load_result
 
 SERVER = f"one=start:{sys.executable} -m tests.bench.fake_server --port {{port}}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fledge.base.errors import DataError, TargetError
 from fledge.bench.options import refused_by_name
 from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
 from fledge.bench.plan.check import (
@@ -25,7 +26,6 @@ from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.bench.results import BenchResult
 from fledge.bench.shapes import shape_name
 from fledge.engine import PLAIN, TreeShape
-from fledge.errors import DataError, TargetError
 from fledge.train import TrainOptions
 from tests.bench.synthetic import answer_row, bench_result
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fledge.attention import reference_attention
+from fledge.base.errors import DataError
 from fledge.bench import kv_reads
 from fledge.bench.machine import machine_facts
 from fledge.bench.options import refused_by_name
@@ -20,7 +21,6 @@ from fledge.bench.ratio import Ratio, Ratios
 from fledge.bench.ratios import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.bench.statistics import Interval
 from fledge.draft import Head
-from fledge.errors import DataError
 from fledge.target import Target
 from tests.engine.op_recorder import OpRecorder, PaddedAttention, act_like_a_gpu
 

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.compare import compare_runs, render_comparison
@@ -21,7 +22,6 @@ from fledge.bench.report.speed import load_note, name_engines
 from fledge.bench.results import RANDOM, BenchResult
 from fledge.bench.statistics import Interval
 from fledge.bench.summary import summarise
-from fledge.errors import DataError
 from tests.bench.synthetic import answer_row, bench_result, load_result, report_facts
 from tests.bench.test_report import outline
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.bench.workloads import (
     SETS,
     find_workload,
@@ -15,7 +16,6 @@ from fledge.bench.workloads import (
     random_workload,
     shared_prefix_workload,
 )
-from fledge.errors import DataError
 
 
 def eight_grams(text: str) -> set[tuple[str, ...]]:

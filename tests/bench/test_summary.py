@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
+from fledge.base.errors import StorageError
 from fledge.bench import BenchOptions, BenchResult, Summary, summarise
 from fledge.bench.summary import workload_summary
-from fledge.errors import StorageError
 from tests.bench.synthetic import answer_row, bench_result
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fledge.base.errors import DataError, EngineError
 from fledge.bench import tune
 from fledge.bench.concurrency import run_level
 from fledge.bench.options import refused_by_name
@@ -24,7 +25,6 @@ from fledge.bench.tune import (
 )
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
-from fledge.errors import DataError, EngineError
 from fledge.target import Target
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.bench.options import BenchOptions
 from fledge.bench.workloads import (
     CATEGORIES,
@@ -18,7 +19,6 @@ from fledge.bench.workloads import (
     own_workload,
     read_workload,
 )
-from fledge.errors import DataError
 
 GOOD = {"question_id": 7, "category": "code", "turns": ["Write a loop.", "Explain it."], "reference": ["..."]}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from fledge import storage
+from fledge.base import storage
 from fledge.engine import Engine
 from fledge.target import Target
 from tests.tiny import TinyShape, make_tokenizer, save_tiny_target

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data import PromptOptions, RespondOptions, make_prompts, read_conversations, respond
 from fledge.data.card import make_card, render_card, write_card
 from fledge.engine import Engine
-from fledge.errors import DataError
 from fledge.target import Target
 from tests.data.test_mixing import CHAT, CODE, sentences, write_lines
 

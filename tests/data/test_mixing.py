@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from fledge.base.errors import DataError, FingerprintError, StorageError
 from fledge.data import PrivacyOptions, PromptOptions, make_prompts, prompt_summary, read_prompts
 from fledge.data.privacy import Treated
 from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
-from fledge.errors import DataError, FingerprintError, StorageError
 from fledge.target import Target
 from tests.data.conftest import Killed, files_of
 from tests.data.templates import FIXTURES
@@ -128,7 +128,7 @@ def test_sources_are_mixed_by_weight_and_every_record_says_where_it_is_from(
 
 def test_foreign_answers_are_never_written(target: Target, sharegpt: str, log: str, tmp_path: Path) -> None:
     make_prompts(target, None, options(sharegpt, log), str(tmp_path / "out"))
-    from fledge.storage import Manifest
+    from fledge.base.storage import Manifest
 
     for folder in ("out", "out/pool/chat", "out/pool/log"):
         assert Manifest.load(str(tmp_path / folder)).records

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data import EvaluationIndex, read_evaluation_texts
 from fledge.data.overlap import RepeatIndex
-from fledge.errors import DataError
 
 LONG = (
     "A farmer keeps 12 hens and each hen lays 2 eggs every day except Sunday, when they rest. "

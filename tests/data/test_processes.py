@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data.processes import map_in_processes
-from fledge.errors import DataError
 from tests.test_child import gone, wait_for
 
 

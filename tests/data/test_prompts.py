@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fledge import storage
+from fledge.base import storage
+from fledge.base.errors import DataError, FingerprintError
 from fledge.data import Opening, PromptOptions, make_prompts, prompt_summary, read_prompts
 from fledge.engine import Engine
-from fledge.errors import DataError, FingerprintError
 from fledge.target import Target
 from tests.data.conftest import Killed, files_of
 

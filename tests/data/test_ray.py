@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data import PromptOptions, RespondOptions, make_prompts, ray_respond, respond
 from fledge.data.ray_map import RayOptions
 from fledge.data.ray_respond import respond_on_ray
 from fledge.engine import Engine
-from fledge.errors import DataError
 from fledge.target import Target, TargetOptions
 from tests.data.conftest import files_of
 from tests.data.test_mixing import CHAT, sentences, write_lines

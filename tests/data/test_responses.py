@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fledge import storage
+from fledge.base import storage
+from fledge.base.errors import DataError, FingerprintError, StorageError
 from fledge.data import (
     PromptOptions,
     RespondOptions,
@@ -19,7 +20,6 @@ from fledge.data import (
     respond,
 )
 from fledge.engine import Engine
-from fledge.errors import DataError, FingerprintError, StorageError
 from fledge.target import Target
 from tests.data.conftest import Killed, files_of
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from fledge.base.errors import DataError
+from fledge.base.storage import Manifest
 from fledge.data import AnswerServer, RespondOptions, ServerOptions, read_conversations, respond
 from fledge.data.generation import Generation
 from fledge.data.prompt_store import Prompt, PromptWriter
 from fledge.data.responses import RespondSummary
 from fledge.engine import Engine, SamplingParams
-from fledge.errors import DataError
 from fledge.server.options import ServerOptions as ServingOptions
-from fledge.storage import Manifest
 from fledge.target import Target
 from tests.data.conftest import files_of
 from tests.data.fake_server import CompletionServer, Fault

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import StorageError
 from fledge.data import waiting as module
 from fledge.data.conversations import Answered, Conversation
 from fledge.data.generation import Job
 from fledge.data.privacy import Audit
 from fledge.data.waiting import NAME, Waiting
-from fledge.errors import StorageError
 
 FOUND = Answered(
     "p",

@@ -121,7 +121,7 @@ def test_whatever_takes_a_target_from_the_hub_has_a_token_for_it() -> None:
 def test_the_deployments_command_is_one_the_command_line_takes() -> None:
     from typer.testing import CliRunner
 
-    from fledge.cli import app
+    from fledge.commands.main import app
 
     arguments = load(KUBERNETES / "serving" / "deployment.yaml")["spec"]["template"]["spec"]["containers"][0][
         "args"

@@ -20,6 +20,7 @@ from google.cloud.aiplatform_v1.services.endpoint_service.transports import (  #
 from google.cloud.aiplatform_v1.services.model_service.transports import ModelServiceGrpcTransport  # noqa: E402
 from google.longrunning import operations_pb2  # noqa: E402
 
+from fledge.base.errors import EngineError  # noqa: E402
 from fledge.deploy.vertex import (  # noqa: E402
     SHARED_BY,
     VertexClients,
@@ -30,7 +31,6 @@ from fledge.deploy.vertex import (  # noqa: E402
     send,
     vertex_requests,
 )
-from fledge.errors import EngineError  # noqa: E402
 
 OPTIONS = VertexOptions(
     project="p",

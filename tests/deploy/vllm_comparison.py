@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fledge.base.child import free_port, started
 from fledge.bench.identity import Identity, classify, first_difference, prefix_logits
-from fledge.child import free_port, started
 from fledge.data import read_conversations
+from fledge.deploy.exchange import export_head
 from fledge.deploy.launch import Launch, LaunchOptions, engine_version, plan
 from fledge.doctor import ServedAnswer, ServedEngine
 from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
-from fledge.exchange import export_head
 from fledge.released import head_url
 from fledge.target import Target
 

@@ -14,11 +14,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fledge.base.errors import HeadError
 from fledge.doctor import Diagnosis, diagnose
 from fledge.doctor.files import file_findings
 from fledge.draft import Head, HeadMetadata
 from fledge.draft.checkpoint import write_head
-from fledge.errors import HeadError
 from fledge.target import Target
 from tests.doctor.conftest import TOKENS, Patient
 from tests.draft.tiny_head import load_tiny_target, random_head

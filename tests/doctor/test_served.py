@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from fledge.base.errors import EngineError
 from fledge.doctor import PROMPTS, ServedEngine, diagnose
 from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
-from fledge.errors import EngineError
 from tests.doctor.conftest import TOKENS, Patient
 from tests.draft.tiny_head import load_tiny_target
 

@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 
 import fledge
+from fledge.base.errors import HeadError
 from fledge.draft import Head, HeadMetadata
 from fledge.draft.checkpoint import write_head
-from fledge.errors import HeadError
 from tests.draft.tiny_head import load_tiny_target, random_head
 from tests.tiny import TinyShape, save_tiny_target
 

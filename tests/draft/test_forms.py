@@ -12,12 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from fledge.base.errors import HeadError
+from fledge.deploy.exchange import export_head, first_difference, import_head
 from fledge.draft import Head
 from fledge.draft.checkpoint import write_head
 from fledge.draft.forms import FORMS, Form
 from fledge.draft.runner import TorchHeadRunner
-from fledge.errors import HeadError
-from fledge.exchange import export_head, first_difference, import_head
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from tests.draft.tiny_head import KINDS, load_tiny_target, random_head

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from fledge.attention import PagedAttention, reference_attention
+from fledge.base.errors import EngineError, HeadError
 from fledge.draft import Head, TorchHeadRunner, head_runner
-from fledge.errors import EngineError, HeadError
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fledge.base.errors import DataError, HeadError
 from fledge.draft import DraftVocabulary, count_generated
-from fledge.errors import DataError, HeadError
 
 
 @given(counts=st.lists(st.integers(0, 5), min_size=4, max_size=60), data=st.data())

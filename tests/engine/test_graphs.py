@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 import torch
 
+from fledge.base.errors import EngineError
 from fledge.engine import Engine, SamplingParams, StepResult, TreeShape, measure, native_tree
 from fledge.engine.graphs import CudaRecorder, RecordedRounds, Recording, RoundKey
 from fledge.engine.planner import RoundPlan
-from fledge.errors import EngineError
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head, serve
 from tests.engine.op_recorder import act_like_a_gpu

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fledge.base.errors import EngineError
 from fledge.draft.tree import DraftTree
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts
 from fledge.engine.shapes import TreeShape
-from fledge.errors import EngineError
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 Path = tuple[int, ...]

@@ -13,8 +13,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from fledge.base.errors import EngineError
 from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, ThreadLane, make_lane, to_host
-from fledge.errors import EngineError
 from tests.engine.lazy_lane import LazyLane
 from tests.forked import forked
 

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fledge.base.errors import EngineError
 from fledge.draft.tree import DraftTree
 from fledge.engine import PLAIN, Completion, Engine, TreeShape
 from fledge.engine.growth import TreeGrowth
 from fledge.engine.layout import Layouts
 from fledge.engine.lookup import LONGEST, MatchRates, Proposal, find
-from fledge.errors import EngineError
 from fledge.target.target import Target
 from tests.engine.conftest import default_type, plainly, scripted_head
 from tests.engine.test_growth import ROOT_TOKEN, paths_of

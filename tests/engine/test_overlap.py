@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from fledge.base.errors import EngineError
 from fledge.engine import Completion, Engine, SamplingParams, StepResult, TreeShape, build
 from fledge.engine.lane import InlineLane
 from fledge.engine.planner import RoundPlan
-from fledge.errors import EngineError
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, scripted_head
 from tests.engine.lazy_lane import LazyLane

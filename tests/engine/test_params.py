@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from fledge.base.errors import EngineError
 from fledge.engine import Engine, SamplingOptions, SamplingParams, TreeShape
-from fledge.errors import EngineError
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY, serve
 

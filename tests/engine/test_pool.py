@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fledge.base.errors import EngineError
 from fledge.engine.pool import PADDING_PAGE, PagePool
-from fledge.errors import EngineError
 
 
 @given(

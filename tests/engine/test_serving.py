@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from fledge.base.errors import EngineError
 from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
 from fledge.engine.request import Completion
-from fledge.errors import EngineError
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
+from fledge.base.errors import EngineError
 from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
-from fledge.errors import EngineError
 from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY, scripted_head

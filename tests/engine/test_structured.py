@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from fledge.base.errors import EngineError
 from fledge.draft import DraftVocabulary, Head
 from fledge.engine import Completion, Engine, TreeShape
 from fledge.engine.structured import Grammars, unpacked
-from fledge.errors import EngineError
 from fledge.target import Target
 from tests.tiny import VOCAB_SIZE
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fledge.base.errors import DataError, FingerprintError, StorageError
+from fledge.base.storage import Manifest
 from fledge.data.conversations import Conversation, shard_bytes
-from fledge.errors import DataError, FingerprintError, StorageError
 from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, bytes_per_token, extract_features
 from fledge.features import extract as extract_module
-from fledge.storage import Manifest
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from tests.draft.tiny_head import load_tiny_target

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fledge.base.errors import DataError, FingerprintError, TargetError
 from fledge.draft import Head
-from fledge.errors import DataError, FingerprintError, TargetError
 from fledge.features import (
     FeatureExtractor,
     FeatureOptions,

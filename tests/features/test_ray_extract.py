@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.storage import Manifest
 from fledge.features import FeatureOptions, extract_features, extract_features_on_ray, ray_extract
 from fledge.features import extract as extract_module
-from fledge.storage import Manifest
 from fledge.target import Target, TargetOptions
 from tests.data.conftest import files_of
 from tests.draft.tiny_head import load_tiny_target

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM
 
-from fledge.errors import DataError
+from fledge.base.errors import DataError
 from fledge.features import (
     FeatureOptions,
     FeatureStore,

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fledge.errors import FledgeError, StorageError
+from fledge.base.errors import FledgeError, StorageError
+from fledge.base.storage import Manifest, write_sealed
 from fledge.features import FeatureSample, FeatureStore, verify_store, write_shard
 from fledge.features.codec import bytes_per_token, decode, encode
-from fledge.storage import Manifest, write_sealed
 from tests.train.samples import make_sample
 
 SIZE = 64

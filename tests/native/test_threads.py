@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fledge.errors import EngineError
+from fledge.base.errors import EngineError
 from fledge.native import build, cgroup
 from fledge.train import kernels
 

@@ -25,7 +25,7 @@ def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
     command = [
         sys.executable,
         "-c",
-        "from fledge.cli import main; main()",
+        "from fledge.commands.main import main; main()",
         "serve",
         str(folder),
         "--port",

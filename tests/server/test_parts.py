@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fledge.base.errors import EngineError, HeadError, ServerError
 from fledge.engine import EngineOptions, TreeShape
-from fledge.errors import EngineError, HeadError, ServerError
 from fledge.server.fair_queue import FairQueue
 from fledge.server.launch import bind, check_memory, load_engine, url
 from fledge.server.options import ServerOptions, from_vertex, read_keys

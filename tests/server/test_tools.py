@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from fledge.base.errors import ServerError
 from fledge.engine import Engine, TreeShape
-from fledge.errors import ServerError
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.options import ServerOptions

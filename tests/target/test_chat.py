@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.target import ChatTemplate
 from tests.tiny import CHATML, LLAMA3, make_tokenizer
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import transformers
 
+from fledge.base.errors import TargetError
 from fledge.draft import HeadConfig
-from fledge.errors import TargetError
 from fledge.target import SUPPORTED_ARCHITECTURES, DecoderConfig
 
 BASE: dict[str, Any] = {

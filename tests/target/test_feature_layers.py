@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fledge.base.errors import TargetError
 from fledge.draft import Head
 from fledge.engine import Engine
-from fledge.errors import TargetError
 from fledge.features.hooks import HookExtractor
 from fledge.target import Target
 from tests.command import Fledge

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fledge.base.errors import TargetError
 from fledge.data.conversations import Conversation
 from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
-from fledge.errors import TargetError
 from fledge.features import FeatureOptions, extract_features
 from fledge.target import Target
 from fledge.target.mxfp4 import dequantise

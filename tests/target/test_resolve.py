@@ -23,8 +23,8 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 
-from fledge import storage
-from fledge.errors import StorageError, TargetError
+from fledge.base import storage
+from fledge.base.errors import StorageError, TargetError
 from fledge.target import DEFAULT_TARGET, Target, resolve_target
 from fledge.target import hub as hub_module
 from fledge.target import resolve as resolve_module

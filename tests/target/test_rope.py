@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.target import DecoderConfig, apply_rope, rope_table
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from fledge.base.errors import FledgeError, TargetError
 from fledge.engine import Engine
-from fledge.errors import FledgeError, TargetError
-from fledge.recipe import Recipe
-from fledge.run_folder import Run
+from fledge.run.folder import Run
+from fledge.run.recipe import Recipe
 from fledge.target import DecoderConfig, Target
 from fledge.target.revision import _shape
 from tests.target.paging import logits_of, make_batch, scattered_pages

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.target import DecoderConfig, load_weights
 from fledge.target.weights import weight_files
 from tests.tiny import TinyShape, save_tiny_target

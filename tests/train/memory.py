@@ -15,8 +15,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from fledge.base.storage import Manifest
 from fledge.features import FeatureStore, write_shard
-from fledge.storage import Manifest
 from fledge.train import TrainOptions, train
 from tests.draft.tiny_head import load_tiny_target
 from tests.tiny import TinyShape, save_tiny_target

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fledge.base.errors import DataError
 from fledge.draft import Head
-from fledge.errors import DataError
 from fledge.features import FeatureStore, SampleInfo
 from fledge.train import EvaluateOptions
 from fledge.train.ablation import BASE, VARIANTS, AblationRow, finished_rows, rows_for, run_row, table

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fledge.errors import FingerprintError
+from fledge.base.errors import FingerprintError
 from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, OnlineFeatures, extract_features
 from fledge.target import Target
 from fledge.train import train

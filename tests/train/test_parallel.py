@@ -136,7 +136,7 @@ def test_two_processes_killed_twice_on_cloud_storage_end_with_the_head_of_one_go
 ):
     pytest.importorskip("gcsfs")
     pytest.importorskip("gcp_storage_emulator")
-    from fledge import storage
+    from fledge.base import storage
     from tests.object_stores import running_gcs
 
     assert train_together(tiny_target_folder, features, str(tmp_path)) == [0, 0]

@@ -13,9 +13,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fledge.base.errors import DataError, FingerprintError, HeadError, RecipeError, StorageError
 from fledge.data.conversations import Conversation
 from fledge.draft import Head
-from fledge.errors import DataError, FingerprintError, HeadError, RecipeError, StorageError
 from fledge.features import FeatureOptions, FeatureStore, SampleInfo, extract_features
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fledge.errors import DataError
+from fledge.base.errors import DataError
 from fledge.native.abi import MOST_NODES
 
 Count = Annotated[int, Field(ge=1)]

@@ -7,11 +7,11 @@ from statistics import median
 
 from pydantic import BaseModel
 
+from fledge.base.storage import write_json
 from fledge.bench.report.formats import Table
 from fledge.bench.report.gains import Gains, by_head
 from fledge.bench.results import Machine
 from fledge.bench.statistics import Interval, compare_paired
-from fledge.storage import write_json
 
 _COLUMNS = ("", "base", "other", "ratio", "")
 

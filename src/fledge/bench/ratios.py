@@ -30,6 +30,7 @@ from statistics import median
 
 from pydantic.dataclasses import dataclass
 
+from fledge.base.errors import DataError
 from fledge.bench.concurrency import Load, longest_answer, run_level, sweep
 from fledge.bench.costs import measure_costs
 from fledge.bench.kv_reads import kv_reads
@@ -42,7 +43,6 @@ from fledge.bench.workloads import own_workload
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine
 from fledge.engine.graphs import CudaRecorder
-from fledge.errors import DataError
 from fledge.target import Target
 from fledge.train.start import random_head
 

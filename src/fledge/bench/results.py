@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from fledge.base.errors import StorageError
+from fledge.base.storage import join, read_bytes, read_json, write_atomic, write_json
 from fledge.bench.machine import Bandwidth, Machine
 from fledge.bench.options import BenchOptions
 from fledge.bench.statistics import Interval
-from fledge.errors import StorageError
-from fledge.storage import join, read_bytes, read_json, write_atomic, write_json
 
 FORMAT_VERSION = 1
 PLAIN = "plain"  # the name of plain decode where heads are named too

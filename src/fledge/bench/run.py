@@ -11,6 +11,7 @@ from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
+from fledge.base.errors import DataError, EngineError
 from fledge.bench.answers import Answers, measure_answers
 from fledge.bench.concurrency import Load, longest_answer, sweep
 from fledge.bench.costs import measure_costs, weight_bytes
@@ -32,7 +33,6 @@ from fledge.data.options import Progress, silent
 from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.engine.graphs import CudaRecorder
-from fledge.errors import DataError, EngineError
 from fledge.native.abi import MOST_NODES
 from fledge.target import Target
 from fledge.train.start import random_head

@@ -38,6 +38,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from fledge.base.storage import read_json, write_json
 from fledge.bench.machine import Bandwidth, Machine
 from fledge.bench.results import (
     RELEASED,
@@ -50,7 +51,6 @@ from fledge.bench.results import (
 )
 from fledge.bench.statistics import bootstrap_median, median_of
 from fledge.bench.workloads import OWN_WORKLOAD
-from fledge.storage import read_json, write_json
 
 SUMMARY_VERSION: Literal[1] = 1
 ALL_PROMPTS = "all prompts"

@@ -21,6 +21,8 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass as checked
 
+from fledge.base.errors import DataError, EngineError
+from fledge.base.storage import read_bytes, write_json
 from fledge.bench.concurrency import run_level
 from fledge.bench.machine import Machine, machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
@@ -31,8 +33,6 @@ from fledge.bench.workloads import own_workload
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
-from fledge.errors import DataError, EngineError
-from fledge.storage import read_bytes, write_json
 from fledge.target import Target
 
 GRID = (

@@ -27,12 +27,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
+from fledge.base.errors import DataError
+from fledge.base.storage import exists, read_bytes
 from fledge.bench.options import BenchOptions
 from fledge.data.sources import Record
 from fledge.data.sources.opening import open_source
 from fledge.data.sources.options import SourceOptions
-from fledge.errors import DataError
-from fledge.storage import exists, read_bytes
 from fledge.target import Target
 
 OWN_WORKLOAD = "mixed"

@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from fledge import __version__, storage
+from fledge import __version__
+from fledge.base import storage
+from fledge.base.errors import DataError
+from fledge.base.fingerprint import Fingerprint
+from fledge.base.storage import Manifest, join
 from fledge.data.conversations import conversation_rejects, conversation_statistics, read_conversations
 from fledge.data.privacy import read_audit
 from fledge.data.prompt_store import (
@@ -22,9 +26,6 @@ from fledge.data.prompt_store import (
     read_selection,
     traffic_url,
 )
-from fledge.errors import DataError
-from fledge.fingerprint import Fingerprint
-from fledge.storage import Manifest, join
 
 CARD_NAME = "data-card"
 _PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "rensa", "py3langid", "datasets", "ray")

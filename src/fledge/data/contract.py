@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fledge.base.errors import TargetError
 from fledge.data.conversations import Conversation
 from fledge.data.dialogue import DialogueJobs
 from fledge.data.options import RespondOptions
@@ -22,7 +23,6 @@ from fledge.data.reasoning import as_sent_back
 from fledge.data.served import no_stats
 from fledge.data.turns import decode_all, encode_plain
 from fledge.engine import Completion
-from fledge.errors import TargetError
 from fledge.target import Target
 
 Status = Literal["same", "split", "refused", "ignored", "different"]

@@ -14,10 +14,10 @@ from typing import Literal
 
 import pyarrow as pa
 
+from fledge.base.errors import DataError
+from fledge.base.storage import Manifest, join
 from fledge.data.parquet import read_rows, to_parquet
 from fledge.data.privacy import Audit
-from fledge.errors import DataError
-from fledge.storage import Manifest, join
 
 Split = Literal["train", "heldout"]
 

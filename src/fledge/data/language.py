@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from fledge.base.errors import DataError
 from fledge.data.filters import words
-from fledge.errors import DataError
 
 _FEW_WORDS = 5  # shorter texts are given the benefit of the doubt
 _CHARACTERS = 1000  # are enough

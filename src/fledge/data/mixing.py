@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fledge.base.errors import DataError
+from fledge.base.storage import Manifest
 from fledge.data.gathering import Batch, ExamineAll, Examiner, ExaminerSettings, examine_here, gather
 from fledge.data.options import Progress, PromptOptions
 from fledge.data.privacy import Audit, write_audit
@@ -28,8 +30,6 @@ from fledge.data.selection.matching import NgramCounts, features
 from fledge.data.selection.quotas import share_out
 from fledge.data.selection.select import PoolSource, Selected, select_prompts
 from fledge.data.sources import Source, SourceOptions, open_source
-from fledge.errors import DataError
-from fledge.storage import Manifest
 
 _LONGEST_TRAFFIC = 10**6  # words: traffic isn't judged by its length
 

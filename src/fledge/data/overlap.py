@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from fledge.base.errors import DataError
 from fledge.data.filters import words
 from fledge.data.seeds import hash64
 from fledge.data.sources.files import BadRow, FileRows
 from fledge.data.sources.shapes import detect_shape, user_turns
-from fledge.errors import DataError
 
 _SKETCH = 16  # smallest 8-gram hashes kept per prompt: enough to tell half from none
 _NEAR_GRAM = 8

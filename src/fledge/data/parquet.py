@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fledge.errors import StorageError
-from fledge.storage import Manifest, ShardEntry, remedy
+from fledge.base.errors import StorageError
+from fledge.base.storage import Manifest, ShardEntry, remedy
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> bytes:

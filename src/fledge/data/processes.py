@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from typing import Any, TypeVar
 
-from fledge.errors import DataError
+from fledge.base.errors import DataError
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from fledge.base.errors import DataError
+from fledge.base.storage import Manifest, exists, join, read_sealed, write_json, write_sealed
 from fledge.data.parquet import read_rows, to_parquet
-from fledge.errors import DataError
-from fledge.storage import Manifest, exists, join, read_sealed, write_json, write_sealed
 
 _PROMPTS = pa.schema(
     [

@@ -9,7 +9,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from fledge import storage
+from fledge.base import storage
+from fledge.base.errors import DataError, TargetError
+from fledge.base.fingerprint import Fingerprint, make_fingerprint
 from fledge.data.filters import Limits, reject_reason
 from fledge.data.gathering import ExaminerSettings, Treatment, examine_in_processes
 from fledge.data.generation import TokenRate, run_in_order
@@ -32,8 +34,6 @@ from fledge.data.seeds import salted_hash, text_id
 from fledge.data.synthesis import Draft, PromptWriterJobs
 from fledge.data.turns import encode_plain
 from fledge.engine import Engine
-from fledge.errors import DataError, TargetError
-from fledge.fingerprint import Fingerprint, make_fingerprint
 from fledge.target import Target
 
 FORMAT = 3

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from fledge.base.errors import DataError
 from fledge.data.gathering import Batch, ExamineAll, Examined, ExaminerSettings, examiner
-from fledge.errors import DataError
 
 _SHARDS_PER_ACTOR = 4  # examined in one execution; more hides Ray's start, fewer keep less in memory
 

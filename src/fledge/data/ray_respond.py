@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
+from fledge.base.storage import Manifest
 from fledge.data.conversations import Answered, ConversationWriter
 from fledge.data.dialogue import DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
@@ -23,7 +24,6 @@ from fledge.data.responses import (
 from fledge.data.served import AnswerServer, run_served
 from fledge.data.split import on_both_sides
 from fledge.engine import Engine
-from fledge.storage import Manifest
 from fledge.target import Target, TargetOptions
 
 

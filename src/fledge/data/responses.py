@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fledge import storage
+from fledge.base import storage
+from fledge.base.errors import DataError
+from fledge.base.fingerprint import Fingerprint, make_fingerprint
+from fledge.base.storage import Manifest
 from fledge.data.conversations import (
     Answered,
     ConversationStatistics,
@@ -23,9 +26,6 @@ from fledge.data.served import AnswerServer, run_served
 from fledge.data.split import on_both_sides
 from fledge.data.waiting import Waiting
 from fledge.engine import Engine
-from fledge.errors import DataError
-from fledge.fingerprint import Fingerprint, make_fingerprint
-from fledge.storage import Manifest
 from fledge.target import Target
 
 FORMAT = 2

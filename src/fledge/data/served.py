@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 import httpx2
 
+from fledge.base.errors import DataError
 from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
 from fledge.data.options import ServerOptions
 from fledge.data.turns import decode_all, encode_plain
 from fledge.engine import Completion, CompletionStats
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.request import FinishReason
-from fledge.errors import DataError
 from fledge.target import Target
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from fledge.base.storage import Manifest
 from fledge.data.conversations import Answered, Split, is_trainable, read_conversations
 from fledge.data.seeds import unit_interval
-from fledge.storage import Manifest
 
 
 def split_of(prompt_id: str, heldout: float) -> Split:

@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fledge.base.errors import DataError
 from fledge.data.generation import Generation, Job
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.options import Opening, PromptOptions
 from fledge.data.seeds import derive_seed, pick
 from fledge.data.turns import decode_all, encode_plain
 from fledge.engine import Completion, SamplingParams
-from fledge.errors import DataError
 from fledge.target import Target
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")

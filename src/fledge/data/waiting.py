@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fledge.checksums import sha256
+from fledge.base.checksums import sha256
+from fledge.base.errors import StorageError
+from fledge.base.storage import exists, join, read_bytes, remove, write_atomic
 from fledge.data.conversations import SCHEMA, Answered, Conversation
 from fledge.data.generation import Job
 from fledge.data.parquet import to_parquet
 from fledge.data.privacy import Audit
-from fledge.errors import StorageError
-from fledge.storage import exists, join, read_bytes, remove, write_atomic
 
 NAME = "waiting.parquet"
 _PARQUET = b"PAR1"  # how a file without a checksum begins: an older version's

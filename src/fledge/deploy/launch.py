@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from fledge.child import http_url, started
-from fledge.console import console
+from fledge.base.child import http_url, started
+from fledge.base.console import console
+from fledge.base.errors import EngineError
+from fledge.deploy.exchange import export_head
 from fledge.doctor import PROMPTS, ServedEngine
-from fledge.errors import EngineError
-from fledge.exchange import export_head
 from fledge.released import head_url
 from fledge.target import Target
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fledge.console import console
-from fledge.errors import EngineError
+from fledge.base.console import console
+from fledge.base.errors import EngineError
 
 # Where each server takes Vertex's raw predictions; every one of them answers at /health.
 PREDICT_ROUTES = {

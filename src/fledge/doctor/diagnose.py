@@ -8,6 +8,7 @@ from statistics import mean
 
 import torch
 
+from fledge.base.errors import HeadError
 from fledge.doctor.files import file_findings, is_half
 from fledge.doctor.findings import Finding, Measured, Progress, Steps
 from fledge.doctor.probe import Probe
@@ -18,7 +19,6 @@ from fledge.draft.checkpoint import local_url, read_files
 from fledge.draft.foreign import canonical_name
 from fledge.draft.forms import canonical_tensors
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
-from fledge.errors import HeadError
 from fledge.target import Target
 
 PROMPTS = (

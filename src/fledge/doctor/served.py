@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fledge.errors import EngineError
+from fledge.base.errors import EngineError
 
 _SECONDS = 600.0  # for one answer: a first request may compile kernels
 

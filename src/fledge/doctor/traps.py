@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from fledge.base.errors import HeadError
 from fledge.doctor.files import meant_layers
 from fledge.doctor.findings import Finding
-from fledge.errors import HeadError
 from fledge.target import Target
 from fledge.target.config import engine_feature_layers
 

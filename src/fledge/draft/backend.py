@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
+from fledge.base.errors import HeadError
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
 from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, TorchHeadRunner
-from fledge.errors import HeadError
 
 if TYPE_CHECKING:
     from fledge.target.target import Target

@@ -16,12 +16,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fledge.checksums import sha256, unsealed
+from fledge.base.checksums import sha256, unsealed
+from fledge.base.errors import HeadError, StorageError
+from fledge.base.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
 from fledge.draft.foreign import canonical_name, flat_config, head_config, head_metadata, head_weights
 from fledge.draft.forms import Form, form_config, form_tensors
 from fledge.draft.head import Head
-from fledge.errors import HeadError, StorageError
-from fledge.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
 from fledge.target.hub import hub_folder
 
 CONFIG_NAME, WEIGHTS_NAME, SUMS_NAME = "config.json", "model.safetensors", "checksums.json"

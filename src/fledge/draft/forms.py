@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from fledge.base.errors import HeadError
 from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.errors import HeadError
 from fledge.target.config import engine_feature_layers
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fledge.base.errors import HeadError
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
-from fledge.errors import HeadError
 from fledge.target.batch import one_sequence
 from fledge.target.config import are_three_layers
 

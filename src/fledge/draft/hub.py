@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from huggingface_hub import HfApi
 
-from fledge.errors import HeadError, first_line
+from fledge.base.errors import HeadError, first_line
 
 
 def push_folder(folder: str, repository: str) -> str:

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.attention import paged_attention
+from fledge.base.errors import EngineError
 from fledge.draft.config import HeadConfig
 from fledge.draft.head import HeadWeights
 from fledge.draft.race import Draws, foreseen
-from fledge.errors import EngineError
 from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables

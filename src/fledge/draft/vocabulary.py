@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.errors import DataError, HeadError
+from fledge.base.errors import DataError, HeadError
 
 
 @dataclass(frozen=True)

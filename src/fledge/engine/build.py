@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fledge.base.errors import EngineError
 from fledge.draft.runner import HeadRunner
 from fledge.engine import native_tree
 from fledge.engine.carried import CarriedSizes, RunningBatch
@@ -24,7 +25,6 @@ from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape, deepest
-from fledge.errors import EngineError
 from fledge.target.batch import Decoder
 from fledge.target.target import Target
 

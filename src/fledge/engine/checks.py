@@ -9,7 +9,7 @@ from numbers import Real
 import numpy as np
 from torch import Tensor
 
-from fledge.errors import EngineError
+from fledge.base.errors import EngineError
 
 
 def whole(name: str, value: object, wanted: str = "a whole number") -> int:

@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 
+from fledge.base.errors import EngineError
 from fledge.engine.build import EngineParts
 from fledge.engine.lane import FutureMap, torch_alone
 from fledge.engine.params import SamplingParams
@@ -29,7 +30,6 @@ from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
 from fledge.engine.result import RoundResult, run_round
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
-from fledge.errors import EngineError
 from fledge.native.abi import MOST_NODES
 
 

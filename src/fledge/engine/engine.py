@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
+from fledge.base.errors import EngineError
 from fledge.draft.backend import head_runner
 from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner
@@ -28,7 +29,6 @@ from fledge.engine.shapes import TreeShape
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower, Grammars
-from fledge.errors import EngineError
 from fledge.target.target import Target
 
 # A user's question, a conversation, or token ids used as they are.

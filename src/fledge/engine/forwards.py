@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fledge.base.errors import EngineError
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, HeadRunner
 from fledge.draft.tree import DraftTree
@@ -16,7 +17,6 @@ from fledge.engine.layout import Layouts, RowLayout
 from fledge.engine.penalties import allowed, edited
 from fledge.engine.sampling import Sampler, choose, coins, draws
 from fledge.engine.selection import Selection
-from fledge.errors import EngineError
 from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput
 
 if TYPE_CHECKING:

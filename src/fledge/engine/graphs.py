@@ -24,8 +24,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from fledge.base.errors import EngineError
 from fledge.engine.shapes import TreeShape
-from fledge.errors import EngineError
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fledge.errors import EngineError
+from fledge.base.errors import EngineError
 
 T = TypeVar("T")
 

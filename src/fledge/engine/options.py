@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fledge.base.errors import EngineError
 from fledge.draft.runner import DraftWeights
 from fledge.engine.checks import switch, whole
 from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape
-from fledge.errors import EngineError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from fledge.base.errors import EngineError
 from fledge.engine import structured
 from fledge.engine.checks import number, switch, texts, whole, whole_numbers
-from fledge.errors import EngineError
 
 MAX_LOGPROBS = 20  # most likely tokens reported beside the chosen one
 # Beyond these, float32 logits overflow or probabilities vanish; the server's own limits lie within them.

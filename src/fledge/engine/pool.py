@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from fledge.errors import EngineError
+from fledge.base.errors import EngineError
 
 PADDING_PAGE = 0
 

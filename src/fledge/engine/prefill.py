@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.base.errors import EngineError
 from fledge.draft.runner import DraftOutput
 from fledge.engine.carried import RunningBatch
 from fledge.engine.forwards import Models, choose_tokens
@@ -17,7 +18,6 @@ from fledge.engine.phases import PhaseClock
 from fledge.engine.pool import PADDING_PAGE
 from fledge.engine.request import Request
 from fledge.engine.selection import request_selection
-from fledge.errors import EngineError
 from fledge.target.batch import ForwardBatch
 
 

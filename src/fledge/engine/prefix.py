@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fledge.base.errors import EngineError
 from fledge.engine.pool import PagePool
 from fledge.engine.request import Request
-from fledge.errors import EngineError
 
 _KEY_BYTES = 16  # of a cryptographic hash: nobody can make two prompts collide
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from fledge.base.errors import EngineError
 from fledge.engine.checks import whole
-from fledge.errors import EngineError
 from fledge.native.abi import MOST_NODES
 
 # What the planner chooses from.

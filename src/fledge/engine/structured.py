@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.errors import EngineError
+from fledge.base.errors import EngineError
 
 logger = logging.getLogger("fledge")
 

@@ -15,15 +15,15 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fledge.base.errors import DataError
+from fledge.base.fingerprint import Fingerprint, make_fingerprint
+from fledge.base.storage import Manifest, sha256
 from fledge.data import Conversation, Progress, read_conversations
 from fledge.data.options import silent
-from fledge.errors import DataError
 from fledge.features.codec import bytes_per_token
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
 from fledge.features.store import write_shard
-from fledge.fingerprint import Fingerprint, make_fingerprint
-from fledge.storage import Manifest, sha256
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 

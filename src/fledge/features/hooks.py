@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fledge.base.errors import TargetError, first_line
 from fledge.data import Conversation
-from fledge.errors import TargetError, first_line
 from fledge.features.extract import check_runnable, likeliest_next, sample_of
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample

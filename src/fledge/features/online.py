@@ -19,13 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.base.storage import Manifest
 from fledge.data import Conversation, read_conversations
 from fledge.features.codec import decode, encode
 from fledge.features.extract import FeatureExtractor, features_fingerprint, shard_tokens
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample, SampleInfo
 from fledge.features.store import FeatureStore, write_shard
-from fledge.storage import Manifest
 from fledge.target import Target
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from fledge.base.storage import Manifest, ShardEntry
 from fledge.data.options import Progress, silent
 from fledge.data.ray_map import RayOptions, map_in_order
 from fledge.features.extract import (
@@ -27,7 +28,6 @@ from fledge.features.extract import (
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
 from fledge.features.store import put_shard
-from fledge.storage import Manifest, ShardEntry
 from fledge.target import Target, TargetOptions
 
 

@@ -19,8 +19,8 @@ import httpx2
 import safetensors.torch
 from torch import Tensor
 
+from fledge.base.errors import DataError
 from fledge.data import Conversation
-from fledge.errors import DataError
 from fledge.features.extract import likeliest_next, sample_of
 from fledge.features.shard import FeatureSample
 from fledge.target import Target

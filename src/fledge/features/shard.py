@@ -28,9 +28,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fledge.errors import StorageError
+from fledge.base.errors import StorageError
+from fledge.base.storage import ShardEntry, exists, file_size, local_path, read_ranges, remedy, sha256
 from fledge.features.codec import Codec, decode, encode
-from fledge.storage import ShardEntry, exists, file_size, local_path, read_ranges, remedy, sha256
 
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")

@@ -16,11 +16,11 @@ from threading import Lock
 
 from torch import Tensor
 
+from fledge.base.errors import StorageError
+from fledge.base.storage import Manifest, ShardEntry, join, list_files, local_path, sha256, write_atomic
 from fledge.data.options import Progress, silent
-from fledge.errors import StorageError
 from fledge.features.codec import Codec
 from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
-from fledge.storage import Manifest, ShardEntry, join, list_files, local_path, sha256, write_atomic
 
 _OPENERS = 16  # headers of a remote store read at once
 _IDS_KEPT = 18  # shards whose parsed headers (remote: and ids) stay in memory: more than a shuffle's

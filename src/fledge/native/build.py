@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fledge import disk
-from fledge.errors import EngineError
+from fledge.base import disk
+from fledge.base.errors import EngineError
 from fledge.native import abi
 from fledge.native.cgroup import own_groups
 

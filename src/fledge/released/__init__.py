@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fledge.base.errors import HeadError
 from fledge.draft import Head
-from fledge.errors import HeadError
 from fledge.target import Target
 
 FOLDER = Path(__file__).parent

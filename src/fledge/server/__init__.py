@@ -7,7 +7,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] not in {"fastapi", "starlette", "uvicorn", "prometheus_client"}:
         raise
-    from fledge.errors import ServerError
+    from fledge.base.errors import ServerError
 
     raise ServerError(
         f"the server needs the package {error.name}; install it with `pip install 'fledge[serve]'`"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.server import errors
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.reader import REASONING_PARSERS, THINK, THOUGHT, Reader, Thoughts

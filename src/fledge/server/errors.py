@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from fledge.errors import FledgeError
+from fledge.base.errors import FledgeError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 # What pydantic calls the alternatives of a field that may have several forms; no field has such a name.

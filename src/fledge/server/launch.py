@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import uvicorn
 
-from fledge.child import http_url
+from fledge.base.child import http_url
+from fledge.base.errors import ServerError
 from fledge.engine import Engine, EngineOptions
-from fledge.errors import ServerError
 from fledge.released import load_head
 from fledge.server.app import create_app
 from fledge.server.generation import Server

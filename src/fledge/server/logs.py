@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from fledge.errors import ServerError
+from fledge.base.errors import ServerError
 
 
 class _JsonLines(logging.Formatter):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fledge.errors import ServerError
+from fledge.base.errors import ServerError
 from fledge.server.reader import REASONING_PARSERS
 from fledge.server.tool_calls import CALL_FORMS
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from fledge.base.errors import EngineError
 from fledge.engine import Engine, StepResult
-from fledge.errors import EngineError
 from fledge.server import errors
 from fledge.server.errors import ApiError
 from fledge.server.fair_queue import FairQueue

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 
 # {"role": ..., "content": ...}; beside these what else the template looks at, such as tool_calls.
 Message = Mapping[str, Any]

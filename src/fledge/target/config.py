@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.native.abi import MOST_NODES
 from fledge.target.experts import ExpertsConfig
 from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share

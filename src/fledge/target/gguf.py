@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import modeling_gguf_pytorch_utils as reading
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
 from fledge.target.made_once import made_once
 from fledge.target.revision import file_sha256

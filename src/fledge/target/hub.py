@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from fledge.errors import TargetError, first_line
+from fledge.base.errors import TargetError, first_line
 from fledge.target.weights import weight_files
 
 logger = logging.getLogger("fledge")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from filelock import AcquireReturnProxy, Timeout
 
-from fledge.disk import file_lock, make_folder, write_through
-from fledge.errors import StorageError
+from fledge.base.disk import file_lock, make_folder, write_through
+from fledge.base.errors import StorageError
 
 logger = logging.getLogger("fledge.once")
 

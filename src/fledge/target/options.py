@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.target.target import Backend, Target
 
 

@@ -7,8 +7,8 @@ import posixpath
 from fnmatch import fnmatch
 from pathlib import Path
 
-from fledge import storage
-from fledge.errors import TargetError
+from fledge.base import storage
+from fledge.base.errors import TargetError
 from fledge.target.hub import UNWANTED, WANTED
 from fledge.target.made_once import made_once
 

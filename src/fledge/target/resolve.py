@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.native.build import cache_folder
 from fledge.target.config import DecoderConfig
 from fledge.target.gguf import converted_folder

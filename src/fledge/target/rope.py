@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.target.config import DecoderConfig
 from fledge.target.rope_fields import SUPPORTED_SCALING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 
 SUPPORTED_SCALING = ("default", "linear", "llama3", "yarn")
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import AutoTokenizer
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.native.build import native_setting
 from fledge.target.batch import Decoder
 from fledge.target.chat import ChatTemplate

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from fledge.errors import TargetError
+from fledge.base.errors import TargetError
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertsConfig, ExpertWeights
 from fledge.target.mxfp4 import dequantise

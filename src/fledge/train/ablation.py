@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from fledge.checksums import unsealed
+from fledge.base.checksums import unsealed
+from fledge.base.errors import DataError, StorageError
+from fledge.base.fingerprint import make_fingerprint
+from fledge.base.storage import exists, join, read_bytes, write_sealed
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
-from fledge.errors import DataError, StorageError
 from fledge.features import FeatureStore
-from fledge.fingerprint import make_fingerprint
-from fledge.storage import exists, join, read_bytes, write_sealed
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.compare import TauDifference, round_counts, tau_difference

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fledge.errors import StorageError
-from fledge.storage import exists, join, read_bytes, write_atomic
+from fledge.base.errors import StorageError
+from fledge.base.storage import exists, join, read_bytes, write_atomic
 
 CHECKPOINT_NAME, METRICS_NAME = "checkpoint.safetensors", "metrics.jsonl"
 

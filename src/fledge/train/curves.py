@@ -14,8 +14,8 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
-from fledge.errors import RecipeError
-from fledge.storage import join, sha256, write_atomic
+from fledge.base.errors import RecipeError
+from fledge.base.storage import join, sha256, write_atomic
 from fledge.train.options import TrainOptions
 
 EVENTS_NAME = "events.out.tfevents.fledge"

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fledge.errors import DataError
+from fledge.base.errors import DataError
 from fledge.train.options import TrainOptions
 from fledge.train.weights import TrainableWeights, Weight
 

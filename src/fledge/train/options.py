@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fledge.base.errors import EngineError
 from fledge.engine import TreeShape
-from fledge.errors import EngineError
 from fledge.train.loss import LossMix
 
 LossName = Literal["kl", "hard", "tv", "lk"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fledge.errors import RecipeError
+from fledge.base.errors import RecipeError
 from fledge.features import SampleInfo
 from fledge.target import Target
 from fledge.train.batches import is_trainable

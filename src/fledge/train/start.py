@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fledge.base.errors import DataError
 from fledge.draft import DraftVocabulary, Head, HeadConfig, HeadMetadata, HeadWeights, count_generated
 from fledge.draft.head import weight_shapes
-from fledge.errors import DataError
 from fledge.features import SampleInfo
 from fledge.target import Target
 from fledge.train.batches import is_trainable, random_subset

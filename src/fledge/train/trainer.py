@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from fledge.child import on_sigterm
+from fledge.base.child import on_sigterm
+from fledge.base.errors import DataError
+from fledge.base.fingerprint import Fingerprint, make_fingerprint
+from fledge.base.storage import Manifest, join, read_bytes, sha256
 from fledge.data.options import Progress, silent
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, weight_urls
-from fledge.errors import DataError
 from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
-from fledge.fingerprint import Fingerprint, make_fingerprint
-from fledge.storage import Manifest, join, read_bytes, sha256
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import spacy
 
+from fledge.base.errors import DataError
 from fledge.data import PrivacyFilter
 from fledge.data.privacy import CloudDlp, NerModel, PrivacyOptions
 from fledge.data.privacy.cloud import CloudDlpRecognizer
 from fledge.data.privacy.ner import SpacyNer, ner_recognizers
-from fledge.errors import DataError
 
 
 def test_a_spacy_pipeline_from_a_folder_finds_what_the_rules_miss(tmp_path: Any) -> None:

@@ -10,18 +10,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from fledge.closing import write_run_card
+from fledge.base.errors import DataError
+from fledge.base.storage import read_json
 from fledge.data import PrivacyOptions, PromptOptions, read_prompts
 from fledge.data.privacy import filter as privacy_filter
 from fledge.data.privacy import read_audit
 from fledge.data.privacy.filter import answer_scan
 from fledge.data.responses import respond, respond_summary
 from fledge.engine import Engine
-from fledge.errors import DataError
-from fledge.pipeline import run_stage
-from fledge.recipe import Recipe
-from fledge.run_folder import Run
-from fledge.storage import read_json
+from fledge.run.closing import write_run_card
+from fledge.run.folder import Run
+from fledge.run.pipeline import run_stage
+from fledge.run.recipe import Recipe
 from fledge.target import Target
 from tests.data.conftest import Killed, files_of
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data import PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
 from fledge.data.privacy import fiction
 from fledge.data.privacy.lexicon import lexicon
-from fledge.errors import DataError
 from tests.data.privacy_corpus.corpus import Labelled, make_corpus, make_second_corpus, make_third_corpus
 from tests.data.privacy_corpus.measure import measure, total
 

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fledge import storage
+from fledge.base import storage
+from fledge.base.errors import DataError
 from fledge.data.sources import Record, SourceOptions, Unusable, open_source
 from fledge.data.sources import files as files_module
 from fledge.data.sources.files import FileRows, split_lines
-from fledge.errors import DataError
 
 ROWS = [
     {"prompt": f"question {number}?", "category": "code" if number % 2 else "chat"} for number in range(10)

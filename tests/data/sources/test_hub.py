@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data.sources import SourceOptions, open_source
-from fledge.errors import DataError
 
 
 @pytest.fixture

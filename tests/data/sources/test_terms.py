@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data.sources import check_terms
-from fledge.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError  # of lines that are too long: no ClientError
 
-from fledge.errors import ServerError
+from fledge.base.errors import ServerError
 
 _MAX_LINE = 1 << 20
 

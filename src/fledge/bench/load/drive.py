@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import aiohttp
 
+from fledge.base.errors import DataError
+from fledge.base.storage import read_bytes
 from fledge.bench.load.client import Call, RequestRecord, send
 from fledge.bench.workloads import Prompt, Workload, read_workload
-from fledge.errors import DataError
-from fledge.storage import read_bytes
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from fledge.base.errors import DataError
 from fledge.bench.options import Count, CountOrNone, NotNegative, Positive
-from fledge.errors import DataError
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from fledge.base.errors import StorageError
+from fledge.base.storage import join, read_bytes, read_json, write_json
 from fledge.bench.machine import Machine
 from fledge.bench.results import write_rows
 from fledge.bench.statistics import compare_paired, median_of
-from fledge.errors import StorageError
-from fledge.storage import join, read_bytes, read_json, write_json
 
 Row = Mapping[str, Any]
 _ALL_AT_ONCE = "inf"

@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from fledge.base.errors import ServerError
 from fledge.bench.load.client import Call, open_session
 from fledge.bench.load.counters import between, read_counters
 from fledge.bench.load.drive import Arrival, closed_loop, drive, poisson
@@ -31,7 +32,6 @@ from fledge.bench.machine import machine_facts, versions
 from fledge.bench.statistics import interleaved
 from fledge.bench.workloads import Workload
 from fledge.data.options import Progress, silent
-from fledge.errors import ServerError
 
 Answers = dict[tuple[str, int], str]  # (question, turn) -> text
 

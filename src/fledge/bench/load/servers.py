@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from fledge.base.child import free_port, started
+from fledge.base.errors import ServerError
 from fledge.bench.load.client import model_name
-from fledge.child import free_port, started
-from fledge.errors import ServerError
 
 
 @dataclass(frozen=True)

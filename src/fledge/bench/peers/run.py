@@ -24,14 +24,14 @@ from typing import IO, Any, NamedTuple
 import psutil
 from pydantic.dataclasses import dataclass as checked
 
+from fledge.base.child import stopping_on_sigterm
+from fledge.base.errors import DataError, ServerError
 from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.peers.waker import each
 from fledge.bench.statistics import interleaved
 from fledge.bench.workloads import find_workload
-from fledge.child import stopping_on_sigterm
 from fledge.data.options import Progress, silent
-from fledge.errors import DataError, ServerError
 from fledge.target import Target
 
 _MARGIN = 8

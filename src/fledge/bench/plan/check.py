@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fledge.base.errors import DataError
 from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds, seconds_left
 from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import Table, number, percent, times
@@ -28,7 +29,6 @@ from fledge.bench.results import AnswerRow, BenchResult, Costs
 from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import workload_summary
 from fledge.engine import PLAIN, TreeShape
-from fledge.errors import DataError
 
 _COLUMNS = ("head", "tau", "measured", "by forwards", "error", "by shape", "error")
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fledge.errors import TargetError
-from fledge.storage import exists, join, read_json
+from fledge.base.errors import TargetError
+from fledge.base.storage import exists, join, read_json
 from fledge.target.config import as_transformers_reads
 
 

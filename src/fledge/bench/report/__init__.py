@@ -13,10 +13,10 @@ The template only lays out; every figure, and every sentence that depends on one
 
 from __future__ import annotations
 
+from fledge.base.storage import write_atomic
 from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts, data_facts, training_facts
 from fledge.bench.report.page import Page
 from fledge.bench.report.render import render
-from fledge.storage import write_atomic
 
 __all__ = [
     "DataFacts",

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from fledge.base.errors import DataError
 from fledge.bench.report.formats import Table, interval, number, percent, times
 from fledge.bench.report.render import render
 from fledge.bench.results import AnswerRow, BenchResult
 from fledge.bench.statistics import Difference, compare_paired
 from fledge.bench.summary import workload_summary
-from fledge.errors import DataError
 
 _COLUMNS = ("workload", "figure", "prompts", "first", "second", "ratio", "95 %", "verdict")
 _FIGURES: dict[str, Callable[[AnswerRow], float | None]] = {

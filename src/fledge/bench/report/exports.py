@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from fledge.base.errors import StorageError
+from fledge.base.storage import join, write_atomic
 from fledge.bench.report.charts import HEIGHT, WIDTH
 from fledge.bench.report.facts import ReportFacts
 from fledge.bench.report.formats import markdown_table, number, percent
 from fledge.bench.report.page import Page
 from fledge.bench.report.render import read_template
-from fledge.errors import StorageError
-from fledge.storage import join, write_atomic
 
 _SCALE = 3  # pixels for each unit of a drawing
 _FONT = "DejaVu Sans"

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fledge.base.errors import StorageError
+from fledge.base.storage import Manifest, exists, file_size, join
 from fledge.bench.load import LoadResult
 from fledge.bench.results import BenchResult, read_rows
 from fledge.data import conversation_statistics, prompt_summary, read_conversations
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, WEIGHTS_NAME
-from fledge.errors import StorageError
-from fledge.storage import Manifest, exists, file_size, join
 
 Curve = Sequence[tuple[float, float]]  # (training step, value)
 _SOURCES = {

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fledge.base.storage import Manifest, join
 from fledge.data.privacy.filter import Treated
-from fledge.storage import Manifest, join
 
 FOLDER = "privacy"
 

@@ -11,9 +11,9 @@ from typing import Any
 from presidio_analyzer import EntityRecognizer, RecognizerResult
 from presidio_analyzer.nlp_engine import NlpArtifacts
 
+from fledge.base.errors import DataError
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.options import CloudDlp
-from fledge.errors import DataError
 
 # inspect(request) -> response, both as the REST form of projects.locations.content.inspect has them.
 Inspect = Callable[[Mapping[str, Any]], Mapping[str, Any]]

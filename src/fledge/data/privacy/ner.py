@@ -9,9 +9,9 @@ from typing import Any
 from presidio_analyzer import EntityRecognizer, RecognizerResult
 from presidio_analyzer.nlp_engine import NlpArtifacts
 
+from fledge.base.errors import DataError, one_line
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.options import NerModel
-from fledge.errors import DataError, one_line
 
 # What models call them; other labels are not used.
 LABELS = {

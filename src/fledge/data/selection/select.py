@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fledge.base.errors import StorageError, one_line
+from fledge.base.storage import Manifest
 from fledge.data.options import PromptOptions
 from fledge.data.prompt_store import Prompt, PromptWriter, Reject, prompt_shards
 from fledge.data.seeds import salted_hash
 from fledge.data.selection.duplicates import KEPT, REASONS, DuplicateFinder
 from fledge.data.selection.matching import NgramCounts, TrafficModel, distance, features, gumbel
 from fledge.data.selection.quotas import share_out
-from fledge.errors import StorageError, one_line
-from fledge.storage import Manifest
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ijson.backends import python as ijson_in_python
 
-from fledge import storage
-from fledge.errors import DataError
+from fledge.base import storage
+from fledge.base.errors import DataError
 
 logger = logging.getLogger("fledge")
 

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from fledge import storage
+from fledge.base import storage
+from fledge.base.errors import DataError, one_line
 from fledge.data.sources.files import digest_of
 from fledge.data.sources.options import SourceOptions
-from fledge.errors import DataError, one_line
 
 
 class HubRows:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from fledge.base.errors import DataError
 from fledge.data.sources.files import BadRow, FileRows, has_surrogate
 from fledge.data.sources.hub import HubRows
 from fledge.data.sources.options import SourceOptions
 from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
 from fledge.data.sources.terms import Terms, check_terms
-from fledge.errors import DataError
 
 _LOOKED_AT = 100  # rows that decide the shape
 DEFAULT_CATEGORY = "general"

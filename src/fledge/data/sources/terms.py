@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fledge.errors import DataError
+from fledge.base.errors import DataError
 
 _OPEN = re.compile(
     r"apache-2\.0|mit|isc|bsd-[23]-clause|bsd|unlicense|cc0-1\.0|cc-by-(sa-)?[1234]\.\d|odc-by|odc-by-1\.0|"

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 from protocol import serve
 
-from fledge.child import free_port, started
+from fledge.base.child import free_port, started
 
 
 def load(config):

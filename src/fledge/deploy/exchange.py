@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from huggingface_hub import constants
 
-from fledge.console import StageProgress, say
+from fledge.base.console import StageProgress, say
+from fledge.base.errors import HeadError
+from fledge.base.storage import exists, join, write_atomic
 from fledge.doctor import diagnose
 from fledge.draft import Head
 from fledge.draft.card import model_card
 from fledge.draft.checkpoint import CONFIG_NAME, read_head, write_head
 from fledge.draft.forms import Form, canonical_tensors, check_form
 from fledge.draft.hub import push_folder
-from fledge.errors import HeadError
 from fledge.released import head_url
-from fledge.storage import exists, join, write_atomic
 from fledge.target import Target
 from fledge.target.config import are_three_layers
 

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from fledge.errors import ServerError
+from fledge.base.errors import ServerError
 
 _POLL_S = 0.5
 _PROBE_S = 5.0  # for one answer while waiting

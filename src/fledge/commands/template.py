@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from fledge.console import console, say
+from fledge.base.console import console, say
 from fledge.data.contract import Checked, check_template, notes
 from fledge.data.conversations import Conversation
 from fledge.target import Target

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import psutil
 import torch
 
+from fledge.base.console import clock, print_table, say
+from fledge.base.storage import Manifest, exists, local_path
 from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
-from fledge.console import clock, print_table, say
 from fledge.data import PromptOptions, RespondOptions
 from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.draft.head import weight_shapes
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
-from fledge.run_folder import DONE_NAME, Run
-from fledge.storage import Manifest, exists, local_path
+from fledge.run.folder import DONE_NAME, Run
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 from fledge.train.start import random_head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fledge.console import StageProgress, print_table, say
+from fledge.base.console import StageProgress, print_table, say
 from fledge.draft import Head, head_runner
 from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
@@ -12,7 +12,7 @@ from fledge.engine.measure import measure_cost
 from fledge.engine.options import EngineOptions
 from fledge.engine.shapes import MAX_NODES
 from fledge.released import load_head
-from fledge.run_folder import Run
+from fledge.run.folder import Run
 from fledge.train import Acceptance, evaluate
 from fledge.train.compare import compare_heads
 

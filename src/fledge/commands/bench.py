@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from fledge.errors import DataError, RecipeError
+from fledge.base.errors import DataError, RecipeError
 
 _DEFAULT = "engine"
 _Number = TypeVar("_Number", int, float)
@@ -44,7 +44,7 @@ class DefaultCommand(TyperGroup):
         return super().parse_args(ctx, args)
 
     def _refuse_misspelt(self, word: str) -> None:
-        shipped = resources.files("fledge") / "recipes" / f"{word}.yaml"
+        shipped = resources.files("fledge.run") / "recipes" / f"{word}.yaml"
         if not word.isalpha() or shipped.is_file() or Path(word).exists():
             return
         closest = difflib.get_close_matches(word, self.commands, n=1)
@@ -116,12 +116,12 @@ def bench_server(
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
 ) -> None:
     """Measure OpenAI-compatible servers, and compare them with the first."""
+    from fledge.base.console import StageProgress
+    from fledge.base.storage import join, refuse_unwritable
     from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
     from fledge.bench.options import refused_by_name
     from fledge.bench.workloads import find_workload
-    from fledge.closing import REPORT_NAME, close_load, keep_load
-    from fledge.console import StageProgress
-    from fledge.storage import join, refuse_unwritable
+    from fledge.run.closing import REPORT_NAME, close_load, keep_load
 
     _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
     with refused_by_name():
@@ -201,12 +201,12 @@ def bench_peers(
     run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
 ) -> None:
     """Measure fledge beside transformers, llama.cpp, OpenVINO, vLLM, SGLang."""
+    from fledge.base.console import StageProgress, print_table, say
+    from fledge.base.storage import join, refuse_unwritable
     from fledge.bench.options import refused_by_name
     from fledge.bench.peers import PeerOptions, run_peers
     from fledge.bench.peers.table import peers_notes, peers_table, write_peers
-    from fledge.console import StageProgress, print_table, say
     from fledge.released import head_url
-    from fledge.storage import join, refuse_unwritable
     from fledge.target import Target
 
     refuse_unwritable(join(run_dir, "peers.md"))
@@ -259,11 +259,11 @@ def plan(
     ] = None,
 ) -> None:
     """Predict speed-up, data, features and training from a data sheet."""
+    from fledge.base.console import print_table, say
+    from fledge.base.storage import join
     from fledge.bench import BenchResult
     from fledge.bench.options import refused_by_name
     from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
-    from fledge.console import print_table, say
-    from fledge.storage import join
     from fledge.target.resolve import config_place
 
     with refused_by_name():
@@ -317,12 +317,12 @@ def bench_ratios(
     output: Output = "ratios.json",
 ) -> None:
     """Measure what speculation costs and brings: load, first token, ..."""
+    from fledge.base.console import print_table, say
+    from fledge.base.storage import refuse_unwritable
     from fledge.bench.options import refused_by_name
     from fledge.bench.ratios import Bench, RatioOptions, measure_ratios, wanted_parts
     from fledge.bench.statistics import range_note
-    from fledge.console import print_table, say
     from fledge.released import load_head
-    from fledge.storage import refuse_unwritable
     from fledge.target import Target
 
     refuse_unwritable(output)
@@ -357,11 +357,11 @@ def tune(
     output: Output = "tuned.json",
 ) -> None:
     """Find the draft trees that pay on this machine."""
+    from fledge.base.console import StageProgress, print_table, say
+    from fledge.base.storage import refuse_unwritable
     from fledge.bench.options import refused_by_name
     from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
-    from fledge.console import StageProgress, print_table, say
     from fledge.released import load_head
-    from fledge.storage import refuse_unwritable
     from fledge.target import Target
 
     refuse_unwritable(output)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fledge.checksums import sha256
-from fledge.errors import FingerprintError, StorageError
-from fledge.storage import FINGERPRINT_NAME, exists, join, read_json, remedy, write_json
+from fledge.base.checksums import sha256
+from fledge.base.errors import FingerprintError, StorageError
+from fledge.base.storage import FINGERPRINT_NAME, exists, join, read_json, remedy, write_json
 
 
 @dataclass(frozen=True)

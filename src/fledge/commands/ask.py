@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fledge.console import say
+from fledge.base.console import say
+from fledge.base.errors import EngineError
 from fledge.engine import CompletionStats, Engine, SamplingParams
-from fledge.errors import EngineError
 from fledge.released import load_head
 from fledge.target import Target
 

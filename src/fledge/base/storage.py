@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from fledge import disk
-from fledge.checksums import sealed, sha256, unsealed
-from fledge.errors import FledgeError, StorageError, one_line
-from fledge.retry import ATTEMPTS, botocore_error, is_transient, retried
+from fledge.base import disk
+from fledge.base.checksums import sealed, sha256, unsealed
+from fledge.base.errors import FledgeError, StorageError, one_line
+from fledge.base.retry import ATTEMPTS, botocore_error, is_transient, retried
 
 MANIFEST_NAME = "manifest.json"
 FINGERPRINT_NAME = "fingerprint.json"

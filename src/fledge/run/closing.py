@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from fledge import storage
+from fledge.base import storage
+from fledge.base.console import print_table, say
+from fledge.base.errors import DataError, StorageError
+from fledge.base.storage import join
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.load import LoadResult
 from fledge.bench.report import DataFacts, ReportFacts, data_facts, training_facts, write_report
@@ -16,15 +19,12 @@ from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
-from fledge.console import print_table, say
 from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME
-from fledge.errors import DataError, StorageError
-from fledge.recipe import RECIPE_NAME, read_recipe_file
 from fledge.released import released_folder
-from fledge.run_folder import Record, Run, file_digest
-from fledge.storage import join
+from fledge.run.folder import Record, Run, file_digest
+from fledge.run.recipe import RECIPE_NAME, read_recipe_file
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
 DATA_NAME = "data.json"  # what the head was trained on; a released head's folder holds a copy

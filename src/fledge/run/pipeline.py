@@ -13,20 +13,20 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from fledge.base.console import StageProgress, clock, say
+from fledge.base.errors import RecipeError, StorageError
+from fledge.base.fingerprint import Fingerprint
+from fledge.base.storage import exists
 from fledge.bench import refuse_impossible
-from fledge.closing import print_closing
-from fledge.console import StageProgress, clock, say
 from fledge.data.options import silent
 from fledge.data.responses import check_context
 from fledge.data.served import key_headers
-from fledge.errors import RecipeError, StorageError
-from fledge.estimate import asked_prompts, print_estimate
 from fledge.features import FeatureStore, conversation_infos
-from fledge.fingerprint import Fingerprint
-from fledge.recipe import RECIPE_NAME
-from fledge.run_folder import Record, Run, file_digest
-from fledge.stages import STAGES, Stage, finished_records
-from fledge.storage import exists
+from fledge.run.closing import print_closing
+from fledge.run.estimate import asked_prompts, print_estimate
+from fledge.run.folder import Record, Run, file_digest
+from fledge.run.recipe import RECIPE_NAME
+from fledge.run.stages import STAGES, Stage, finished_records
 from fledge.train import refuse_one_sided, refuse_untrainable
 
 

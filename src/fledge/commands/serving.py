@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fledge.errors import EngineError, ServerError
+from fledge.base.errors import EngineError, ServerError
 
 if TYPE_CHECKING:
     from fledge.engine import TreeShape
@@ -272,7 +272,7 @@ def export(
     push: Annotated[str | None, typer.Option(help="also upload it to this hub repository (org/name)")] = None,
 ) -> None:
     """Write a head in the form that an engine loads."""
-    from fledge.exchange import export_head
+    from fledge.deploy.exchange import export_head
 
     export_head(head, destination, form=form, target=target, embedding=embedding, dtype=dtype, push=push)
 
@@ -287,7 +287,7 @@ def import_(
     ] = None,
 ) -> None:
     """Read a head that was trained elsewhere."""
-    from fledge.exchange import import_head, parse_layers
+    from fledge.deploy.exchange import import_head, parse_layers
 
     import_head(source, destination, target=target, layers=parse_layers(layers))
 
@@ -317,7 +317,7 @@ def doctor(
     Exit code 1 if something is wrong.
     """
     if target is None:
-        from fledge.installation import examine_installation
+        from fledge.doctor.installation import examine_installation
 
         if given := _given(context):
             raise EngineError(f"--{given[0].replace('_', '-')} is for a head: name TARGET and HEAD, too")
@@ -326,7 +326,7 @@ def doctor(
         raise EngineError(
             f"name {target}'s head, too: its folder, URL or hub id, or released for the shipped one"
         )
-    from fledge.exchange import examine
+    from fledge.deploy.exchange import examine
     from fledge.target.options import parse_template_kwargs
 
     raise typer.Exit(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fledge import __version__
-from fledge.bench_cli import DeviceOption, TargetOption, bench_app, plan, tune
-from fledge.errors import EngineError, FledgeError
-from fledge.serving_cli import TemplateKwargs, deploy_app, doctor, export, import_, serve
+from fledge.base.errors import EngineError, FledgeError
+from fledge.commands.bench import DeviceOption, TargetOption, bench_app, plan, tune
+from fledge.commands.serving import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
-    from fledge.run_folder import Run
+    from fledge.run.folder import Run
 
 DEFAULT_RUN_DIR = "runs/demo"
 # The panels of --help, in this order.
@@ -90,7 +90,7 @@ def common(
 @app.command(rich_help_panel=STAGES)
 def run(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head: InitHead = None) -> None:
     """Do all of these, from prompts to report."""
-    from fledge.pipeline import run_pipeline
+    from fledge.run.pipeline import run_pipeline
 
     run_pipeline(_run(settings, run_dir, _setting("train.init_head", init_head)))
 
@@ -122,7 +122,7 @@ def features(
     actors: Actors = 2,
 ) -> None:
     """Store the target's hidden states; `features verify` checks them."""
-    from fledge.feature_report import print_feature_estimate, verify_features
+    from fledge.commands.features import print_feature_estimate, verify_features
 
     if ray is not None and (estimate or (settings and settings[0] == "verify")):
         raise typer.BadParameter("only extracting runs on Ray; leave it out", param_hint="--ray")
@@ -152,7 +152,7 @@ def evaluate(
     if head is None:
         _stage("evaluate", _run(settings, run_dir))
     else:
-        from fledge.judge import print_evaluation
+        from fledge.commands.judge import print_evaluation
 
         print_evaluation(_run(settings, run_dir), head)
 
@@ -165,7 +165,7 @@ def compare(
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:
     """Compare two heads on a run's held-out conversations."""
-    from fledge.judge import print_comparison
+    from fledge.commands.judge import print_comparison
 
     print_comparison(_run(settings, run_dir), (a, b))
 
@@ -188,7 +188,7 @@ def ablate(
 
     Trains the recipe as it is, then with one thing changed at a time.
     """
-    from fledge.ablation_report import run_ablation
+    from fledge.commands.ablate import run_ablation
 
     run_ablation(_run(settings, run_dir), response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
 
@@ -234,7 +234,7 @@ def report(
 
     Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
     """
-    from fledge.closing import compare_run_folders, export_report
+    from fledge.run.closing import compare_run_folders, export_report
 
     if compare is not None:
         if settings or export:
@@ -263,7 +263,7 @@ def generate(
     chat_template_kwargs: TemplateKwargs = None,
 ) -> None:
     """Stream an answer; show tau and the time per output token."""
-    from fledge.ask import answer
+    from fledge.commands.ask import answer
     from fledge.target.options import parse_template_kwargs
 
     if plain and head is not None:
@@ -291,7 +291,7 @@ app.add_typer(deploy_app, name="deploy", rich_help_panel=USE)
 @app.command(rich_help_panel=JUDGE)
 def card(run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
     """Write the data card: sources, terms, what was removed and why."""
-    from fledge.closing import write_run_card
+    from fledge.run.closing import write_run_card
 
     typer.echo(write_run_card(run_dir))
 
@@ -306,15 +306,15 @@ def template(
 
     Exit code 1 if serving would see other ids.
     """
+    from fledge.commands.template import show_template
     from fledge.target.options import parse_template_kwargs
-    from fledge.template import show_template
 
     if not show_template(target, parse_template_kwargs(chat_template_kwargs), show_ids=ids):
         raise typer.Exit(1)
 
 
 def _stage(name: str, run: Run) -> None:
-    from fledge.pipeline import run_stage
+    from fledge.run.pipeline import run_stage
 
     run_stage(run, name)
 
@@ -329,8 +329,8 @@ def _run(
 ) -> Run:
     """The run that the arguments describe: a recipe first, if the first of them isn't a setting."""
     from fledge.data.ray_map import RayOptions
-    from fledge.recipe import load_recipe
-    from fledge.run_folder import Run
+    from fledge.run.folder import Run
+    from fledge.run.recipe import load_recipe
 
     words = list(settings or [])
     named = bool(words) and "=" not in words[0]
@@ -347,8 +347,8 @@ def _run(
 
 def _own_recipe(run_dir: str) -> str:
     """The recipe the run was made with so far; the demo's for a new one."""
-    from fledge.recipe import RECIPE_NAME
-    from fledge.storage import exists, join
+    from fledge.base.storage import exists, join
+    from fledge.run.recipe import RECIPE_NAME
 
     own = join(run_dir, RECIPE_NAME)
     return own if exists(own) else "demo"

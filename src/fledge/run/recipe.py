@@ -21,12 +21,12 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fledge.base.checksums import sha256
+from fledge.base.errors import RecipeError, one_line
+from fledge.base.storage import exists, read_bytes, write_atomic
 from fledge.bench import BenchOptions
-from fledge.checksums import sha256
 from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
-from fledge.errors import RecipeError, one_line
 from fledge.features import FeatureOptions
-from fledge.storage import exists, read_bytes, write_atomic
 from fledge.target import TargetOptions
 from fledge.train import EvaluateOptions, TrainOptions
 
@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):
 
 def shipped_recipes() -> list[str]:
     """Names of the recipes that come with the package."""
-    folder = resources.files("fledge") / "recipes"
+    folder = resources.files("fledge.run") / "recipes"
     return sorted(
         entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
     )
@@ -139,7 +139,7 @@ def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[s
 
 def _read(source: str) -> dict[str, Any]:
     if source in shipped_recipes():
-        text = (resources.files("fledge") / "recipes" / f"{source}.yaml").read_text("utf-8")
+        text = (resources.files("fledge.run") / "recipes" / f"{source}.yaml").read_text("utf-8")
     elif exists(source):
         text = read_recipe_file(source)
     else:

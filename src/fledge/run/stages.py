@@ -18,9 +18,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fledge.base.errors import DataError, RecipeError
+from fledge.base.fingerprint import Fingerprint, make_fingerprint
+from fledge.base.storage import Manifest, exists, join
 from fledge.bench import run_bench, summarise
 from fledge.bench.report.formats import human_bytes, number, times
-from fledge.closing import REPORT_NAME, write_closing
 from fledge.data import (
     AnswerServer,
     Progress,
@@ -33,7 +35,6 @@ from fledge.data.ray_respond import respond_on_ray
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.engine import Engine
-from fledge.errors import DataError, RecipeError
 from fledge.features import (
     HookExtractor,
     OnlineFeatures,
@@ -41,9 +42,8 @@ from fledge.features import (
     extract_features_on_ray,
     features_fingerprint,
 )
-from fledge.fingerprint import Fingerprint, make_fingerprint
-from fledge.run_folder import Outcome, Record, Run, file_digest, head_digest
-from fledge.storage import Manifest, exists, join
+from fledge.run.closing import REPORT_NAME, write_closing
+from fledge.run.folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.train import evaluate, train, train_fingerprint
 
 _FORMAT = 1  # of the stages fingerprinted here

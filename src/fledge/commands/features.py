@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from fledge.base.console import StageProgress, clock, print_table, say
+from fledge.base.errors import StorageError
+from fledge.base.storage import Manifest, exists
 from fledge.bench.report.formats import human_bytes
-from fledge.console import StageProgress, clock, print_table, say
-from fledge.errors import StorageError
-from fledge.estimate import Calibration, conversation_tokens
 from fledge.features import bytes_per_token, verify_store
 from fledge.features.codec import Codec
-from fledge.run_folder import DONE_NAME, Run
-from fledge.storage import Manifest, exists
+from fledge.run.estimate import Calibration, conversation_tokens
+from fledge.run.folder import DONE_NAME, Run
 
 _CODECS: tuple[Codec, ...] = ("bf16", "fp8")
 _SHOWN = 20  # faults

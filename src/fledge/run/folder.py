@@ -14,18 +14,19 @@ from typing import Any
 
 from filelock import Timeout
 
-from fledge import __version__, bench, disk, storage
+from fledge import __version__, bench
+from fledge.base import disk, storage
+from fledge.base.checksums import unsealed
+from fledge.base.errors import RecipeError, StorageError
+from fledge.base.fingerprint import Fingerprint
+from fledge.base.storage import Manifest, join
 from fledge.bench import RELEASED, TRAINED
-from fledge.checksums import unsealed
 from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
 from fledge.draft import Head
 from fledge.draft.checkpoint import CONFIG_NAME, local_url, weight_urls
-from fledge.errors import RecipeError, StorageError
-from fledge.fingerprint import Fingerprint
-from fledge.recipe import Recipe
 from fledge.released import head_url, load_head, released_folder
-from fledge.storage import Manifest, join
+from fledge.run.recipe import Recipe
 from fledge.target import Target
 from fledge.train import TrainOptions
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import psutil
 
 from fledge import __version__
-from fledge.console import say
-from fledge.errors import first_line
+from fledge.base.console import say
+from fledge.base.errors import first_line
 from fledge.native import build
 
 State = Literal["ok", "limited", "broken"]
@@ -66,7 +66,7 @@ def examine_installation() -> int:
 
 def checks() -> Iterator[Check]:
     """All checks, those that take long last."""
-    yield Check("fledge", "ok", f"{__version__} in {Path(__file__).parent}")
+    yield Check("fledge", "ok", f"{__version__} in {Path(__file__).parents[1]}")
     python = f"Python {platform.python_version()}, {platform.system()} on {platform.machine()}"
     yield Check("system", "ok", python)
     for name, check in {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fledge.base.console import StageProgress, print_table, say
+from fledge.base.errors import DataError
+from fledge.base.storage import join, write_atomic
 from fledge.bench.report.formats import markdown_table
-from fledge.console import StageProgress, print_table, say
-from fledge.errors import DataError
-from fledge.run_folder import Run
-from fledge.storage import join, write_atomic
+from fledge.run.folder import Run
 from fledge.train.ablation import check_rows, finished_rows, rows_for, run_row, table
 
 TABLE_NAME = "ablation.md"

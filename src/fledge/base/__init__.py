@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files here and anywhere, second attempts, checksums, started servers, progress."""
