@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         StorageError,
         TargetError,
     )
-    from fledge.draft import Head
     from fledge.engine import Engine, SamplingParams
+    from fledge.heads import Head
     from fledge.released import released_head
     from fledge.target import Target
 
@@ -44,7 +44,7 @@ __all__ = [
 
 _HOMES = {
     "Engine": "fledge.engine",
-    "Head": "fledge.draft",
+    "Head": "fledge.heads",
     "SamplingParams": "fledge.engine",
     "Target": "fledge.target",
     "released_head": "fledge.released",

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fledge.attention import reference_attention
-from fledge.draft import DraftVocabulary, Head, runner
+from fledge.draft import DraftVocabulary, runner
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head
 from fledge.target import Target, decoder
 from fledge.target.batch import ForwardBatch
 from tests.target.paging import make_batch, scattered_pages

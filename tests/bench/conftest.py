@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
+from fledge.heads import Head
 from fledge.target import Target
 from tests.tiny import VOCAB_SIZE, TinyShape, save_tiny_target
 

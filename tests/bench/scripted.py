@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.draft.config import HeadConfig
-from fledge.draft.head import HeadWeights
+from fledge.draft.weights import HeadWeights
+from fledge.heads import Head
 from fledge.target import Target
 from tests.tiny import SPECIAL_TOKENS, VOCAB_SIZE, make_tokenizer
 

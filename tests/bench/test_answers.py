@@ -17,8 +17,8 @@ from fledge.bench.machine import available_cores, machine_facts, measure_bandwid
 from fledge.bench.results import BenchResult
 from fledge.bench.run import estimate_seconds
 from fledge.bench.workloads import Prompt, Workload, own_workload
-from fledge.draft import Head
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
+from fledge.heads import Head
 from fledge.target import Target
 
 QUICK = BenchOptions(

@@ -13,7 +13,7 @@ from fledge.base.storage import Manifest
 from fledge.bench.report import data_facts, training_facts
 from fledge.data import Conversation
 from fledge.data.conversations import shard_bytes
-from fledge.draft import Head
+from fledge.heads import Head
 
 
 def conversation(number: int, tokens: list[int], *, split: str, temperature: float) -> Conversation:

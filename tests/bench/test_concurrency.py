@@ -21,9 +21,9 @@ from fledge.bench.concurrency import (
 from fledge.bench.ratios import Bench, RatioOptions
 from fledge.bench.results import LevelRow
 from fledge.bench.workloads import own_workload
-from fledge.draft import Head
 from fledge.engine import Completion, Engine, PhaseSeconds, SamplingParams, StepResult
 from fledge.engine.request import CompletionStats
+from fledge.heads import Head
 from fledge.target import Target
 
 

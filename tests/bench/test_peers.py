@@ -17,7 +17,8 @@ from fledge.bench.peers import PeerOptions, PeersFound, run_peers
 from fledge.bench.peers.catalogue import PEERS, Peer, installed
 from fledge.bench.peers.run import PeerRow, choose_peers, start_worker
 from fledge.bench.peers.table import peers_notes, peers_table, read_peers, write_peers
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
+from fledge.heads import Head
 from fledge.target import Target
 from tests.small_run import start_fledge
 

@@ -20,7 +20,7 @@ from fledge.bench.options import refused_by_name
 from fledge.bench.ratio import Ratio, Ratios
 from fledge.bench.ratios import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.bench.statistics import Interval
-from fledge.draft import Head
+from fledge.heads import Head
 from fledge.target import Target
 from tests.engine.op_recorder import OpRecorder, PaddedAttention, act_like_a_gpu
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head
 from fledge.target import Target
 from tests.bench.scripted import write_scripted
 

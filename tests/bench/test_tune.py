@@ -23,8 +23,8 @@ from fledge.bench.tune import (
     read_tuned,
     tune_shapes,
 )
-from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
+from fledge.heads import Head
 from fledge.target import Target
 
 

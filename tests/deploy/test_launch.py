@@ -15,7 +15,7 @@ from fledge.base.child import free_port
 from fledge.base.errors import EngineError
 from fledge.commands.main import app
 from fledge.deploy.launch import LaunchOptions, engine_version, plan, serve_with, version_tuple
-from fledge.draft import Head
+from fledge.heads import Head
 from tests.draft.tiny_head import load_tiny_target, random_head
 
 

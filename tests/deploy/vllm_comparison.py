@@ -23,8 +23,8 @@ from fledge.data import read_conversations
 from fledge.deploy.exchange import export_head
 from fledge.deploy.launch import Launch, LaunchOptions, engine_version, plan
 from fledge.doctor import ServedAnswer, ServedEngine
-from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head
 from fledge.released import head_url
 from fledge.target import Target
 

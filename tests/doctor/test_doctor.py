@@ -17,8 +17,9 @@ from torch import Tensor
 from fledge.base.errors import HeadError
 from fledge.doctor import Diagnosis, diagnose
 from fledge.doctor.files import file_findings
-from fledge.draft import Head, HeadMetadata
-from fledge.draft.checkpoint import write_head
+from fledge.draft import HeadMetadata
+from fledge.heads import Head
+from fledge.heads.checkpoint import write_head
 from fledge.target import Target
 from tests.doctor.conftest import TOKENS, Patient
 from tests.draft.tiny_head import load_tiny_target, random_head

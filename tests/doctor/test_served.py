@@ -14,8 +14,8 @@ import pytest
 
 from fledge.base.errors import EngineError
 from fledge.doctor import PROMPTS, ServedEngine, diagnose
-from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head
 from tests.doctor.conftest import TOKENS, Patient
 from tests.draft.tiny_head import load_tiny_target
 

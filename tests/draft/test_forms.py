@@ -14,10 +14,10 @@ import torch
 
 from fledge.base.errors import HeadError
 from fledge.deploy.exchange import export_head, first_difference, import_head
-from fledge.draft import Head
-from fledge.draft.checkpoint import write_head
-from fledge.draft.forms import FORMS, Form
 from fledge.draft.runner import TorchHeadRunner
+from fledge.heads import Head
+from fledge.heads.checkpoint import write_head
+from fledge.heads.forms import FORMS, Form
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from tests.draft.tiny_head import KINDS, load_tiny_target, random_head

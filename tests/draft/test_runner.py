@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from fledge.attention import PagedAttention, reference_attention
 from fledge.base.errors import EngineError, HeadError
-from fledge.draft import Head, TorchHeadRunner, head_runner
+from fledge.draft import TorchHeadRunner
+from fledge.heads import Head, head_runner
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
+from fledge.heads import Head
 from fledge.target import Target
 
 KINDS = {  # the switches of each kind of head

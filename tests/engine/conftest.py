@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.engine import Engine, SamplingParams, TreeShape, native_tree
 from fledge.engine import round as round_module
 from fledge.engine.carried import RunningBatch
@@ -19,6 +19,7 @@ from fledge.engine.forwards import Models
 from fledge.engine.outcome import Drafts
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.request import Completion, Request
+from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
 from tests.tiny import TinyShape, save_tiny_target

@@ -23,8 +23,9 @@ import torch
 
 from fledge.bench.identity import classify, first_difference, prefix_logits
 from fledge.bench.workloads import own_workload
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head
 from fledge.released import head_url
 from fledge.target import Target
 from tests.engine.random_load import Job, RandomLoad, Served, make_jobs

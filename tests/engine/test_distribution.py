@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.draft.tree import DraftTree
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine import forwards as engine_forwards
 from fledge.engine import round as engine_round
 from fledge.engine.forwards import TargetRows
 from fledge.engine.penalties import LogitEdits
+from fledge.heads import Head
 from fledge.native import ops, unavailable_reason
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.engine import Engine, TreeShape
 from fledge.engine.guided import GuidedDrafts
 from fledge.engine.lookup import Proposal
 from fledge.engine.structured import Follower, Grammars
+from fledge.heads import Head
 from fledge.target import Target
 from tests.tiny import VOCAB_SIZE
 

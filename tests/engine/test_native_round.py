@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape, build, result
 from fledge.engine.carried import RunningBatch
 from fledge.engine.forwards import Models
@@ -25,6 +24,7 @@ from fledge.engine.phases import PhaseClock
 from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.planner.plan import ConfidentPlan, RoundPlan
 from fledge.engine.shapes import lookup_alone
+from fledge.heads import Head
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head

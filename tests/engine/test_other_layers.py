@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train.start import random_head
 from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, GRANITE, VOCAB_SIZE, TinyShape, save_tiny_target

@@ -11,12 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.engine.planner import RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
+from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY, scripted_head
 from tests.tiny import TinyShape, save_tiny_target

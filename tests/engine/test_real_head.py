@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fledge.draft import Head
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.carried import Carried
 from fledge.engine.planner import RoundPlan
+from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, noisy_head
 

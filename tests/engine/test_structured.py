@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from fledge.base.errors import EngineError
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.engine import Completion, Engine, TreeShape
 from fledge.engine.structured import Grammars, unpacked
+from fledge.heads import Head
 from fledge.target import Target
 from tests.tiny import VOCAB_SIZE
 

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fledge.base.errors import DataError, FingerprintError, TargetError
-from fledge.draft import Head
 from fledge.features import (
     FeatureExtractor,
     FeatureOptions,
@@ -25,6 +24,7 @@ from fledge.features import (
     features_fingerprint,
 )
 from fledge.features.hooks import text_tower
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from tests.draft.tiny_head import load_tiny_target

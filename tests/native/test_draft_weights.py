@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fledge.base.errors import EngineError, HeadError
-from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head, head_runner
 from fledge.run.recipe import load_recipe
 from fledge.target import Target
 from tests.draft.tiny_head import load_tiny_target, random_head

@@ -11,9 +11,9 @@ from torch import Tensor
 from fledge.base.errors import EngineError
 from fledge.draft.config import HeadConfig
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
-from fledge.draft.head import HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, TorchHeadRunner
+from fledge.draft.weights import HeadWeights
 from tests.native.test_native_decoder import PAGES, int32, make_config, one_request, tokens_of
 
 pytestmark = pytest.mark.kernels

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.base.errors import TargetError
-from fledge.draft import DraftVocabulary, Head
+from fledge.draft import DraftVocabulary
 from fledge.engine import Engine, TreeShape
+from fledge.heads import Head
 from fledge.target import DecoderConfig, Target
 from fledge.target.experts import ExpertsConfig, ExpertWeights, Routing, mix_experts
 from fledge.train.start import random_head

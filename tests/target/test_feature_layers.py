@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fledge.base.errors import TargetError
-from fledge.draft import Head
 from fledge.engine import Engine
 from fledge.features.hooks import HookExtractor
+from fledge.heads import Head
 from fledge.target import Target
 from tests.command import Fledge
 from tests.engine.conftest import noisy_head

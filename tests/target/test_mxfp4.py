@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fledge.base.errors import TargetError
 from fledge.data.conversations import Conversation
-from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
 from fledge.features import FeatureOptions, extract_features
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.target.mxfp4 import dequantise
 from fledge.train import TrainOptions, train

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from fledge.base.storage import Manifest
-from fledge.draft import Head
 from fledge.features import FeatureStore, write_shard
 from fledge.features.codec import Codec
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, train
 from fledge.train.batches import is_trainable, random_subset

@@ -20,8 +20,8 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from fledge.draft import Head
 from fledge.features import FeatureSample
+from fledge.heads import Head
 from fledge.target import Target
 
 

@@ -13,9 +13,9 @@ from dataclasses import fields, replace
 
 from torch import Tensor
 
-from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
 from fledge.features import FeatureSample, FeatureStore
+from fledge.heads import Head
 from fledge.released import head_url
 from fledge.target import Target
 from fledge.train import Acceptance

@@ -18,9 +18,9 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from fledge.draft import Head
-from fledge.draft.forms import form_tensors
 from fledge.features import FeatureSample
+from fledge.heads import Head
+from fledge.heads.forms import form_tensors
 from fledge.target import Target
 from fledge.train import TrainOptions
 

@@ -24,8 +24,9 @@ from contextlib import ExitStack
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fledge.draft import DraftVocabulary, Head, count_generated
+from fledge.draft import DraftVocabulary, count_generated
 from fledge.features import FeatureStore, SampleInfo
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import TrainOptions
 from fledge.train.batches import epoch_batches

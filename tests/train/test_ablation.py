@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fledge.base.errors import DataError
-from fledge.draft import Head
 from fledge.features import FeatureStore, SampleInfo
+from fledge.heads import Head
 from fledge.train import EvaluateOptions
 from fledge.train.ablation import BASE, VARIANTS, AblationRow, finished_rows, rows_for, run_row, table
 from fledge.train.batches import random_subset

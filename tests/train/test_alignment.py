@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.draft import Head, HeadRunner, head_runner
+from fledge.draft import HeadRunner
 from fledge.features import FeatureSample
+from fledge.heads import Head, head_runner
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.train import attention_flex

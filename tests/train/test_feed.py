@@ -62,7 +62,7 @@ def test_the_features_stage_stores_only_what_is_held_out(target: Target, convers
 
 def assert_same_head(one: Path, other: Path) -> None:
     """Equal but for rounding: batches of other conversations go through the target's products in other sizes."""
-    from fledge.draft import Head
+    from fledge.heads import Head
 
     first, second = (Head.load(str(folder / "head")) for folder in (one, other))
     assert first.metadata.training["steps"] == second.metadata.training["steps"]

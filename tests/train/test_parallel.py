@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fledge.draft import Head
 from fledge.features import SampleInfo
+from fledge.heads import Head
 from fledge.train import TrainOptions, train
 from fledge.train.parallel import Team
 from tests.draft.tiny_head import load_tiny_target

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fledge.data.conversations import Conversation
-from fledge.draft import Head
 from fledge.engine import Engine, TreeShape
 from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, extract_features
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import Acceptance, EvaluateOptions, TrainOptions, evaluate, train
 from fledge.train.acceptance import replay

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from fledge.base.errors import DataError, FingerprintError, HeadError, RecipeError, StorageError
 from fledge.data.conversations import Conversation
-from fledge.draft import Head
 from fledge.features import FeatureOptions, FeatureStore, SampleInfo, extract_features
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from fledge.train.batches import epoch_batches

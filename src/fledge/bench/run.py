@@ -30,9 +30,9 @@ from fledge.bench.results import (
 from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.data.options import Progress, silent
-from fledge.draft import Head, head_runner
 from fledge.engine import Engine, TreeShape
 from fledge.engine.graphs import CudaRecorder
+from fledge.heads import Head, head_runner
 from fledge.native.abi import MOST_NODES
 from fledge.target import Target
 from fledge.train.start import random_head

@@ -31,8 +31,8 @@ from fledge.bench.results import LevelRow
 from fledge.bench.statistics import compare_paired, interleaved, range_note
 from fledge.bench.workloads import own_workload
 from fledge.data.options import Progress, silent
-from fledge.draft import Head
 from fledge.engine import PLAIN, Engine, TreeShape
+from fledge.heads import Head
 from fledge.target import Target
 
 GRID = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fledge.base.console import StageProgress, print_table, say
-from fledge.draft import Head, head_runner
 from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
 from fledge.engine.measure import measure_cost
 from fledge.engine.options import EngineOptions
 from fledge.engine.shapes import MAX_NODES
+from fledge.heads import Head, head_runner
 from fledge.released import load_head
 from fledge.run.folder import Run
 from fledge.train import Acceptance, evaluate

@@ -17,11 +17,11 @@ from fledge.base.console import StageProgress, say
 from fledge.base.errors import HeadError
 from fledge.base.storage import exists, join, write_atomic
 from fledge.doctor import diagnose
-from fledge.draft import Head
-from fledge.draft.card import model_card
-from fledge.draft.checkpoint import CONFIG_NAME, read_head, write_head
-from fledge.draft.forms import Form, canonical_tensors, check_form
-from fledge.draft.hub import push_folder
+from fledge.heads import Head
+from fledge.heads.card import model_card
+from fledge.heads.checkpoint import CONFIG_NAME, write_head
+from fledge.heads.forms import Form, canonical_tensors, check_form
+from fledge.heads.hub import push_folder
 from fledge.released import head_url
 from fledge.target import Target
 from fledge.target.config import are_three_layers
@@ -46,7 +46,7 @@ def export_head(
     Args:
         source: a head in any known form, or `released`.
         destination: folder or fsspec URL.
-        form: one of `fledge.draft.forms.FORMS`.
+        form: one of `fledge.heads.forms.FORMS`.
         target: the head's target: it is checked, and its name, layers and embedding become known.
         embedding: include the target's embedding; None: where the form's own code needs it (eagle).
         dtype: keep, bfloat16, float16 or float32.
@@ -74,7 +74,7 @@ def export_head(
     if wanted == torch.float16:
         _check_float16(head)
     _write(head, destination, chosen, wanted, push or _name(destination))
-    _compare(head, read_head(destination), wanted, destination)
+    _compare(head, Head.load(destination), wanted, destination)
     say(f"head: {destination} ({chosen} form, every tensor read back and compared)")
     if push is not None:
         say(f"uploading to {constants.ENDPOINT}/{push}; if it isn't there yet, it is made private")
@@ -100,7 +100,7 @@ def import_head(
     if target is not None:
         head = _fitted(head, Target.load(target))
     write_head(head, destination, dtype=None)
-    _compare(head, read_head(destination), None, destination)
+    _compare(head, Head.load(destination), None, destination)
     say(f"head: {destination} (every tensor read back and compared)")
     if target is None:
         say(f"not checked against its target; run: fledge doctor TARGET {destination}", dim=True)
@@ -215,7 +215,7 @@ def _refuse_overwriting(destination: str) -> None:
     if not exists(join(destination, CONFIG_NAME)):
         return
     try:
-        read_head(destination)
+        Head.load(destination)
     except HeadError as error:
         raise HeadError(
             f"{destination} holds a {CONFIG_NAME} of no whole head, which would be overwritten; name another folder"

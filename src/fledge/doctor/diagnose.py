@@ -14,11 +14,11 @@ from fledge.doctor.findings import Finding, Measured, Progress, Steps
 from fledge.doctor.probe import Probe
 from fledge.doctor.served import ServedEngine
 from fledge.doctor.traps import engine_findings
-from fledge.draft import Head
-from fledge.draft.checkpoint import local_url, read_files
-from fledge.draft.foreign import canonical_name
-from fledge.draft.forms import canonical_tensors
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
+from fledge.heads import Head
+from fledge.heads.checkpoint import local_url, read_files
+from fledge.heads.foreign import canonical_name
+from fledge.heads.forms import canonical_tensors
 from fledge.target import Target
 
 PROMPTS = (

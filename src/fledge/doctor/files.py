@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fledge.base.errors import FledgeError
 from fledge.doctor.findings import Finding
-from fledge.draft.foreign import flat_config, head_metadata, named_layers
-from fledge.draft.forms import FC_NORMS, REQUIRED
+from fledge.heads.foreign import flat_config, head_metadata, named_layers
+from fledge.heads.forms import FC_NORMS, REQUIRED
 from fledge.target import Target
 from fledge.target.config import are_three_layers
 from fledge.target.rope_fields import read_rope

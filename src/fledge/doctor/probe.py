@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.doctor.findings import Finding
-from fledge.draft import Head
 from fledge.draft.runner import TorchHeadRunner
 from fledge.engine import Completion
+from fledge.heads import Head
 from fledge.target import Target, TorchDecoder
 from fledge.target.batch import one_sequence
 

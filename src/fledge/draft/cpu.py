@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fledge.base.errors import EngineError
 from fledge.draft.config import HeadConfig
-from fledge.draft.head import HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, DraftWeights
+from fledge.draft.weights import HeadWeights
 from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch

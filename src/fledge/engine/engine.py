@@ -14,8 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from fledge.base.errors import EngineError
-from fledge.draft.backend import head_runner
-from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner
 from fledge.engine.build import build_parts, refuse_unfit
 from fledge.engine.checks import listed, switch, whole_numbers
@@ -29,6 +27,7 @@ from fledge.engine.shapes import TreeShape
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower, Grammars
+from fledge.heads import Head, head_runner
 from fledge.target.target import Target
 
 # A user's question, a conversation, or token ids used as they are.

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fledge.base.errors import HeadError
-from fledge.draft import Head
+from fledge.heads import Head
 from fledge.target import Target
 
 FOLDER = Path(__file__).parent

@@ -20,8 +20,8 @@ from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import name_engines
 from fledge.bench.summary import WorkloadSummary
 from fledge.data.card import make_card, privacy_counts, write_card
-from fledge.draft import Head
-from fledge.draft.checkpoint import CONFIG_NAME
+from fledge.heads import Head
+from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.released import released_folder
 from fledge.run.folder import Record, Run, file_digest
 from fledge.run.recipe import RECIPE_NAME, read_recipe_file

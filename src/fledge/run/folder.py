@@ -23,8 +23,8 @@ from fledge.base.storage import Manifest, join
 from fledge.bench import RELEASED, TRAINED
 from fledge.data import PrivacyOptions, PromptOptions
 from fledge.data.ray_map import RayOptions
-from fledge.draft import Head
-from fledge.draft.checkpoint import CONFIG_NAME, local_url, weight_urls
+from fledge.heads import Head
+from fledge.heads.checkpoint import CONFIG_NAME, local_url, weight_urls
 from fledge.released import head_url, load_head, released_folder
 from fledge.run.recipe import Recipe
 from fledge.target import Target

@@ -32,8 +32,6 @@ from fledge.data import (
     respond_fingerprint,
 )
 from fledge.data.ray_respond import respond_on_ray
-from fledge.draft import Head
-from fledge.draft.checkpoint import CONFIG_NAME
 from fledge.engine import Engine
 from fledge.features import (
     HookExtractor,
@@ -42,6 +40,8 @@ from fledge.features import (
     extract_features_on_ray,
     features_fingerprint,
 )
+from fledge.heads import Head
+from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.closing import REPORT_NAME, write_closing
 from fledge.run.folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.train import evaluate, train, train_fingerprint

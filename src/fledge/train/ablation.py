@@ -22,8 +22,8 @@ from fledge.base.errors import DataError, StorageError
 from fledge.base.fingerprint import make_fingerprint
 from fledge.base.storage import exists, join, read_bytes, write_sealed
 from fledge.data.options import Progress, silent
-from fledge.draft import Head
 from fledge.features import FeatureStore
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.compare import TauDifference, round_counts, tau_difference

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fledge.data.options import Progress, silent
-from fledge.draft import Head
 from fledge.features import FeatureStore
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train.evaluate import HeldoutRounds, heldout_rounds
 from fledge.train.options import EvaluateOptions

@@ -16,9 +16,9 @@ import torch
 from fledge.base.errors import DataError
 from fledge.base.storage import join, write_json
 from fledge.data.options import Progress, silent
-from fledge.draft import Head
 from fledge.engine import TreeShape
 from fledge.features import FeatureStore, SampleInfo
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, DraftRound, Tally, replay
 from fledge.train.batches import even_subset, heldout_batches, is_trainable

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fledge.draft import Head, HeadWeights
+from fledge.draft import HeadWeights
+from fledge.heads import Head
 from fledge.target import EndWeights
 from fledge.train.batches import TrainBatch
 from fledge.train.loss import LossMix, step_loss, teacher_probabilities

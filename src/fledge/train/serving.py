@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fledge.data.options import Progress, silent
-from fledge.draft import Head, head_runner
 from fledge.engine.carried import Carried, CarriedSizes, RunningBatch
 from fledge.engine.forwards import Models, run_head
 from fledge.engine.layout import Layouts, RowLayout
@@ -24,6 +23,7 @@ from fledge.engine.planner import RoundPlan
 from fledge.engine.round import accept, draft
 from fledge.engine.shapes import TreeShape
 from fledge.features import FeatureSample
+from fledge.heads import Head, head_runner
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.train.acceptance import DraftRound

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import DataError
-from fledge.draft import DraftVocabulary, Head, HeadConfig, HeadMetadata, HeadWeights, count_generated
-from fledge.draft.head import weight_shapes
+from fledge.draft import DraftVocabulary, HeadConfig, HeadMetadata, HeadWeights, count_generated
+from fledge.draft.weights import weight_shapes
 from fledge.features import SampleInfo
+from fledge.heads import Head
 from fledge.target import Target
 from fledge.train.batches import is_trainable, random_subset
 from fledge.train.feed import FeatureSource

@@ -23,9 +23,9 @@ from fledge.base.errors import DataError
 from fledge.base.fingerprint import Fingerprint, make_fingerprint
 from fledge.base.storage import Manifest, join, read_bytes, sha256
 from fledge.data.options import Progress, silent
-from fledge.draft import Head
-from fledge.draft.checkpoint import CONFIG_NAME, weight_urls
 from fledge.features import FeatureStore, OnlineFeatures, SampleInfo
+from fledge.heads import Head
+from fledge.heads.checkpoint import CONFIG_NAME, weight_urls
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset

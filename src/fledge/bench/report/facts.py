@@ -11,8 +11,8 @@ from fledge.base.storage import Manifest, exists, file_size, join
 from fledge.bench.load import LoadResult
 from fledge.bench.results import BenchResult, read_rows
 from fledge.data import conversation_statistics, prompt_summary, read_conversations
-from fledge.draft import Head
-from fledge.draft.checkpoint import CONFIG_NAME, WEIGHTS_NAME
+from fledge.heads import Head
+from fledge.heads.checkpoint import CONFIG_NAME, WEIGHTS_NAME
 
 Curve = Sequence[tuple[float, float]]  # (training step, value)
 _SOURCES = {

@@ -19,9 +19,10 @@ from torch import Tensor
 from fledge.base.checksums import sha256, unsealed
 from fledge.base.errors import HeadError, StorageError
 from fledge.base.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
-from fledge.draft.foreign import canonical_name, flat_config, head_config, head_metadata, head_weights
-from fledge.draft.forms import Form, form_config, form_tensors
-from fledge.draft.head import Head
+from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.draft.weights import HeadParts, HeadWeights
+from fledge.heads.foreign import canonical_name, flat_config, head_config, head_metadata, head_weights
+from fledge.heads.forms import Form, form_config, form_tensors
 from fledge.target.hub import hub_folder
 
 CONFIG_NAME, WEIGHTS_NAME, SUMS_NAME = "config.json", "model.safetensors", "checksums.json"
@@ -29,7 +30,7 @@ INDEX_NAME, PICKLE_NAME = "model.safetensors.index.json", "pytorch_model.bin"
 
 
 def write_head(
-    head: Head, url: str, form: Form = "sglang", *, dtype: torch.dtype | None = torch.bfloat16
+    head: HeadParts, url: str, form: Form = "sglang", *, dtype: torch.dtype | None = torch.bfloat16
 ) -> None:
     """Write a head's folder; the weights go first, so that a folder with a config.json is whole.
 
@@ -44,13 +45,13 @@ def write_head(
 
 
 def write_checksums(url: str) -> None:
-    """Let `read_head` check the files that `write_head` wrote."""
+    """Let `read_parts` check the files that `write_head` wrote."""
     names = (WEIGHTS_NAME, CONFIG_NAME)
     write_sealed(join(url, SUMS_NAME), {name: sha256(read_bytes(join(url, name))) for name in names})
 
 
-def read_head(url: str) -> Head:
-    """Read a head from a folder, any fsspec URL, or a hub id."""
+def read_parts(url: str) -> tuple[HeadConfig, HeadWeights, HeadMetadata]:
+    """Read what a head is made of, from a folder, any fsspec URL, or a hub id."""
     url = local_url(url)
     raw, tensors = read_files(url, checked=True)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
@@ -60,7 +61,7 @@ def read_head(url: str) -> Head:
     except (TypeError, ValueError, AttributeError) as error:
         raise HeadError(f"{join(url, CONFIG_NAME)} can't be used ({error}): get the head again") from error
     weights = head_weights(named, flat, url)
-    return Head(head_config(flat, weights, url), weights, metadata)
+    return head_config(flat, weights, url), weights, metadata
 
 
 def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], dict[str, Tensor]]:

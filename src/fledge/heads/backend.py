@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from fledge.base.errors import HeadError
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
-from fledge.draft.head import Head
 from fledge.draft.runner import DraftWeights, HeadRunner, TorchHeadRunner
+from fledge.heads.head import Head
 
 if TYPE_CHECKING:
     from fledge.target.target import Target

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fledge.base.errors import HeadError
 from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.draft.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV, REQUIRED
-from fledge.draft.head import HeadWeights
+from fledge.draft.weights import HeadWeights
+from fledge.heads.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV, REQUIRED
 from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share
 
 _IDS = "eagle_aux_hidden_state_layer_ids"

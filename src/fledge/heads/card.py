@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import yaml
 
-from fledge.draft.forms import Form
-
-if TYPE_CHECKING:
-    from fledge.draft.head import Head
+from fledge.draft.weights import HeadParts
+from fledge.heads.forms import Form
 
 _SERVE = {
     "sglang": "python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 \\\n"
@@ -22,7 +19,7 @@ _SERVE = {
 }
 
 
-def model_card(head: Head, form: Form, name: str) -> str:
+def model_card(head: HeadParts, form: Form, name: str) -> str:
     """The card of a head written in `form`; `name` is what readers call it."""
     c, m = head.config, head.metadata
     target = m.target_name or "the target"

@@ -12,17 +12,16 @@ Two conventions name the same features: "output of layer i" and "input of layer 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fledge.base.errors import HeadError
 from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.draft.vocabulary import DraftVocabulary
+from fledge.draft.weights import HeadParts
 from fledge.target.config import engine_feature_layers
-
-if TYPE_CHECKING:
-    from fledge.draft.head import Head
 
 Form = Literal["sglang", "specforge", "eagle", "vllm", "speculators"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -54,7 +53,9 @@ def check_form(name: str) -> Form:
     raise HeadError(f"no checkpoint form {name!r}: use one of {', '.join(FORMS)}")
 
 
-def form_tensors(head: Head, form: Form, dtype: torch.dtype | None = torch.bfloat16) -> dict[str, Tensor]:
+def form_tensors(
+    head: HeadParts, form: Form, dtype: torch.dtype | None = torch.bfloat16
+) -> dict[str, Tensor]:
     """The head's tensors under the form's names; `dtype` None keeps each tensor's own."""
     later = form in ("vllm", "speculators")
     named = {
@@ -62,11 +63,12 @@ def form_tensors(head: Head, form: Form, dtype: torch.dtype | None = torch.bfloa
         for name, tensor in canonical_tensors(head).items()
     }
     named["d2t"] = head.weights.d2t.long()
-    named["t2d"] = head.vocabulary.t2d
+    vocabulary = DraftVocabulary.from_offsets(head.weights.d2t, head.config.vocab_size)
+    named["t2d"] = vocabulary.t2d
     return {name: tensor.contiguous() for name, tensor in named.items()}
 
 
-def canonical_tensors(head: Head) -> dict[str, Tensor]:
+def canonical_tensors(head: HeadParts) -> dict[str, Tensor]:
     """The head's floating-point tensors under their canonical names, in the order a forward meets them."""
     w, c = head.weights, head.config
     sizes = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
@@ -80,7 +82,7 @@ def canonical_tensors(head: Head) -> dict[str, Tensor]:
     return tensors | {PLAIN[field]: getattr(w, field) for field in ("down", "norm", "lm_head")}
 
 
-def form_config(head: Head, form: Form, dtype: torch.dtype) -> dict[str, Any]:
+def form_config(head: HeadParts, form: Form, dtype: torch.dtype) -> dict[str, Any]:
     """config.json of the form."""
     c, m = head.config, head.metadata
     torch_dtype = str(dtype).removeprefix("torch.")

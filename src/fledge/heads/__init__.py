@@ -1,0 +1,11 @@
+"""Draft heads as things to load, save and hand over; what runs inside is `fledge.draft`.
+
+head.py         the head: how it starts from a target, whether it fits one; backend.py: where it runs
+checkpoint.py   head files; forms.py writes each engine's form, foreign.py reads them
+card.py         the model card of an exported head; hub.py pushes it
+"""
+
+from fledge.heads.backend import head_runner
+from fledge.heads.head import Head
+
+__all__ = ["Head", "head_runner"]
