@@ -46,7 +46,6 @@ def measured(target: Target, head: Head, *parts: str) -> list[Ratio]:
         ("structured", 1),
         ("context", 3),
         ("neighbour", 2),
-        ("overlap", 4),
     ],
 )
 def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines: int) -> None:
@@ -73,7 +72,7 @@ def test_graphs_are_compared_on_gpus_only(
 ) -> None:
     with pytest.raises(DataError, match="graphs is measured on a GPU; name one with --device"):
         wanted_parts(["graphs"], gpu=False)
-    assert wanted_parts([], gpu=True) == [*wanted_parts([], gpu=False), "graphs", "attention"]
+    assert wanted_parts([], gpu=True) == [*wanted_parts([], gpu=False), "overlap", "graphs", "attention"]
     act_like_a_gpu(monkeypatch)
     lines = list(Bench(target, head, replace(TINY, repeats=1)).graphs())
     assert [line.what for line in lines] == [
@@ -148,7 +147,7 @@ def test_options_that_measure_nothing_are_refused(options: dict[str, Any], messa
 
 
 def test_a_saved_result_becomes_the_table_of_a_page(target: Target, head: Head, tmp_path: Path) -> None:
-    found = measure_ratios(Bench(target, head, TINY), ["overlap"], lambda _: None, "fledge bench ratios")
+    found = measure_ratios(Bench(target, head, TINY), ["neighbour"], lambda _: None, "fledge bench ratios")
     line = Ratio(
         what="first", base=2.0, other=3.0, unit="ms", ratio=Interval(1.5, 1.4, 1.61, 6), note="tau 2.00"
     )

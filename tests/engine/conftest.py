@@ -12,16 +12,18 @@ import pytest
 import torch
 
 from fledge.draft import DraftVocabulary
-from fledge.engine import Engine, SamplingParams, TreeShape, native_tree
+from fledge.engine import Engine, SamplingParams, TreeShape, build, native_tree
 from fledge.engine import round as round_module
 from fledge.engine.carried import RunningBatch
 from fledge.engine.forwards import Models
+from fledge.engine.lane import InlineLane
 from fledge.engine.outcome import Drafts
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.request import Completion, Request
 from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
+from tests.engine.lazy_lane import LazyLane
 from tests.tiny import TinyShape, save_tiny_target
 
 VOCABULARY = 512
@@ -75,6 +77,12 @@ def noisy_head(target: Target) -> Head:
     for tensor in made.weights.trainable().values():
         tensor += torch.randn(tensor.shape, generator=generator) * 0.05 * tensor.std()
     return made
+
+
+@pytest.fixture
+def lazy_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines overlap as on a GPU: with `overlap=True` nothing runs before the host waits for it."""
+    monkeypatch.setattr(build, "make_lane", lambda device, overlap: LazyLane() if overlap else InlineLane())
 
 
 @pytest.fixture

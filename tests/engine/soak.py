@@ -152,7 +152,6 @@ def main() -> int:
         help="draft chains of this depth; left out, the planner chooses (with the tiny target: 4)",
     )
     parser.add_argument("--context", type=int, default=320, help="tokens of prompt and answer together")
-    parser.add_argument("--overlap", action="store_true", help="work on results while the next round runs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if (options.minutes is None) == (options.requests is None):
@@ -179,7 +178,6 @@ def main() -> int:
             tree=tree,
             prefill_rows=128,
             busy_prefill_rows=64,
-            overlap=options.overlap,
         )
         end = time.monotonic() + 60 * (options.minutes or 0)
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from unittest.mock import MagicMock
@@ -14,11 +10,10 @@ import pytest
 import torch
 
 from fledge.base.errors import EngineError
-from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, ThreadLane, make_lane, to_host
+from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, make_lane, to_host
 from tests.engine.lazy_lane import LazyLane
-from tests.forked import forked
 
-LANES = [InlineLane, ThreadLane, LazyLane]
+LANES = [InlineLane, LazyLane]
 
 
 @pytest.mark.parametrize("make", LANES)
@@ -34,33 +29,10 @@ def test_works_and_deferred_operations_run_in_the_order_they_were_given(make: Ca
     assert seen == list(range(60))
 
 
-def test_a_thread_lane_works_while_the_host_does_something_else() -> None:
-    lane, go = ThreadLane(), threading.Event()
-    entry = lane.put(lambda: go.wait(10))
-    go.set()  # an inline lane would have waited in vain
-    assert entry.take().value is True
-
-
-def works(lane: ThreadLane) -> bool:
-    lane.drain()
-    return lane.put(os.getpid).take().value == os.getpid()
-
-
-def fork_with_a_lane() -> None:
-    lane = ThreadLane()
-    assert works(lane)
-    child = os.fork()
-    if not child:
-        signal.alarm(20)
-        os._exit(not (works(lane) and works(lane)))
-    assert os.waitpid(child, 0)[1] == 0
-    assert works(lane)
-
-
-def test_a_process_that_is_forked_off_has_a_thread_lane_of_its_own() -> None:
-    parent = forked(fork_with_a_lane)
-    parent.join(300)
-    assert parent.exitcode == 0
+def test_on_a_cpu_nothing_overlaps() -> None:
+    assert isinstance(make_lane(torch.device("cpu"), False), InlineLane)
+    with pytest.raises(EngineError, match="overlap needs a GPU"):
+        make_lane(torch.device("cpu"), True)
 
 
 def test_an_inline_lane_is_done_at_once() -> None:
@@ -94,53 +66,6 @@ def test_nothing_runs_behind_a_failure_until_the_lane_is_drained(make: Callable[
     lane.drain()
     lane.put(lambda: seen.append(3)).take()
     assert seen == [3]
-
-
-def test_draining_a_thread_lane_skips_what_waits_and_ends_after_what_runs() -> None:
-    lane, go, begun, seen = ThreadLane(), threading.Event(), threading.Event(), list[int]()
-
-    def long() -> None:
-        begun.set()
-        go.wait(10)
-        seen.append(1)
-
-    lane.put(long)
-    begun.wait(10)
-    lane.put(lambda: seen.append(2))
-    threading.Timer(0.05, go.set).start()
-    lane.drain()
-    assert seen == [1]
-
-
-def test_a_lane_can_be_drained_by_what_is_collected_together_with_it() -> None:
-    """As a stream is whose error's traceback held it and its engine: the lane's thread has ended by then."""
-
-    class Stream:
-        def __init__(self) -> None:
-            self.lane, self.error = ThreadLane(), self
-            self.lane.put(lambda: None).take()
-
-        def __del__(self) -> None:
-            self.lane.drain()
-            drained.set()
-
-    drained = threading.Event()
-    Stream()
-    threading.Thread(target=gc.collect, daemon=True).start()
-    assert drained.wait(20)
-
-
-def test_a_lanes_thread_ends_with_it() -> None:
-    lane = ThreadLane()
-    lane.put(lambda: None).take()
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("fledge-lane")]
-    assert names
-    del lane
-    gc.collect()
-    end = time.monotonic() + 10
-    while time.monotonic() < end and any(thread.name in names for thread in threading.enumerate()):
-        time.sleep(0.01)
-    assert not any(thread.name in names for thread in threading.enumerate())
 
 
 def test_the_map_keeps_the_newest_in_flight_and_hands_out_the_others_in_order() -> None:

@@ -8,24 +8,13 @@ import pytest
 
 from fledge.base.errors import EngineError
 from fledge.engine import Completion, Engine, SamplingParams, StepResult, TreeShape, build
-from fledge.engine.lane import InlineLane
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, scripted_head
 from tests.engine.lazy_lane import LazyLane
 
 SHAPE = TreeShape(4, 2, 9)
-pytestmark = pytest.mark.usefixtures("spoiled_first_levels")
-
-
-@pytest.fixture(params=["thread", "lazy"])
-def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Engines with overlap use a worker thread, or run nothing before the host waits for it."""
-    if request.param == "lazy":
-        monkeypatch.setattr(
-            build, "make_lane", lambda device, overlap: LazyLane() if overlap else InlineLane()
-        )
-    return str(request.param)
+pytestmark = pytest.mark.usefixtures("spoiled_first_levels", "lazy_lanes")
 
 
 def overlapping(target: Target, head: object = None, **options: object) -> Engine:
@@ -93,7 +82,6 @@ def test_every_option_gives_what_it_gives_without_overlap(
     greedy: Greedy,
     every_option: tuple[list[SamplingParams], list[tuple[object, ...]]],
     prompts: list[list[int]],
-    lane: str,
     shape: TreeShape | None,
 ) -> None:
     """In a small pool; shape None: trees and plain rounds in turn."""
@@ -114,7 +102,7 @@ def test_every_option_gives_what_it_gives_without_overlap(
 
 
 def test_requests_are_preempted_once_all_is_known_of_them(
-    target: Target, plain: Engine, prompts: list[list[int]], lane: str
+    target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:
     """Twelve pages are enough to begin four answers of up to six pages each, but not to end them together."""
     asked = [prompt[:17] for prompt in prompts[:8]]
@@ -133,7 +121,7 @@ def test_requests_are_preempted_once_all_is_known_of_them(
 
 @pytest.mark.parametrize("speculative", [True, False])
 def test_cancelling_at_any_moment_frees_everything(
-    target: Target, greedy: Greedy, prompts: list[list[int]], lane: str, speculative: bool
+    target: Target, greedy: Greedy, prompts: list[list[int]], speculative: bool
 ) -> None:
     """While they wait, in the middle of their prompts, with a round in flight, in their last one."""
     expected = greedy(12)[:6]
@@ -168,7 +156,7 @@ def test_cancelling_at_any_moment_frees_everything(
 
 
 def test_the_extra_round_of_a_finished_request_is_discarded(
-    target: Target, plain: Engine, prompts: list[list[int]], lane: str
+    target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:
     """All end in the same round, by a stop token in the middle of an accepted run; one more round is in flight then."""
     whole = plain.generate(prompts[:1], max_tokens=20, ignore_eos=True)[0]
@@ -190,7 +178,7 @@ def test_the_extra_round_of_a_finished_request_is_discarded(
 
 
 def test_what_ends_for_certain_in_flight_takes_no_extra_round(
-    target: Target, prompts: list[list[int]], lane: str
+    target: Target, prompts: list[list[int]]
 ) -> None:
     engine = overlapping(target)
     for count in (1, 2, 7):
@@ -219,9 +207,8 @@ def test_without_overlap_results_come_with_their_step(target: Target, prompts: l
     assert counts == {False: [2, 1, 1], True: [1, 1, 1]}
 
 
-def test_overlap_is_off_on_a_cpu_unless_asked_for(target: Target) -> None:
+def test_overlap_is_off_on_a_cpu(target: Target) -> None:
     assert not Engine(target).overlap
-    assert Engine(target, overlap=True).overlap
 
 
 @pytest.mark.parametrize("overlap", [False, True])

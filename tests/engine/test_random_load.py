@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from fledge.engine import Engine, TreeShape, build
+from fledge.engine import Engine, TreeShape
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
-from tests.engine.lazy_lane import LazyLane
 from tests.engine.random_load import Job, RandomLoad, make_jobs
 from tests.engine.soak import soak, tiny
 from tests.tiny import TinyShape, save_tiny_target
 
 CONTEXT = 320
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("spoiled_first_levels")]
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("spoiled_first_levels", "lazy_lanes")]
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +107,7 @@ def test_random_requests_get_plain_answers_and_hits_cost_no_acceptance(
 
 
 @pytest.mark.parametrize("tree", TREES, ids=str)
-@pytest.mark.parametrize("lazy", [False, True])
-def test_random_requests_get_the_same_with_overlap(
-    bf16_target: Target, tree: TreeShape | None, lazy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if lazy:
-        monkeypatch.setattr(build, "make_lane", lambda device, overlap: LazyLane())
+def test_random_requests_get_the_same_with_overlap(bf16_target: Target, tree: TreeShape | None) -> None:
     serve(bf16_target, jobs_for(bf16_target, 80, seed=2), 2, tree, overlap=True)
 
 

@@ -232,6 +232,7 @@ def test_a_sink_may_submit_but_not_serve(target: Target, plain: Engine, prompts:
     assert list(tokens.values()) == [answer.token_ids for answer in expected]
 
 
+@pytest.mark.usefixtures("lazy_lanes")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 4, 9])
 def test_a_sink_may_reset_the_engine(

@@ -111,6 +111,7 @@ def neighbours(target: Target) -> list[tuple[list[int], dict[str, Any], list[int
     ]
 
 
+@pytest.mark.usefixtures("lazy_lanes")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_neighbours_with_and_without_a_form_answer_as_if_they_were_alone(
     target: Target, head: Head, neighbours: list[tuple[list[int], dict[str, Any], list[int]]], overlap: bool

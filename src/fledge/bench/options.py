@@ -86,7 +86,7 @@ class BenchOptions(BaseModel):
     )
     overlap: bool | None = Field(
         default=None,
-        description="the host works on a round's results while the next one runs; null: on GPUs only",
+        description="the host works on a round's results while the next one runs; on GPUs only, and there by default",
     )
     cuda_graphs: bool = Field(
         default=False, description="record rounds and replay them; on a GPU with Triton"

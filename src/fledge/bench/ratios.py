@@ -10,7 +10,7 @@
     structured  time per output token of answers that have to be JSON of a schema
     context     a verify of many rows after short and long contexts
     neighbour   time per output token beside a process that keeps a core busy
-    overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host
+    overlap     the overlap scheduler on and off: throughput, and how much of a round waits for the host; on a GPU only
     graphs      rounds that are replayed as CUDA graphs over rounds that are launched; on a GPU only
     attention   how fast attention reads the KV pool, over a copy; on a GPU only
 
@@ -286,7 +286,7 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Ratio]]] = {
     "graphs": Bench.graphs,
     "attention": Bench.attention,
 }
-_ON_GPUS = ("graphs", "attention")
+_ON_GPUS = ("overlap", "graphs", "attention")
 
 
 def wanted_parts(names: Sequence[str], *, gpu: bool) -> list[str]:

@@ -304,7 +304,7 @@ def bench_ratios(
     only: Annotated[
         str,
         typer.Option(
-            help="only these parts: levels, ttft, sampled, structured, context, neighbour, overlap, and on GPUs "
+            help="only these parts: levels, ttft, sampled, structured, context, neighbour, and on GPUs overlap, "
             "graphs, attention",
             show_default="all",
         ),

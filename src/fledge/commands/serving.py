@@ -104,7 +104,7 @@ def serve(
         bool | None,
         typer.Option(
             "--overlap/--no-overlap",
-            help="work on a round's results while the next one runs; by default on GPUs only",
+            help="work on a round's results while the next one runs; on GPUs only, and there by default",
             rich_help_panel=_ENGINE,
         ),
     ] = None,

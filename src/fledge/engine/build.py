@@ -29,7 +29,6 @@ from fledge.target.batch import Decoder
 from fledge.target.target import Target
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
-_OVERLAPS = ("cuda",)  # devices where that is worth it without being asked for; see docs/engine.md
 _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
 
 
@@ -66,7 +65,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     adaptive = head is not None and tree is None
     if options.tuned is not None:
         _check_tuned(options.tuned, bounds)
-    overlap = decoder.device.type in _OVERLAPS if options.overlap is None else options.overlap
+    overlap = decoder.device.type == "cuda" if options.overlap is None else options.overlap
     window = max(shape.window for shape in bounds)
     # The host composes a round while the one before it may still commit this many tokens.
     ahead = max(shape.reach for shape in bounds) + 1 if overlap else 0

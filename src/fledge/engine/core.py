@@ -91,9 +91,9 @@ class EngineCore:
     def leave(self, request_id: int) -> None:
         """`cancel` for the end of a stream, which Python may bring about anywhere as it collects what was abandoned.
 
-        In the middle of a step that must wait until the step ends; and on the lane, whose task a step waits for.
+        In the middle of a step that must wait until the step ends.
         """
-        if self._lane.inside or self._stepper == threading.get_ident():
+        if self._stepper == threading.get_ident():
             self._left.append(request_id)
         else:
             self.cancel(request_id)

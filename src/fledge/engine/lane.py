@@ -10,8 +10,7 @@ A lane runs tasks, such as a prefill's forward or a round, one after the other. 
 the round in flight may still write to a row or page that the host has just taken from a request, but whoever gets the
 row or page next uses it in a later task.
 
-    InlineLane    at once, in the caller's thread           nothing overlaps
-    ThreadLane    in a thread of its own                    CPU: kernels run without the interpreter's lock
+    InlineLane    at once                                   CPU: nothing overlaps, it never paid there
     StreamLane    launched at once on a stream of its own   CUDA: results come by pinned memory; an event says when
 
 The `FutureMap` holds the tasks in flight, each with the function that takes its result. A request that ends in round t
@@ -20,12 +19,9 @@ is part of round t + 1 already; what that round brings for it is discarded.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -70,11 +66,6 @@ class Lane:
         self._mark = time.perf_counter()  # when the lane last had something to do
         self._deferred: list[Callable[[], object]] = []
         self._failure: BaseException | None = None
-
-    @property
-    def inside(self) -> bool:
-        """True for a caller in a thread of the lane's own."""
-        return False
 
     def defer(self, operation: Callable[[], object]) -> None:
         """Run a short operation without a result before the next task."""
@@ -135,42 +126,6 @@ class InlineLane(Lane):
 
     def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
         return Entry(_done(run))
-
-
-class ThreadLane(Lane):
-    """Runs tasks in a thread of its own, which ends with the lane. A forked process starts a thread of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._process = -1  # whose thread it is,
-        self._ident = 0  # and which, once it has run something
-        self._own: ThreadPoolExecutor
-        self._newest: Future[Ran[Any]]
-
-    @property
-    def inside(self) -> bool:
-        """As `Lane.inside`."""
-        return threading.get_ident() == self._ident
-
-    @property
-    def _thread(self) -> ThreadPoolExecutor:
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._own = ThreadPoolExecutor(1, thread_name_prefix="fledge-lane")
-        return self._own
-
-    def _start(self, run: Callable[[], Ran[T]]) -> Entry[T]:
-        self._newest = future = self._thread.submit(self._in_thread, run)
-        return Entry(future.result)
-
-    def _in_thread(self, run: Callable[[], Ran[T]]) -> Ran[T]:
-        self._ident = threading.get_ident()
-        with torch.inference_mode(), torch_alone(self.own_kernels):  # both hold for one thread only
-            return run()
-
-    def _finish(self) -> None:
-        if self._process == os.getpid():  # no new work: a garbage collector may have ended the thread already
-            wait([self._newest])
 
 
 class StreamLane(Lane):
@@ -238,10 +193,17 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def make_lane(device: torch.device, overlap: bool) -> Lane:
-    """The lane of a device; without `overlap` the caller takes each result at once (see `FutureMap`)."""
+    """The lane of a device; without `overlap` the caller takes each result at once (see `FutureMap`).
+
+    Raises an EngineError if overlap is wanted on a CPU.
+    """
     if device.type == "cuda":
         return StreamLane(device)  # without overlap, too: only events on a stream can time a GPU's work
-    return ThreadLane() if overlap else InlineLane()
+    if overlap:
+        raise EngineError(
+            "overlap needs a GPU: on a CPU the host and the kernels share the cores; leave overlap out"
+        )
+    return InlineLane()
 
 
 class FutureMap:
