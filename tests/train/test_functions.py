@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, create_mask
 
+from fledge.base.errors import DataError
 from fledge.target.rope import apply_rope, rope_tables
 from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
 from fledge.train.blocks import Sizes, make_blocks
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
-from fledge.train.loss import LossMix, step_loss, teacher_probabilities
+from fledge.train.loss import LossMix, loss_gradient_, step_loss, teacher_probabilities
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace
 
@@ -218,3 +220,30 @@ def test_loss_and_its_gradients(draft_vocab: int, mix: LossMix, monkeypatch: pyt
     torch.testing.assert_close(held.tensors(held.grad)["lm_head"], d_matrix, rtol=1e-3, atol=1e-3)
     assert torch.equal(result.measures.best, logits.argmax(-1))
     assert not result.d_hidden[~counted].any()
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_a_loss_of_ones_own_has_the_gradient_of_the_one_it_says(measure: bool) -> None:
+    logits, teacher = torch.randn(50, 30), torch.randn(50, 30).softmax(-1)
+    counted, best = torch.rand(50) < 0.7, torch.randint(-1, 30, (50,))
+    mix = LossMix(0.4, 0.3, 0.2, 0.1)
+    slopes = [logits.clone(), logits.clone()]
+    built_in, own = (
+        loss_gradient_(slope, teacher, best, counted, loss, measure=measure)
+        for slope, loss in zip(slopes, (mix, partial(plain_loss, mix)), strict=True)
+    )
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-3, atol=1e-5)
+    assert (built_in is None) == (own is None) == (not measure)
+    if built_in is not None and own is not None:
+        torch.testing.assert_close(own.loss[counted], built_in.loss[counted], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(own.overlap[counted], built_in.overlap[counted])
+        assert torch.equal(own.best, built_in.best)
+
+
+def test_a_loss_that_is_not_by_row_is_refused() -> None:
+    teacher = torch.randn(5, 30).softmax(-1)
+    with pytest.raises(DataError, match="one number for each"):
+        loss_gradient_(
+            torch.randn(5, 30), teacher, torch.zeros(5, dtype=torch.int64), torch.ones(5, dtype=torch.bool),
+            lambda logits, teacher, best: logits.sum(), measure=False,
+        )  # fmt: skip

@@ -18,7 +18,7 @@ from fledge.data.conversations import Conversation
 from fledge.features import FeatureOptions, FeatureStore, SampleInfo, extract_features
 from fledge.heads import Head
 from fledge.target import Target
-from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
+from fledge.train import EvaluateOptions, TrainOptions, evaluate, refuse_untrainable, train
 from fledge.train.batches import epoch_batches
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.compare import compare_heads
@@ -337,3 +337,36 @@ def test_rows_go_to_weights_and_biases_and_a_missing_package_is_one_error(
     run(target, features, tmp_path / "with", short)
     (written,) = tmp_path.rglob("*.wandb")
     assert b"loss_by_step/3" in written.read_bytes()
+
+
+def test_the_documented_loss_of_ones_own_trains(
+    target: Target, features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "train.md").read_text("utf-8")
+    example = page.split("**A loss of your own**")[1].split("```python\n")[1].split("```")[0]
+    (tmp_path / "my_losses.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run(target, features, tmp_path, TrainOptions(**OPTIONS.model_dump() | {"loss": "my_losses:focal"}))
+    losses = [row["loss"] for row in metrics(tmp_path) if row.get("loss") is not None]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("no_such_module:loss", "start in the folder that holds it"),
+        ("json:no_such_loss", "has no 'no_such_loss'"),
+        ("json:__name__", "is no function"),
+    ],
+)
+def test_a_loss_that_is_not_there_is_refused_before_anything_runs(
+    target: Target, named: str, says: str
+) -> None:
+    with pytest.raises(RecipeError, match=says):
+        refuse_untrainable(target, TrainOptions(loss=named))
+
+
+def test_a_loss_is_a_mix_or_names_a_function() -> None:
+    with pytest.raises(ValidationError, match="write it as module:name"):
+        TrainOptions(loss="focal")

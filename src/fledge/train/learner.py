@@ -14,7 +14,7 @@ from fledge.draft import HeadWeights
 from fledge.heads import Head
 from fledge.target import EndWeights
 from fledge.train.batches import TrainBatch
-from fledge.train.loss import LossMix, step_loss, teacher_probabilities
+from fledge.train.loss import LossFunction, LossMix, step_loss, teacher_probabilities
 from fledge.train.parallel import Team
 from fledge.train.unroll import UnrolledHead
 
@@ -41,7 +41,7 @@ class Learner:
         target: EndWeights,
         dtype: torch.dtype,
         device: torch.device,
-        mix: LossMix = LossMix(),  # noqa: B008 - immutable
+        mix: LossMix | LossFunction = LossMix(),  # noqa: B008 - immutable
     ) -> None:
         embedding = target.embedding if head.weights.embedding is None else head.weights.embedding
         self.head = head

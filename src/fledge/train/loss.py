@@ -5,7 +5,8 @@
     tv     1 - sum min(p, q)        what rejection sampling rejects at temperature 1: the total variation distance
     lk     -log sum min(p, q)       the same as a log-likelihood of acceptance: strong where acceptance is low
 
-A recipe mixes them (`train.loss`). p is the target's distribution within the draft vocabulary.
+A recipe mixes them (`train.loss`), or names a function of its own. p is the target's distribution within the draft
+vocabulary.
 
     teacher row      distribution over       is the label of
     r                x[p_r + 2]              row r at step 0, row r - 1 at step 1, row r - 2 at step 2 ...
@@ -18,11 +19,13 @@ both products at once. Nothing of size [rows, Vd] is kept but the teacher.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fledge.base.errors import DataError
 from fledge.train.kernels import call, kernels_for
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
@@ -37,6 +40,11 @@ class LossMix(NamedTuple):
     hard: float = 0.0
     tv: float = 0.0
     lk: float = 0.0
+
+
+# A user's own: of the head's logits [R, Vd] and the target's probabilities [R, Vd], both float32, and the draft ids [R]
+# of the target's most probable tokens (int64, -1 outside the draft vocabulary), each row's loss [R].
+LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class LogitMeasures(NamedTuple):
@@ -70,7 +78,7 @@ def step_loss(
     teacher: Tensor,
     best: Tensor,
     counted: Tensor,
-    mix: LossMix,
+    mix: LossMix | LossFunction,
     scale: float,
     workspace: Workspace,
     *,
@@ -115,12 +123,20 @@ def softmax_(logits: Tensor) -> None:
 
 
 def loss_gradient_(
-    logits: Tensor, teacher: Tensor, target: Tensor, counted: Tensor, mix: LossMix, *, measure: bool
+    logits: Tensor,
+    teacher: Tensor,
+    target: Tensor,
+    counted: Tensor,
+    mix: LossMix | LossFunction,
+    *,
+    measure: bool,
 ) -> LogitMeasures | None:
     """Logits [R, V] become the loss' gradient, 0 in rows not `counted` [R].
 
     teacher [R, V] are the target's probabilities, target [R] int64 the place of its most probable token or -1.
     """
+    if not isinstance(mix, LossMix):
+        return _by_autograd_(logits, teacher, target, counted, mix, measure=measure)
     rows, width = logits.shape
     if kernels := kernels_for(logits, teacher):
         best = torch.empty(rows, dtype=torch.int64)
@@ -157,3 +173,25 @@ def loss_gradient_(
     slope[~counted] = 0
     logits.copy_(slope)
     return found
+
+
+def _by_autograd_(
+    logits: Tensor, teacher: Tensor, target: Tensor, counted: Tensor, loss: LossFunction, *, measure: bool
+) -> LogitMeasures | None:
+    """`loss_gradient_` of a user's own loss."""
+    value, teacher = logits.to(torch.float32, copy=True).requires_grad_(), teacher.float()
+    with torch.enable_grad():
+        losses = loss(value, teacher, target)
+        if losses.shape != target.shape:
+            raise DataError(
+                f"train.loss: the function returns {tuple(losses.shape)} for {len(target)} rows; "
+                "it has to return one number for each"
+            )
+        (slope,) = torch.autograd.grad(losses.float() @ counted.to(losses.device, torch.float32), value)
+    slope[~counted] = 0
+    logits.copy_(slope)
+    if not measure:
+        return None
+    value = value.detach()
+    overlap = torch.minimum(teacher, value.softmax(-1)).sum(-1)
+    return LogitMeasures(losses.detach().float(), overlap, value.argmax(-1))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fledge.base.errors import EngineError
+from fledge.base.errors import EngineError, RecipeError
+from fledge.base.plugs import imported
 from fledge.engine import TreeShape
-from fledge.train.loss import LossMix
+from fledge.train.loss import LossFunction, LossMix
 
 LossName = Literal["kl", "hard", "tv", "lk"]
+_KL: dict[LossName, float] = {"kl": 1.0}
 
 
 class TrainOptions(BaseModel):
@@ -35,9 +38,10 @@ class TrainOptions(BaseModel):
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
     )
-    loss: dict[LossName, float] = Field(
-        {"kl": 1.0},
-        description="shares of the loss: kl, hard (target's argmax), tv and lk (acceptance); e.g. {kl: 1, lk: 1}",
+    loss: dict[LossName, float] | str = Field(
+        _KL,
+        description="shares of the loss: kl, hard (target's argmax), tv and lk (acceptance); e.g. {kl: 1, lk: 1}; "
+        "or a function of your own, as module:name",
     )
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
     epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")
@@ -87,14 +91,23 @@ class TrainOptions(BaseModel):
 
     @field_validator("loss")
     @classmethod
-    def _some_loss(cls, shares: dict[LossName, float]) -> dict[LossName, float]:
+    def _some_loss(cls, shares: dict[LossName, float] | str) -> dict[LossName, float] | str:
+        if isinstance(shares, str):
+            if not re.fullmatch(r"[\w.]+:\w+", shares):
+                raise ValueError(f"{shares!r} is no function; write it as module:name")
+            return shares
         if any(share < 0 for share in shares.values()) or not sum(shares.values()) > 0:
             raise ValueError("give at least one loss a share above 0, and none a negative one")
         return shares
 
     @property
-    def loss_mix(self) -> LossMix:
-        """The shares, together 1."""
+    def loss_to_take(self) -> LossMix | LossFunction:
+        """The shares, together 1, or the function that is named. Raises a RecipeError if it can't be imported."""
+        if isinstance(self.loss, str):
+            own: LossFunction = imported(self.loss)
+            if not callable(own):
+                raise RecipeError(f"train.loss={self.loss} is no function")
+            return own
         total = sum(self.loss.values())
         return LossMix(*(self.loss.get(name, 0.0) / total for name in ("kl", "hard", "tv", "lk")))
 

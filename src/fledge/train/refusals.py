@@ -17,6 +17,7 @@ from fledge.train.start import drawn_conversations
 def refuse_untrainable(target: Target, options: TrainOptions) -> None:
     """Raise what `train` would raise whatever the conversations are."""
     refuse_without_wandb(options)
+    options.loss_to_take  # noqa: B018  # raises where it can't be imported
     if options.init_head is not None:
         return
     always = set(target.chat.turn_end_ids)

@@ -153,7 +153,7 @@ class Trainer:
         self._options = options
         self._url = train_url
         dtype = getattr(torch, options.dtype)
-        self._learner = Learner(head, target.ends, dtype, target.device, options.loss_mix)
+        self._learner = Learner(head, target.ends, dtype, target.device, options.loss_to_take)
         self._training = random_subset(source.split("train"), options.response_tokens, options.seed)
         self._schedule = _schedule(self._training, options)
         measured = options.batch_tokens, options.evaluate_tokens

@@ -1,0 +1,28 @@
+"""A user's own code, named in a recipe as `module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from fledge.base.errors import RecipeError
+
+
+def imported(path: str) -> Any:
+    """What `module:name` names; modules are looked for in the working folder, too.
+
+    Raises a RecipeError that says what is missing.
+    """
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise RecipeError(
+            f"{module!r} of {path!r} can't be imported ({error}); start in the folder that holds it, or install it"
+        ) from error
+    except AttributeError as error:
+        raise RecipeError(f"the module {module!r} has no {name!r}") from error
