@@ -90,7 +90,7 @@ def test_a_shell_completes_commands_and_options(typed: str, offered: list[str]) 
 
 def test_the_first_process_of_a_container_ends_at_sigterm() -> None:
     script = (
-        "import os, signal, sys\nfrom fledge import cli\nown = os.getpid()\nos.getpid = lambda: 1\n"
+        "import os, signal, sys\nfrom fledge.commands import main as cli\nown = os.getpid()\nos.getpid = lambda: 1\n"
         "cli.app = lambda: os.kill(own, signal.SIGTERM)\ntry:\n    cli.main()\nfinally:\n    print('unwound')"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -98,7 +98,7 @@ def test_the_first_process_of_a_container_ends_at_sigterm() -> None:
 
 
 def test_a_terminal_that_is_not_utf_8_ends_no_command() -> None:
-    script = "from fledge import cli\ncli.app = lambda: print('1.75×')\ncli.main()"
+    script = "from fledge.commands import main as cli\ncli.app = lambda: print('1.75×')\ncli.main()"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=False)
     assert (ended.returncode, ended.stdout) == (0, b"1.75?\n"), ended.stderr

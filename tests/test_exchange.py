@@ -17,10 +17,10 @@ from huggingface_hub import HfApi, constants
 
 from fledge.commands.main import main
 from fledge.deploy.exchange import export_head
-from fledge.draft import checkpoint as checkpoint_module
 from fledge.heads import Head
+from fledge.heads import checkpoint as checkpoint_module
 from fledge.heads.checkpoint import write_head
-from fledge.target import hub as hub_module
+from fledge.sources import hub as hub_module
 from tests.draft.tiny_head import load_tiny_target, random_head
 
 

@@ -13,6 +13,7 @@ SOURCE = Path(fledge.__file__).parent
 ORDER = [
     ("base",),
     ("native",),
+    ("sources",),
     ("attention",),
     ("target",),
     ("draft",),

@@ -13,7 +13,7 @@ import torch
 for package in ("gcsfs", "gcp_storage_emulator", "s3fs", "moto"):
     pytest.importorskip(package)
 
-from fledge import retry, storage  # noqa: E402
+from fledge.base import retry, storage  # noqa: E402
 from fledge.base.errors import StorageError  # noqa: E402
 from fledge.base.storage import Manifest  # noqa: E402
 from fledge.features import FeatureStore, verify_store, write_shard  # noqa: E402

@@ -25,11 +25,12 @@ from safetensors.torch import load_file
 
 from fledge.base import storage
 from fledge.base.errors import StorageError, TargetError
+from fledge.sources import find as find_module
+from fledge.sources import hub as hub_module
+from fledge.sources.find import given_name
+from fledge.sources.made_once import made_once
 from fledge.target import DEFAULT_TARGET, Target, resolve_target
-from fledge.target import hub as hub_module
-from fledge.target import resolve as resolve_module
-from fledge.target.made_once import made_once
-from fledge.target.resolve import config_place, given_name
+from fledge.target.resolve import config_place
 from tests.target.tiny_gguf import write_gguf
 from tests.tiny import TinyShape, save_tiny_target
 
@@ -137,7 +138,7 @@ def test_a_conversion_is_announced_and_shows_no_bar_of_transformers(
 def test_a_gguf_file_is_converted_once_by_several_at_once(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fledge.target import gguf as gguf_module
+    from fledge.sources import gguf as gguf_module
 
     made: list[Path] = []
     convert = gguf_module._convert
@@ -157,7 +158,7 @@ def test_a_gguf_file_is_converted_once_by_several_at_once(
 def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fledge.target import gguf as gguf_module
+    from fledge.sources import gguf as gguf_module
 
     def full_disk(file: Path, folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
@@ -200,7 +201,7 @@ def test_who_waits_for_a_lock_that_nobody_holds_is_told_what_to_delete(
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", missing)
-    monkeypatch.setattr("fledge.target.made_once._PATIENCE", 0.01)
+    monkeypatch.setattr("fledge.sources.made_once._PATIENCE", 0.01)
     (tmp_path / "made.lock").write_text("4711\nnode17\n")  # another host's: it may be alive
     make = partial(made_once, tmp_path / "made", lambda folder: (folder / "weights").touch())
     waiting = threading.Thread(target=make, daemon=True)
@@ -260,7 +261,7 @@ def test_the_default_falls_back_to_the_package_and_says_so(
     caplog: pytest.LogCaptureFixture,
     offline: None,
 ) -> None:
-    monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", package)
+    monkeypatch.setattr(find_module, "FALLBACK_PACKAGE", package)
     with caplog.at_level(logging.WARNING, logger="fledge"):
         found = resolve_target(DEFAULT_TARGET, tmp_path / "cache")
     assert found.name == "inside"
@@ -276,7 +277,7 @@ def test_the_default_falls_back_to_the_package_and_says_so(
 def test_the_default_without_hub_or_package_says_what_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
 ) -> None:
-    monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", "no-such-package")
+    monkeypatch.setattr(find_module, "FALLBACK_PACKAGE", "no-such-package")
     with pytest.raises(TargetError, match=r"HF_HUB_OFFLINE is set.*pip install no-such-package"):
         resolve_target(DEFAULT_TARGET, tmp_path)
 
@@ -284,7 +285,7 @@ def test_the_default_without_hub_or_package_says_what_was_tried(
 def test_the_package_where_it_is_not_installed_means_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, offline: None
 ) -> None:
-    monkeypatch.setattr(resolve_module, "FALLBACK_PACKAGE", "no-such-package")
+    monkeypatch.setattr(find_module, "FALLBACK_PACKAGE", "no-such-package")
     with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
         resolve_target("no-such-package", tmp_path)
     with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
@@ -345,7 +346,7 @@ def test_a_hub_that_never_answers_is_given_up_soon(tmp_path: Path, monkeypatch: 
 def test_a_wrong_path_is_one_clear_error_without_asking_the_hub(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve_module, "hub_folder", lambda repo_id: pytest.fail("asked the hub"))
+    monkeypatch.setattr(find_module, "hub_folder", lambda repo_id: pytest.fail("asked the hub"))
     with pytest.raises(TargetError, match="no such folder or file") as caught:
         resolve_target(spec, tmp_path)
     assert repr(spec) in str(caught.value)

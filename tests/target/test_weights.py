@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fledge.base.errors import TargetError
+from fledge.sources.files import weight_files
 from fledge.target import DecoderConfig, load_weights
-from fledge.target.weights import weight_files
 from tests.tiny import TinyShape, save_tiny_target
 
 

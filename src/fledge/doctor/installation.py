@@ -162,8 +162,8 @@ def kernels() -> Check:
 
 def targets() -> Check:
     """Whether a first target can be had: from the package, or the hub."""
-    from fledge.target.hub import unreachable_reason
-    from fledge.target.resolve import DEFAULT_TARGET, FALLBACK_PACKAGE
+    from fledge.sources.find import DEFAULT_TARGET, FALLBACK_PACKAGE
+    from fledge.sources.hub import unreachable_reason
 
     there = _version(FALLBACK_PACKAGE) is not None
     package = f"{FALLBACK_PACKAGE} is installed" if there else f"{FALLBACK_PACKAGE} isn't installed"

@@ -23,7 +23,7 @@ from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.weights import HeadParts, HeadWeights
 from fledge.heads.foreign import canonical_name, flat_config, head_config, head_metadata, head_weights
 from fledge.heads.forms import Form, form_config, form_tensors
-from fledge.target.hub import hub_folder
+from fledge.sources.hub import hub_folder
 
 CONFIG_NAME, WEIGHTS_NAME, SUMS_NAME = "config.json", "model.safetensors", "checksums.json"
 INDEX_NAME, PICKLE_NAME = "model.safetensors.index.json", "pytorch_model.bin"

@@ -25,9 +25,9 @@ from fledge.released import load_head
 from fledge.server.app import create_app
 from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
+from fledge.sources.find import given_name
 from fledge.target import Target
 from fledge.target.config import DecoderConfig
-from fledge.target.resolve import given_name
 
 logger = logging.getLogger("fledge.server")
 

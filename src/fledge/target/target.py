@@ -16,11 +16,12 @@ from transformers import AutoTokenizer
 
 from fledge.base.errors import TargetError
 from fledge.native.build import native_setting
+from fledge.sources.find import DEFAULT_TARGET
 from fledge.target.batch import Decoder
 from fledge.target.chat import ChatTemplate
 from fledge.target.config import DecoderConfig
 from fledge.target.decoder import TorchDecoder
-from fledge.target.resolve import DEFAULT_TARGET, ResolvedTarget, resolve_target
+from fledge.target.resolve import ResolvedTarget, resolve_target
 from fledge.target.weights import DecoderWeights, EndWeights, load_ends, load_weights
 
 logger = logging.getLogger("fledge")
@@ -68,7 +69,7 @@ class Target:
         """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
 
         Args:
-            spec: what to load; see `fledge.target.resolve`.
+            spec: what to load; see `fledge.sources.find`.
             dtype: "bfloat16", "float32" or "float16", what the decoder computes in.
             device: a torch device; under torchrun "cuda" is the GPU of the process' local rank.
             cache_dir: where conversions are kept; default $FLEDGE_CACHE or ~/.cache/fledge.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fledge.base.errors import TargetError
+from fledge.sources.files import weight_files
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertsConfig, ExpertWeights
 from fledge.target.mxfp4 import dequantise
@@ -72,20 +72,6 @@ class DecoderWeights(EndWeights):
 
 # Architectures whose norms multiply by 1 + weight.
 _ONE_PLUS = ("GemmaFor", "Gemma2For", "Gemma3For", "MiniMaxM3", "Qwen3Next", "Qwen3_5", "Qwen4Exp", "Step3p7")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, single or sharded; [] if there are none or one is missing."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            files = [folder / name for name in sorted(shards)]
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise TargetError(f"{index} can't be read ({error!r}): download it again") from error
-    else:
-        files = [folder / "model.safetensors"]
-    return files if all(file.exists() for file in files) else []
 
 
 def open_weights(file: Path) -> Any:

@@ -188,8 +188,7 @@ def _by_autograd_(
                 "it has to return one number for each"
             )
         (slope,) = torch.autograd.grad(losses.float() @ counted.to(losses.device, torch.float32), value)
-    slope[~counted] = 0
-    logits.copy_(slope)
+    logits.copy_(slope.masked_fill_(~counted[:, None], 0.0))
     if not measure:
         return None
     value = value.detach()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fledge.base import storage
 from fledge.base.errors import TargetError
-from fledge.target.hub import UNWANTED, WANTED
-from fledge.target.made_once import made_once
+from fledge.sources.hub import UNWANTED, WANTED
+from fledge.sources.made_once import made_once
 
 logger = logging.getLogger("fledge.once")
 

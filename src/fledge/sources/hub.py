@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from fledge.base.errors import TargetError, first_line
-from fledge.target.weights import weight_files
+from fledge.sources.files import weight_files
 
 logger = logging.getLogger("fledge")
 

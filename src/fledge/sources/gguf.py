@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,32 @@ import transformers
 from transformers import modeling_gguf_pytorch_utils as reading
 
 from fledge.base.errors import TargetError
-from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
-from fledge.target.made_once import made_once
-from fledge.target.revision import file_sha256
+from fledge.sources.files import file_sha256
+from fledge.sources.made_once import made_once
 
 logger = logging.getLogger("fledge.once")
+
+Usable = Callable[[Path], object]
 
 _FORMAT = 2  # part of the folder's name: a change here converts anew
 
 
-def converted_folder(file: Path, cache: Path) -> Path:
-    """The cached folder of a GGUF file, made now if it isn't there. Two processes don't make it twice."""
+class UnconvertibleError(TargetError):
+    """What the file holds is of another architecture, or not as its metadata says."""
+
+
+def converted_folder(file: Path, cache: Path, usable: Usable) -> Path:
+    """The cached folder of a GGUF file, made now if it isn't there. Two processes don't make it twice.
+
+    `usable` raises for a folder whose config can't be used: such a one never enters the cache.
+    """
     targets = cache / "targets"
     final = targets / f"{file.stem}-{file_sha256(file, cache)[:16]}-v{_FORMAT}"
 
     def convert(folder: Path) -> None:
         logger.info("converting %s to bf16 safetensors in %s", file, final)
         _convert(file, folder)
-        DecoderConfig.from_folder(folder)  # what has no usable config never enters the cache
+        usable(folder)
 
     return made_once(final, convert)
 
@@ -50,10 +58,7 @@ def _convert(file: Path, folder: Path) -> None:
             f"can't read {file}: {error}. Install what is missing with: pip install gguf accelerate"
         ) from error
     except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise TargetError(
-            f"can't convert {file}: {error}. Supported are GGUF files of {', '.join(SUPPORTED_ARCHITECTURES)}; "
-            "use such a file, or the model's safetensors checkpoint"
-        ) from error
+        raise UnconvertibleError(f"can't convert {file}: {error}") from error
     # Transformers leaves out what it doesn't know, and makes up what it misses.
     kept = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
     held = sum(int(tensor.n_elements) for tensor in reader.tensors)

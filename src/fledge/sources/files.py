@@ -1,0 +1,70 @@
+"""A model folder's weight files, and digests of files that are taken once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fledge.base.errors import TargetError
+
+_FORMAT = 3  # raise it when what is hashed, or how, changes
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files, single or sharded; [] if there are none or one is missing."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = [folder / name for name in sorted(shards)]
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise TargetError(f"{index} can't be read ({error!r}): download it again") from error
+    else:
+        files = [folder / "model.safetensors"]
+    return files if all(file.exists() for file in files) else []
+
+
+def file_sha256(path: Path, cache: Path) -> str:
+    """A file's sha256, from the cache when it is unchanged."""
+
+    def compute() -> str:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    return cached_digest([path], cache, compute)
+
+
+def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str]) -> str:
+    """`compute()`, or what it returned last time if no file has changed its size or times since."""
+    stamps: list[list[str | int]] = []
+    for file in files:
+        status = file.stat()
+        # A tool that sets the modification time back can't set the change time.
+        stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+    key = hashlib.sha256(json.dumps([_FORMAT, [stamp[0] for stamp in stamps]]).encode()).hexdigest()[:32]
+    note = cache / "revisions" / f"{key}.json"
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["stamps"] == stamps:
+            return str(known["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no note, or one that isn't ours: compute it anew
+    digest = compute()
+    _write_note(note, json.dumps({"stamps": stamps, "digest": digest}))
+    return digest
+
+
+def _write_note(note: Path, text: str) -> None:
+    """Write aside, then rename. The note only saves time, so a cache that can't be written is no error."""
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=note.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(name, note)
+    except OSError:
+        return

