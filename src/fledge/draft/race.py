@@ -29,7 +29,7 @@ HEAD_TEMPERATURE = 0.9
 
 
 class Draws(NamedTuple):
-    """How M tokens are going to be drawn by the target, at the head's temperature; 0: greedily."""
+    """How the target will sample M tokens, at the head's temperature; 0: greedily."""
 
     temperature: Tensor  # [M] float32
     top_k: Tensor  # [M] int64, 0: all

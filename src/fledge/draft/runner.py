@@ -59,7 +59,7 @@ class HeadRunner(Protocol):
 
         batch.token_ids are the NEXT tokens x[p+1], batch.positions the p's. Give exactly one of
         features [R, 3 * Ht] (extend: fc applies) and hidden [R, H] (draft step: the head's own earlier output).
-        draws: how the M rows' tokens are going to be drawn; None: greedily.
+        draws: how the M rows' tokens will be sampled; None: greedily.
         """
         ...
 

@@ -63,7 +63,7 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        """True while some request isn't done, or the failure of its sink isn't told."""
+        """True while a request isn't done, or a sink's failure hasn't been reported."""
         return self._scheduler.busy or bool(self._failed_sinks)
 
     def submit(self, request: Request) -> int:
@@ -126,7 +126,7 @@ class EngineCore:
     def step(self, *, unless: Callable[[], bool] | None = None) -> list[StepResult]:
         """Launch one prefill forward if prompts are waiting, then one round; returns what came in for each request.
 
-        `unless` is asked once the lock is held: if it says yes, nothing is done.
+        `unless` is checked under the lock; if true, the step is skipped.
         """
         with self._lock, torch.inference_mode(), torch_alone(self._lane.own_kernels):
             if self._stepper:  # its round's other requests would get their next tokens before this round's

@@ -55,7 +55,7 @@ class Engine:
     lookup: most tokens that prompt lookup adds to a draft tree, from repetitions in the request's own tokens; 0: none;
     left out, 15 unless `tree` says otherwise.
     prefill_rows: most prompt tokens run in one forward; busy_prefill_rows: the same while other requests decode,
-    who wait for it.
+    since they wait for it.
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
     draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
     overlap: the host works on a round's results while the next round runs; only on GPUs, and there unless False.

@@ -56,8 +56,8 @@ class NativePlain:
     def forget(self, pages: Sequence[int]) -> Callable[[], object]:
         """A call that clears these pages of both pools, to be made on the lane.
 
-        Attention reads whole pages and gives entries that aren't the request's the weight 0. That makes nothing of any
-        number, but not of a NaN, which would pass from one request to all that ever get its pages.
+        Attention reads whole pages and gives entries that aren't the request's the weight 0. This zeroes any finite
+        value but not a NaN, which would pass from one request to all that ever get its pages.
         """
         ids = (c_int32 * len(pages))(*pages)
         return partial(self._forget, addressof(self._models), ids, len(pages))

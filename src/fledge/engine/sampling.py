@@ -84,7 +84,7 @@ def coins(key: Tensor, position: Tensor) -> Tensor:
 
 
 def draws(rows: RowSampling | None, position: Tensor) -> Draws | None:
-    """How a head's M rows' tokens are going to be drawn, those that will stand at `position` [M]; None: greedily."""
+    """How the tokens of a head's M rows, at `position` [M], will be sampled; None: greedily."""
     if rows is None:
         return None
     temperature, coin = rows.temperature * HEAD_TEMPERATURE, coins(rows.seed_key, position)

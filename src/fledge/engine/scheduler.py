@@ -162,7 +162,7 @@ class Scheduler:
             self.prefix.check()
 
     def _hold_newcomers(self) -> bool:
-        """True while a large, nearly full batch lets single newcomers wait for company.
+        """True while a lone prefill is delayed, beside a large, nearly full batch, until more requests are waiting.
 
         A prefill forward reads all weights, however short the prompt; replacing requests one by one would add such
         a forward to almost every round.

@@ -1,17 +1,17 @@
 """Which way the next round decodes: plainly, with prompt lookup alone, or with the head.
 
-At every batch size one of the three is the rule, the one of most tokens per second (`speed.py`). The others are tried
-now and then, because nothing is learnt of what isn't used, and at first whatever is believed of them:
+At every batch size one of the three is the rule: the one with the most tokens per second (`speed.py`). The others are
+tried now and then, since nothing is learnt about what isn't used, and tried early whatever the estimates say:
 
     round   1     | 2  3  4 | 5  6  7 |  8 ...                 a new batch size, whose rule is plain decode
             plain | head    | lookup  |  plain ... | head ...  tries come 8, 16, 32, ... rounds after each other
 
-Tries of speculation are paid from a credit: a few rounds to begin with and a small share of all rounds since, so that
-a head that is worth nothing costs less than a hundredth. The first try of a batch size is free, as is a plain round,
-which costs no more than not speculating.
+Speculative tries are paid for from a credit: a few rounds at the start plus a small share of all rounds since, so a
+worthless head costs less than 1 %. A batch size's first try is free. So is a plain round, which costs no more than not
+speculating.
 
-Where reading a probability is free (on a CPU) every round decides by its own tree; elsewhere by the averages of the
-last rounds, so that no round waits for a value.
+On a CPU, where reading a probability is free, every round decides by its own tree. On a GPU it decides by averages over
+the last rounds, so that no round waits for a value.
 """
 
 from __future__ import annotations
@@ -30,59 +30,58 @@ from fledge.engine.shapes import MAX_DEPTH, PLAIN, TreeShape, deepest, lookup_al
 if TYPE_CHECKING:
     from fledge.engine.result import LateTrees, Trees
 
-# What a gain over plain decode counts for: of a kind that is the rule, and of one that isn't.
+# Factors on a kind's gain over plain decode, while it is the rule and while it isn't: a hysteresis.
 _STAY, _ENTER = (1.0, 1.0, 1.01), (1.0, 1.0, 0.97)  # by kind
-# What lookup's counts for beside that: with few requests it is asked for unless it loses, as it costs little; with
-# many, whose rounds say more about its gain, it has to pay.
+# Added to lookup's gain, the first divided by the root of the batch size. Lookup is cheap, so a small batch uses it
+# unless it loses; a large one, whose rounds measure its gain well, only if it pays.
 _ASK, _ASK_LESS = 0.02, 0.006
-_PAYBACK_ROUNDS = 32  # in which speculation has to bring in what the head's catching up takes
-# Rounds of a try of speculation; and requests that need no more than one round, in all its rounds together.
+_PAYBACK_ROUNDS = 32  # within which speculation has to earn back the head's catching up
+# Rounds in one speculative try, at most, and requests after which it ends, counted over its rounds.
 _TRY_ROUNDS, _TRY_REQUESTS = 3, 6
-_FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the last,
+_FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the one before,
 _LONGEST_WAIT = (128, 512, 512)  # up to these, by kind,
 _PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
-_ASK_AGAIN = 4  # rounds until a try that can't be paid is asked for again
-_REVIEW = 16  # and until the rule is looked at again, if nothing is learnt
-_FAR_AHEAD, _KNOWN = 1.5, 3  # a gain of the head at which nothing need be compared, after so many rounds
+_ASK_AGAIN = 4  # rounds until a try that the credit couldn't pay for is considered again
+_REVIEW = 16  # rounds until the rule is reconsidered if nothing is learnt
+_FAR_AHEAD, _KNOWN = 1.5, 3  # gain of the rule above which a kind seen in so many rounds isn't tried again
 _HOST_STEP, _HOST_LONGEST = 0.1, 4.0  # weight of a new host time, and how many times what is known it may be
-_LOOKUP_MARGIN = 1.25  # of rounds without the head: with drafts they also cost the host more than a plain one
-# An engine's first rounds with the head are of one usual size, of about so many rows, on a GPU and on a CPU: they tell
-# what wide and deep trees cost.
+_LOOKUP_MARGIN = 1.25  # on the price of lookup's rows: drafted rounds also cost the host more than plain ones
+# An engine's first rounds with the head use one typical tree of about so many rows (GPU, CPU), to learn what
+# wide and deep trees cost.
 _FIRST_TREES, _FIRST_ROWS, _FIRST_CPU_ROWS = 2, 512, 32
-# An engine's first rounds with the head plan with the costs hoped for, so that larger trees are tried, too.
-_HOPING = 16
-_HOPE = 4.0  # times that a first try takes its costs to be lower: measured in a slow moment, they would forbid drafts
-# What tries may lose, in plain rounds: at first, of each round since, and at most. And the longest catching up that
-# doesn't keep the head from its first try.
+_HOPING = 16  # an engine's first rounds with the head, which plan with optimistic costs so that larger trees are tried
+# A first try divides its costs by this: costs measured during a slow spell would otherwise rule out drafts for good.
+_HOPE = 4.0
+# The credit for tries, in plain rounds: at the start, added per round, at most. Then the longest catching up at which the
+# head still gets its first try.
 _FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
-_TUNED_ROUNDS = 32  # of a batch size, that follow what was tuned
-# Rounds of a kind that are all learnt from; later every fourth is, and of plain ones every eighth. On a CPU a forward
-# pushes Python out of the caches, and learning then takes a few percent of a round.
+_TUNED_ROUNDS = 32  # rounds of a batch size that follow the tuned tree
+# All of a kind's early rounds are learnt from, then every fourth, or every eighth plain one: on a CPU a forward evicts
+# Python from the caches, so learning takes a few percent of a round.
 _EARLY_ROUNDS, _LEARN_EVERY = (16, 16, 16), (8, 4, 4)  # by kind
-_SEARCH_EVERY = (
-    32  # rounds with the head between searches for the best tree, beside those after 1, 2, 4, 8, 16
-)
+# Rounds with the head between searches for the best tree; there are more after 1, 2, 4, 8 and 16.
+_SEARCH_EVERY = 32
 
 
 class FinishedRound(NamedTuple):
-    """What came of a round of B requests."""
+    """The outcome of a round of B requests."""
 
     plan: RoundPlan | None
     drafted: Trees | LateTrees | None  # None: nothing was proposed
-    rows: Sequence[Sequence[int]]  # [B], how many tokens each request emitted, then the tokens
-    accepted: Sequence[int]  # nodes below the root, of each request that speculates
-    seconds: float  # on the lane,
-    catch_up: float  # of which the head caught up on earlier rounds
-    exposed: float  # seconds that the host has kept forwards waiting so far
+    rows: Sequence[Sequence[int]]  # [B], the number of tokens each request emitted, then the tokens
+    accepted: Sequence[int]  # accepted nodes below the root, for each request that speculates
+    seconds: float  # on the lane
+    catch_up: float  # of these, the head's catching up on earlier rounds
+    exposed: float  # seconds that the host has kept forwards waiting, since the engine's start
 
     @property
     def kind(self) -> Kind:
-        """By its plan."""
+        """The kind that its plan asked for."""
         return Kind.PLAIN if self.plan is None else Kind.HEAD if self.plan.drafts else Kind.LOOKUP
 
     @property
     def tokens(self) -> int:
-        """That it brought."""
+        """Tokens it emitted."""
         return len(self.rows) + sum(self.accepted)
 
 
@@ -95,21 +94,21 @@ class Planner(Protocol):
         """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
 
     def pays(self, requests: int) -> bool:
-        """Whether prompts should be run through the head, because it is going to draft at this batch size."""
+        """Whether to run prompts through the head because it is about to draft at this batch size."""
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
-        """Whether `tokens` of a prompt are worth running again for the head, which hasn't seen them.
+        """Whether to run `tokens` of a prompt again for the head, which hasn't seen them.
 
-        `answer`: tokens still to come, at most. A head that begins behind them drafts worse; at worst all that
+        `answer`: the most tokens still to come. A head that starts after them drafts worse; at worst everything that
         speculation saves is lost.
         """
 
     def learn(self, done: FinishedRound) -> None:
-        """Take note of a round."""
+        """Learn from a finished round."""
 
 
 class FixedPlanner:
-    """Always the same tree, whatever it costs; or PLAIN."""
+    """Always plans the same tree, or PLAIN, whatever it costs."""
 
     def __init__(self, shape: TreeShape) -> None:
         self.match_rates = MatchRates()
@@ -128,36 +127,36 @@ class FixedPlanner:
         return self._plan is not None
 
     def learn(self, done: FinishedRound) -> None:
-        """Prompt lookup's rates; nothing else is learnt."""
+        """Learn prompt lookup's match rates, and nothing else."""
         if done.drafted is not None and done.drafted.proposal is not None:
             self.match_rates.observe(done.drafted.proposal, done.rows)
 
 
 @dataclass
 class _Way:
-    """One kind of round at a batch size, or in the group of sizes it belongs to."""
+    """One kind of round within a group of batch sizes."""
 
     rounds: int = 0
-    wait: int = 0  # rounds of other kinds before it is tried
-    due: int = 0  # the batch size's round in which it is
+    wait: int = 0  # rounds of other kinds before the next try
+    due: int = 0  # the group's round in which it is tried next
 
 
 @dataclass
 class _Size:
-    """What is done in a group of batch sizes."""
+    """The state of a group of batch sizes."""
 
     ways: tuple[_Way, ...] = field(default_factory=lambda: tuple(_Way() for _ in Kind))  # by kind
     rule: Kind = Kind.PLAIN
     rounds: int = 0
-    quiet: int = 0  # rounds before this one follow the rule without a thought
+    quiet: int = 0  # until this round the rule is followed without deciding anything
 
 
 @dataclass
 class AdaptivePlanner:
-    """Plans rounds by what came of earlier ones. One per engine.
+    """Plans rounds from the outcomes of earlier ones. One per engine.
 
-    `cost` as measured at start. `topk` bounds the trees' width. `confident`: rounds may look at their own
-    probabilities. `lookup`: most tokens prompt lookup proposes. `start`: by batch size, the shape to begin with.
+    `cost`: measured at start. `topk` bounds the trees' width. `confident`: rounds may read their own probabilities.
+    `lookup`: the most tokens that prompt lookup proposes. `start`: the shape to begin with, by batch size.
     """
 
     cost: CostModel
@@ -172,10 +171,10 @@ class AdaptivePlanner:
         asks = [Kind.LOOKUP] if self.confident and self.lookup else []
         self._kinds = [Kind.HEAD, *asks, Kind.PLAIN]
         self._sizes: dict[int, _Size] = {}
-        self._try: tuple[_Size, Kind, int] | None = None  # rounds left of the present try
+        self._try: tuple[_Size, Kind, int] | None = None  # the current try, with its rounds left
         self._head_rounds = 0
         self._drafted = 0  # of these, since the last search for the best trees
-        self._credit = _FIRST_CREDIT  # plain rounds that tries may lose
+        self._credit = _FIRST_CREDIT  # in plain rounds
         self._host = _HostSeconds()
         self._plans: dict[
             tuple[int, int], RoundPlan
@@ -201,7 +200,7 @@ class AdaptivePlanner:
         return self._plan(tried, requests, _HOPE if first else 1.0)
 
     def pays(self, requests: int) -> bool:
-        """Whether prompts should be run through the head: it is the rule here, or about to be tried."""
+        """Whether the head is the rule at this batch size, or about to be tried."""
         size = self._size(requests)
         return size.rule == Kind.HEAD or size.ways[Kind.HEAD].wait <= _FIRST_WAIT
 
@@ -214,7 +213,7 @@ class AdaptivePlanner:
         return answer * (1 / others - 1 / head) / speed.plain(requests) > target.at(tokens + 1) - target.at(1)
 
     def learn(self, done: FinishedRound) -> None:
-        """Take note of a round. Of rounds that are the rule every fourth is learnt from."""
+        """Learn from a finished round, or skip it (see `_LEARN_EVERY`)."""
         size, kind, requests = self._size(len(done.rows)), done.kind, len(done.rows)
         seconds = done.seconds + self._host.of_round(kind, done.exposed)
         way = size.ways[kind]
@@ -246,7 +245,7 @@ class AdaptivePlanner:
         self._plans.clear()
 
     def _fastest(self, size: _Size, requests: int, behind: Callable[[], int]) -> Kind:
-        """The kind of round to use here; a new one has to be better than the rule by a margin."""
+        """The best kind of round here; a new one has to beat the rule by a margin."""
 
         def worth(kind: Kind) -> float:
             gain = self.speeds.gain(kind, requests) * (_STAY if kind == size.rule else _ENTER)[kind]
@@ -258,7 +257,7 @@ class AdaptivePlanner:
         return max(self._kinds, key=worth)
 
     def _follow(self, size: _Size, rule: Kind) -> None:
-        """From now on; the rule so far is tried again soon."""
+        """Make this kind the rule; the former rule is tried again soon."""
         if rule != size.rule:
             left = size.ways[size.rule]
             left.wait = min(left.wait, _FIRST_WAIT)
@@ -266,7 +265,7 @@ class AdaptivePlanner:
             size.rule = rule
 
     def _tried(self, size: _Size, requests: int, behind: Callable[[], int]) -> Kind | None:
-        """The kind of round that it is time to try; None: none."""
+        """The kind that is due for a try; None: none."""
         if self._try is not None and self._try[0] is size:
             _, kind, left = self._try
             self._try = (size, kind, left - 1) if left > 1 else None
@@ -290,7 +289,7 @@ class AdaptivePlanner:
         return None
 
     def _worth_a_try(self, size: _Size, kind: Kind, requests: int, behind: Callable[[], int]) -> bool:
-        """Whether a kind that is due tells enough, and can be paid."""
+        """Whether trying a kind that is due would tell anything new, and the credit covers it."""
         way = size.ways[kind]
         known = kind != Kind.HEAD and way.rounds > _KNOWN
         if known and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
@@ -301,12 +300,12 @@ class AdaptivePlanner:
         return late <= (self._credit - 1.0 if way.wait else _LATEST)
 
     def _late(self, requests: int, behind: Callable[[], int]) -> float:
-        """Plain rounds that the head needs to catch up."""
+        """How many plain rounds the head's catching up takes."""
         positions, speeds = behind(), self.speeds
         return speeds.costs.model.head.at(positions) * speeds.plain(requests) / requests if positions else 0.0
 
     def _plan(self, kind: Kind, requests: int, hope: float = 1.0) -> RoundPlan | None:
-        """`hope`: rounds may be so many times cheaper than predicted."""
+        """This kind's plan; `hope`: the factor by which a round may be cheaper than predicted."""
         if kind == Kind.PLAIN:
             return None
         if hope > 1.0:
@@ -323,7 +322,7 @@ class AdaptivePlanner:
         return self._with_head(self.speeds.promise(requests).shape, requests, hope)
 
     def _first_tree(self, requests: int) -> RoundPlan:
-        """A usual tree whatever it costs: nothing is learnt of rows that are believed to cost too much."""
+        """A typical tree whatever it seems to cost: rows believed to be too expensive would never be measured."""
         topk = min(self.topk, 4)
         most = _FIRST_CPU_ROWS if self.confident else _FIRST_ROWS
         nodes = min(max(most // requests, 2), 16 if topk > 1 else 5)
@@ -332,7 +331,7 @@ class AdaptivePlanner:
         return plan
 
     def _with_head(self, shape: TreeShape, requests: int, hope: float = 1.0) -> RoundPlan:
-        """A plan that looks at the tree's own probabilities needs only its width."""
+        """A plan with the head; one that reads the tree's own probabilities needs only its width."""
         if self.confident:
             return self._confident(Kind.HEAD, deepest(shape.topk, self.lookup), requests, hope)
         return RoundPlan(replace(shape, lookup=self.lookup), self.match_rates)
@@ -359,16 +358,16 @@ class AdaptivePlanner:
 
 
 class _HostSeconds:
-    """What the host adds to a round of each kind: a mean over the latest."""
+    """The host's time per round of each kind: a moving average."""
 
     def __init__(self) -> None:
         self._known = [0.0 for _ in Kind]
         self._before: tuple[Kind, float] | None = None
 
     def of_round(self, kind: Kind, exposed: float) -> float:
-        """What it adds to the round that just ended; by now the host has kept forwards waiting for `exposed` seconds.
+        """The host's share of the round that just ended; `exposed`: the host's seconds since the engine's start.
 
-        What was added since the round before counts as that one's: learning from it is most of what the host does.
+        Time since the previous round counts towards that round: most of it is spent learning from it.
         """
         if self._before is not None:
             earlier, before = self._before
