@@ -52,8 +52,8 @@ _FIRST_TREES, _FIRST_ROWS, _FIRST_CPU_ROWS = 2, 512, 32
 _HOPING = 16  # an engine's first rounds with the head, which plan with optimistic costs so that larger trees are tried
 # A first try divides its costs by this: costs measured during a slow spell would otherwise rule out drafts for good.
 _HOPE = 4.0
-# The credit for tries, in plain rounds: at the start, added per round, at most. Then the longest catching up at which the
-# head still gets its first try.
+# The credit for tries, in plain rounds: at the start, added per round, at most. Then the longest catching up with
+# which the head still gets its first try.
 _FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
 _TUNED_ROUNDS = 32  # rounds of a batch size that follow the tuned tree
 # All of a kind's early rounds are learnt from, then every fourth, or every eighth plain one: on a CPU a forward evicts
