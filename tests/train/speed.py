@@ -78,7 +78,7 @@ def measure(
 ) -> None:
     decays = [options.step_decay**step for step in range(options.ttt_steps)]
     weights = [w / sum(decays) for w in decays]
-    learner = Learner(head, target.weights, torch.bfloat16, torch.device("cpu"), options.loss_mix)
+    learner = Learner(head, target.weights, torch.bfloat16, torch.device("cpu"), options.loss_to_take)
     optimizer = Optimizer(learner.unrolled.weights, options, 1000)
 
     def ours(batch: object) -> None:

@@ -101,7 +101,7 @@ def test_a_fixed_lm_head_stays_the_target_s_and_a_random_start_is_none_of_it(
 def test_every_row_changes_what_a_recipe_has():
     for name, changes in VARIANTS.items():
         changed = type(OPTIONS).model_validate(OPTIONS.model_dump() | dict(changes))
-        assert changed.loss_mix is not None
+        assert changed.loss_to_take is not None
         assert name == BASE or changed != OPTIONS.model_copy(update={"ema": 0.0})
 
 
