@@ -96,6 +96,22 @@ def test_a_finished_stage_is_not_done_again(target: Target, engine: Engine, undi
     assert engine.stats().rounds == 0
 
 
+def test_prompts_of_another_backend_do_not_go_on_where_the_first_stopped(
+    target: Target, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(done: int, total: int, rate: str) -> None:
+        if done:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make_prompts(target, engine, OPTIONS, str(tmp_path), stop)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Target, "backend", property(lambda self: "another"))
+        with pytest.raises(FingerprintError, match="decodes with 'another on cpu'"):
+            make_prompts(target, engine, OPTIONS, str(tmp_path))
+    assert make_prompts(target, engine, OPTIONS, str(tmp_path)).prompts == OPTIONS.count
+
+
 def test_other_options_in_the_same_folder_are_refused_by_name(
     target: Target, engine: Engine, undisturbed: Path
 ) -> None:

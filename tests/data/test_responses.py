@@ -233,3 +233,23 @@ def test_missing_prompts_or_conversations_are_clear_errors(
         respond(target, make_engine(target, 2), str(tmp_path), OPTIONS, str(tmp_path / "out"))
     with pytest.raises(DataError, match="no conversations in"):
         list(read_conversations(str(tmp_path)))
+
+
+def test_answers_of_another_backend_do_not_go_on_where_the_first_stopped(
+    target: Target, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / "conversations")
+
+    def stop(done: int, total: int, rate: str) -> None:
+        if done > OPTIONS.shard_size:
+            raise Killed
+
+    with pytest.raises(Killed):
+        respond(target, make_engine(target, 8), prompts, OPTIONS, folder, stop)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Target, "backend", property(lambda self: "another"))
+        with pytest.raises(
+            FingerprintError, match=r"begun with the backend .* decodes with 'another on cpu'"
+        ):
+            respond(target, make_engine(target, 8), prompts, OPTIONS, folder)
+    assert respond(target, make_engine(target, 8), prompts, OPTIONS, folder).prompts == 24

@@ -11,6 +11,8 @@ from fledge.base.checksums import sha256
 from fledge.base.errors import FingerprintError, StorageError
 from fledge.base.storage import FINGERPRINT_NAME, exists, join, read_json, remedy, write_json
 
+_BACKEND_NAME = "backend.json"
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -59,6 +61,23 @@ class Fingerprint:
                 f"{folder} was made from other inputs ({changes}{more}); "
                 f"{undo}, name another folder, or delete this one"
             )
+
+
+def claim_backend(folder: str, backend: str) -> None:
+    """Let a folder be filled by one backend, named with its device, alone: another's answers differ here and there.
+
+    No part of the fingerprint, for what is finished may be used anywhere. Raises a FingerprintError in a folder that
+    another backend has begun.
+    """
+    url = join(folder, _BACKEND_NAME)
+    begun = read_json(url).get("backend") if exists(url) else None
+    if begun is None:
+        write_json(url, {"backend": backend})
+    elif begun != backend:
+        raise FingerprintError(
+            f"{folder} was begun with the backend {begun!r}, and this process decodes with {backend!r}, whose answers "
+            "differ here and there; go on where it was begun, name another folder, or delete this one"
+        )
 
 
 def make_fingerprint(parts: Mapping[str, Any]) -> Fingerprint:

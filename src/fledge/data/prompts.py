@@ -11,7 +11,7 @@ from typing import Any
 
 from fledge.base import storage
 from fledge.base.errors import DataError, TargetError
-from fledge.base.fingerprint import Fingerprint, make_fingerprint
+from fledge.base.fingerprint import Fingerprint, claim_backend, make_fingerprint
 from fledge.data.filters import Limits, reject_reason
 from fledge.data.gathering import ExaminerSettings, Treatment, examine_in_processes
 from fledge.data.generation import TokenRate, run_in_order
@@ -134,6 +134,7 @@ def _write_own(
     progress(accepted, options.count, "")
     if accepted >= options.count:
         return
+    claim_backend(output_url, f"{target.backend} on {target.device.type}")
     jobs = PromptWriterJobs(target, options)
     rate = TokenRate()
     reasons: Counter[str] = Counter()

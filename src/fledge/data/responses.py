@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fledge.base import storage
 from fledge.base.errors import DataError
-from fledge.base.fingerprint import Fingerprint, make_fingerprint
+from fledge.base.fingerprint import Fingerprint, claim_backend, make_fingerprint
 from fledge.base.storage import Manifest
 from fledge.data.conversations import (
     Answered,
@@ -69,6 +69,8 @@ def respond(
     respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
     done = min(writer.shards * options.shard_size, prompts)
+    if isinstance(engine, Engine) and done < prompts:
+        claim_backend(output_url, f"{target.backend} on {target.device.type}")
     waiting = Waiting(output_url, done)
     progress(done, prompts, "")
     rate = TokenRate()
