@@ -134,7 +134,7 @@ def _write_own(
     progress(accepted, options.count, "")
     if accepted >= options.count:
         return
-    claim_backend(output_url, f"{target.backend} on {target.device.type}")
+    claim_backend(output_url, backend_name(target))
     jobs = PromptWriterJobs(target, options)
     rate = TokenRate()
     reasons: Counter[str] = Counter()
@@ -191,6 +191,11 @@ def prompts_fingerprint(
 def target_parts(target: Target) -> dict[str, Any]:
     """The fields of a fingerprint that name a target."""
     return {"revision": target.revision, "template": target.chat.hash, "dtype": str(target.dtype)}
+
+
+def backend_name(target: Target) -> str:
+    """What decodes the target here, and on which kind of device: other ones answer differently here and there."""
+    return f"{target.backend} on {target.device.type}"
 
 
 class Selection:

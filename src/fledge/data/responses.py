@@ -21,7 +21,7 @@ from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import PrivacyOptions, write_audit
 from fledge.data.privacy.filter import answer_scan
 from fledge.data.prompt_store import read_prompts
-from fledge.data.prompts import target_parts
+from fledge.data.prompts import backend_name, target_parts
 from fledge.data.served import AnswerServer, run_served
 from fledge.data.split import on_both_sides
 from fledge.data.waiting import Waiting
@@ -70,7 +70,7 @@ def respond(
     writer = ConversationWriter(output_url)
     done = min(writer.shards * options.shard_size, prompts)
     if isinstance(engine, Engine) and done < prompts:
-        claim_backend(output_url, f"{target.backend} on {target.device.type}")
+        claim_backend(output_url, backend_name(target))
     waiting = Waiting(output_url, done)
     progress(done, prompts, "")
     rate = TokenRate()

@@ -22,6 +22,7 @@ from fledge.base.fingerprint import Fingerprint
 from fledge.base.storage import Manifest, join
 from fledge.bench import RELEASED, TRAINED
 from fledge.data import PrivacyOptions, PromptOptions
+from fledge.data.prompts import target_parts
 from fledge.data.ray_map import RayOptions
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME, local_url, weight_urls
@@ -110,8 +111,7 @@ class Run:
 
     def target_parts(self) -> dict[str, Any]:
         """The fields of a fingerprint that name the target and how it runs."""
-        target = self.target
-        return {"revision": target.revision, "template": target.chat.hash, "dtype": str(target.dtype)}
+        return target_parts(self.target)
 
     @cached_property
     def prompt_options(self) -> PromptOptions:
