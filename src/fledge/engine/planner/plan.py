@@ -45,11 +45,13 @@ class Terms(NamedTuple):
 class RoundPlan:
     """A fixed tree, always grown to its bound; and what other plans decide while it grows."""
 
-    def __init__(self, bound: TreeShape, match_rates: MatchRates | None = None) -> None:
+    def __init__(
+        self, bound: TreeShape, match_rates: MatchRates | None = None, *, hopes: bool = False
+    ) -> None:
         """`match_rates`: what proposals of prompt lookup are worth."""
         self.bound = bound
         self.drafts = bound.depth > 0  # the head runs
-        self.hopes = False  # by costs lower than those believed in, which only a first try does
+        self.hopes = hopes  # by costs lower than those believed in, which only a first try does
         self.match_rates = match_rates or MatchRates()
 
     def terms(self) -> Terms | None:
@@ -87,8 +89,7 @@ class ConfidentPlan(RoundPlan):
         hopes: bool = False,
     ) -> None:
         """`price`: tokens that a second predicted by `cost` is worth."""
-        super().__init__(bound, match_rates)
-        self.hopes = hopes
+        super().__init__(bound, match_rates, hopes=hopes)
         self._requests, self._price, self._curve, self._acceptance = requests, price, cost.target, acceptance
         self._step = price * cost.head.at(requests * bound.topk)
 

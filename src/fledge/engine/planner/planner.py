@@ -176,9 +176,8 @@ class AdaptivePlanner:
         self._drafted = 0  # of these, since the last search for the best trees
         self._credit = _FIRST_CREDIT  # in plain rounds
         self._host = _HostSeconds()
-        self._plans: dict[
-            tuple[int, int], RoundPlan
-        ] = {}  # by kind and batch size, until something is learnt
+        # By kind and batch size, until something is learnt.
+        self._plans: dict[tuple[int, int], RoundPlan] = {}
 
     def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
         """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
@@ -326,9 +325,7 @@ class AdaptivePlanner:
         topk = min(self.topk, 4)
         most = _FIRST_CPU_ROWS if self.confident else _FIRST_ROWS
         nodes = min(max(most // requests, 2), 16 if topk > 1 else 5)
-        plan = RoundPlan(TreeShape(min(nodes - 1, 4), topk, nodes, self.lookup), self.match_rates)
-        plan.hopes = True
-        return plan
+        return RoundPlan(TreeShape(min(nodes - 1, 4), topk, nodes, self.lookup), self.match_rates, hopes=True)
 
     def _with_head(self, shape: TreeShape, requests: int, hope: float = 1.0) -> RoundPlan:
         """A plan with the head; one that reads the tree's own probabilities needs only its width."""
