@@ -70,6 +70,7 @@ def test_finished_stages_are_skipped(
         ("bench.max_tokens=100000", "is too long for 100000 new tokens"),
         ("bench.sweep_tokens=100000", "is too long for 150000 new tokens"),
         ("bench.cuda_graphs=true", "needs a target on a CUDA device"),
+        ("bench.overlap=true", "overlap needs a GPU"),
     ],
 )
 def test_what_a_late_stage_is_bound_to_refuse_is_refused_before_the_first(

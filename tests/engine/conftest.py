@@ -16,7 +16,6 @@ from fledge.engine import Engine, SamplingParams, TreeShape, build, native_tree
 from fledge.engine import round as round_module
 from fledge.engine.carried import RunningBatch
 from fledge.engine.forwards import Models
-from fledge.engine.lane import InlineLane
 from fledge.engine.outcome import Drafts
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.request import Completion, Request
@@ -81,8 +80,9 @@ def noisy_head(target: Target) -> Head:
 
 @pytest.fixture
 def lazy_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines overlap as on a GPU: with `overlap=True` nothing runs before the host waits for it."""
-    monkeypatch.setattr(build, "make_lane", lambda device, overlap: LazyLane() if overlap else InlineLane())
+    """Engines may overlap as on a GPU: nothing runs before the host waits for it."""
+    monkeypatch.setattr(build, "make_lane", lambda device: LazyLane())
+    monkeypatch.setattr(build, "refuse_overlap", lambda device: None)
 
 
 @pytest.fixture

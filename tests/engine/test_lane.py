@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from fledge.base.errors import EngineError
+from fledge.engine import Engine
 from fledge.engine.lane import FutureMap, InlineLane, Lane, StreamLane, make_lane, to_host
+from fledge.target.target import Target
 from tests.engine.lazy_lane import LazyLane
 
 LANES = [InlineLane, LazyLane]
@@ -29,10 +31,10 @@ def test_works_and_deferred_operations_run_in_the_order_they_were_given(make: Ca
     assert seen == list(range(60))
 
 
-def test_on_a_cpu_nothing_overlaps() -> None:
-    assert isinstance(make_lane(torch.device("cpu"), False), InlineLane)
+def test_on_a_cpu_nothing_overlaps(target: Target) -> None:
+    assert isinstance(make_lane(torch.device("cpu")), InlineLane)
     with pytest.raises(EngineError, match="overlap needs a GPU"):
-        make_lane(torch.device("cpu"), True)
+        Engine(target, overlap=True)
 
 
 def test_an_inline_lane_is_done_at_once() -> None:
@@ -119,15 +121,12 @@ class _Clock:
         """The host waits."""
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_works_on_a_gpu_are_timed_by_its_events_with_and_without_overlap(
-    monkeypatch: pytest.MonkeyPatch, overlap: bool
-) -> None:
+def test_works_on_a_gpu_are_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's clock sees kernels launched, not run: the planner would learn that everything is cheap."""
     monkeypatch.setattr(torch.cuda, "Event", _Clock)
     for name in ("Stream", "current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *given: MagicMock())
-    lane = make_lane(torch.device("cuda"), overlap)
+    lane = make_lane(torch.device("cuda"))
     lane.rest()
     time.sleep(0.02)
     assert lane.put(lambda: 1).take() == (1, 0.5)

@@ -191,7 +191,7 @@ def test_a_round_is_composed_before_the_one_before_it_has_run(
     target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = LazyLane()
-    monkeypatch.setattr(build, "make_lane", lambda device, overlap: made)
+    monkeypatch.setattr(build, "make_lane", lambda device: made)
     engine = overlapping(target)
     engine.generate(prompts[:2], max_tokens=6, ignore_eos=True)
     assert made.most == 3  # a round, and in the beginning the prefill's two works

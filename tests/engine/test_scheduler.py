@@ -23,7 +23,7 @@ def scheduler(
     pool = PagePool(pages + 1, PAGE)
     batch = RunningBatch(CarriedSizes(8, 20, 0, 0, 0, 50, torch.float32, 0), PAGE, CPU)
     return Scheduler(
-        pool, batch, make_lane(CPU, False), max_batch=8, window=PAGE, ahead=0, prefill_rows=prefill_rows,
+        pool, batch, make_lane(CPU), max_batch=8, window=PAGE, ahead=0, prefill_rows=prefill_rows,
         busy_prefill_rows=busy_rows, prefix=PrefixCache(pool, heads=False) if shares else None,
         rereads=lambda unseen, left, requests: False,
     )  # fmt: skip

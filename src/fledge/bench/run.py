@@ -31,7 +31,8 @@ from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.data.options import Progress, silent
 from fledge.engine import Engine, TreeShape
-from fledge.engine.graphs import CudaRecorder
+from fledge.engine.build import refuse_unfit
+from fledge.engine.options import EngineOptions
 from fledge.heads import Head, head_runner
 from fledge.native.abi import MOST_NODES
 from fledge.target import Target
@@ -124,14 +125,13 @@ def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> 
 
 
 def refuse_impossible(target: Target, options: BenchOptions) -> None:
-    """Raise at once what `run_bench` would raise later: prompts too long for the target, or no CUDA graphs there."""
+    """Raise at once what `run_bench` would raise later: prompts too long for the target, or a GPU that is missing."""
     workloads = load_workloads(options)
     for workload in workloads:
         _fitting_prompts(target, workload, options.max_tokens)
     if options.concurrency:
         _fitting_prompts(target, workloads[0], longest_answer(options.sweep_tokens))
-    if options.cuda_graphs:
-        CudaRecorder(target.device)
+    refuse_unfit(target, EngineOptions(overlap=options.overlap, cuda_graphs=options.cuda_graphs))
 
 
 class _Work(NamedTuple):

@@ -43,6 +43,7 @@ class EngineParts:
     planner: Planner
     lane: Lane
     overlap: bool
+    own_kernels: bool  # they have threads of their own, so torch is kept in one thread (`torch_alone`)
     max_context: int
 
 
@@ -53,8 +54,18 @@ def refuse_unfit(target: Target, options: EngineOptions) -> None:
         raise EngineError(
             f"max_context is {options.max_context}, but this target's positions allow 2 to {limit}; choose one of those"
         )
+    if options.overlap:
+        refuse_overlap(target.device)
     if options.cuda_graphs:
         CudaRecorder(target.device)
+
+
+def refuse_overlap(device: torch.device) -> None:
+    """Raise an EngineError unless the device is a GPU."""
+    if device.type != "cuda":
+        raise EngineError(
+            "overlap needs a GPU: on a CPU the host and the kernels share the cores; leave overlap out"
+        )
 
 
 def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOptions) -> EngineParts:
@@ -84,9 +95,8 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         pending=_PENDING_PAGES * decoder.page_size if adaptive else 0,
         history=context + reserve + 1 if lookup else 0,
     )
-    batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device, overlap)
+    batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device)
     batch.selection.settles = options.cuda_graphs
-    lane.own_kernels = decoder.backend == "native"
     planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
@@ -113,6 +123,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         planner=planner,
         lane=lane,
         overlap=overlap,
+        own_kernels=decoder.backend == "native",
         max_context=context,
     )
 

@@ -40,7 +40,7 @@ class EngineCore:
         self._models, self._batch = parts.models, parts.batch
         self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
         self._lane, self._flight = parts.lane, FutureMap(parts.lane, ahead=int(parts.overlap))
-        self._max_context = parts.max_context
+        self._own_kernels, self._max_context = parts.own_kernels, parts.max_context
         self._decode_text = decode_text
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
@@ -128,7 +128,7 @@ class EngineCore:
 
         `unless` is checked under the lock; if true, the step is skipped.
         """
-        with self._lock, torch.inference_mode(), torch_alone(self._lane.own_kernels):
+        with self._lock, torch.inference_mode(), torch_alone(self._own_kernels):
             if self._stepper:  # its round's other requests would get their next tokens before this round's
                 raise EngineError(
                     "a sink can't serve the engine that is serving it; submit the request, and let the step go on"

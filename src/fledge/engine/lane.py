@@ -60,8 +60,6 @@ class Lane:
     """Runs tasks in the order they are put. After one has failed, those behind it are refused until `drain`."""
 
     def __init__(self) -> None:
-        # True: the tasks' kernels have threads of their own, so torch is kept in one thread (`torch_alone`).
-        self.own_kernels = False
         self.exposed = 0.0  # seconds the lane had nothing to do because the host was busy
         self._mark = time.perf_counter()  # when the lane last had something to do
         self._deferred: list[Callable[[], object]] = []
@@ -192,18 +190,9 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def make_lane(device: torch.device, overlap: bool) -> Lane:
-    """The lane of a device; without `overlap` the caller takes each result at once (see `FutureMap`).
-
-    Raises an EngineError if overlap is wanted on a CPU.
-    """
-    if device.type == "cuda":
-        return StreamLane(device)  # without overlap, too: only events on a stream can time a GPU's work
-    if overlap:
-        raise EngineError(
-            "overlap needs a GPU: on a CPU the host and the kernels share the cores; leave overlap out"
-        )
-    return InlineLane()
+def make_lane(device: torch.device) -> Lane:
+    """The lane of a device. A GPU's work is timed by events on a stream, so it has one without overlap, too."""
+    return StreamLane(device) if device.type == "cuda" else InlineLane()
 
 
 class FutureMap:
