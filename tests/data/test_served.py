@@ -290,7 +290,9 @@ def test_answers_behind_a_late_one_are_kept_when_the_stage_stops(
     assert not Manifest.load(str(tmp_path)).shards
     ask(target, server, prompts, tmp_path)
     assert server.requests <= 2  # the late one, and one that was under way
-    assert files_of(tmp_path) == files_of(undisturbed)
+    decoded_here = {"backend.json"}  # a server's answers have no backend of this process
+    assert files_of(tmp_path).keys() == files_of(undisturbed).keys() - decoded_here
+    assert files_of(tmp_path).items() <= files_of(undisturbed).items()
 
 
 def test_as_many_requests_are_under_way_as_the_recipe_says(target: Target, server: CompletionServer) -> None:
