@@ -52,6 +52,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def made_by_no_backend(folder: Path) -> dict[str, bytes]:
+    """`files_of`, less the mark of the backend that decoded: answers of a server or of Ray's actors have none."""
+    return {name: content for name, content in files_of(folder).items() if Path(name).name != "backend.json"}
+
+
 @pytest.fixture
 def kill_at_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
     """Arrange that the stage dies at its n-th write from now on, just before or just after it."""
