@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from fledge.native.build import cache_folder
-from tests.command import Fledge
+from tests.commands.command import Fledge
 from tests.kernels import pytest_runtest_setup, pytest_sessionfinish
-from tests.small_run import write_small_recipe
+from tests.run.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
 
 __all__ = ["pytest_runtest_setup", "pytest_sessionfinish"]  # hooks

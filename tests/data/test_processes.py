@@ -14,7 +14,7 @@ import pytest
 
 from fledge.base.errors import DataError
 from fledge.data.processes import map_in_processes
-from tests.test_child import gone, wait_for
+from tests.base.test_child import gone, wait_for
 
 
 def unmakeable() -> Callable[[int], int]:

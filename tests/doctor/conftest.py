@@ -13,8 +13,8 @@ from fledge.engine import Engine
 from fledge.features import FeatureOptions, extract_features
 from fledge.target import Target
 from fledge.train import TrainOptions, train
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import write_conversations
+from tests.heads.tiny_head import load_tiny_target
 
 TOKENS = 24
 

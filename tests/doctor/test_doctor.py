@@ -22,7 +22,7 @@ from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
 from fledge.target import Target
 from tests.doctor.conftest import TOKENS, Patient
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.tiny import CHATML, save_tiny_target
 
 Files = tuple[dict[str, Any], dict[str, Tensor]]

@@ -17,7 +17,7 @@ from fledge.doctor import PROMPTS, ServedEngine, diagnose
 from fledge.engine import Engine, TreeShape
 from fledge.heads import Head
 from tests.doctor.conftest import TOKENS, Patient
-from tests.draft.tiny_head import load_tiny_target
+from tests.heads.tiny_head import load_tiny_target
 
 DEPTH = 3
 

@@ -25,8 +25,8 @@ from fledge.features import (
     server_arguments,
 )
 from fledge.target import Target
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
+from tests.heads.tiny_head import load_tiny_target
 
 
 class Server:

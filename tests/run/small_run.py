@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.forked import forked
+from tests.base.forked import forked
 
 
 def write_small_recipe(path: Path, target: Path) -> Path:

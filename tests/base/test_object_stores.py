@@ -17,8 +17,8 @@ from fledge.base import retry, storage  # noqa: E402
 from fledge.base.errors import StorageError  # noqa: E402
 from fledge.base.storage import Manifest  # noqa: E402
 from fledge.features import FeatureStore, verify_store, write_shard  # noqa: E402
+from tests.base.object_stores import Fault, Proxy, running_gcs, running_s3  # noqa: E402
 from tests.features.test_store import samples  # noqa: E402
-from tests.object_stores import Fault, Proxy, running_gcs, running_s3  # noqa: E402
 
 
 @pytest.fixture(params=["gs", "s3"])
