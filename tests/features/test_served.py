@@ -90,7 +90,7 @@ class Server:
                 pass
 
         http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{http.server_port}"
         finally:
