@@ -51,7 +51,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
                 return identify
 
             if __name__ == "__main__":
-                for process in map_in_processes(make, range(10**6), 2):
+                for process in map_in_processes(make, range(10**6), 1):
                     print(process, flush=True)
             """
         )
