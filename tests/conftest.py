@@ -12,6 +12,7 @@ if not Path("/dev/nvidia0").exists():
 import hypothesis
 import pytest
 
+from fledge.base import child
 from fledge.native.build import cache_folder
 from tests.commands.command import Fledge
 from tests.kernels import pytest_runtest_setup, pytest_sessionfinish
@@ -21,6 +22,7 @@ from tests.run.small_run import write_small_recipe
 
 __all__ = ["pytest_runtest_setup", "pytest_sessionfinish"]  # hooks
 
+child._POLL_S = 0.05  # servers that tests start are there within a fraction of a second
 # A cache of the tests' own: nothing passes by what an older version left there, and the user's holds no tiny targets.
 # Compiled kernels alone are shared, which are found by a hash of their sources.
 _CACHE = tempfile.TemporaryDirectory(prefix="fledge-tests-")
