@@ -11,17 +11,18 @@ if not Path("/dev/nvidia0").exists():
 
 import hypothesis
 import pytest
-import torch
 
+from fledge.base import child
 from fledge.native.build import cache_folder
-from tests.command import Fledge
+from tests.commands.command import Fledge
 from tests.kernels import pytest_runtest_setup, pytest_sessionfinish
-from tests.small_run import write_small_recipe
-from tests.tiny import save_tiny_target
+from tests.run.small_run import write_small_recipe
+
+# torch and transformers are imported in fixtures: the process that only hands out tests needn't wait for them.
 
 __all__ = ["pytest_runtest_setup", "pytest_sessionfinish"]  # hooks
 
-torch.set_num_threads(1)
+child._POLL_S = 0.05  # servers that tests start are there within a fraction of a second
 # A cache of the tests' own: nothing passes by what an older version left there, and the user's holds no tiny targets.
 # Compiled kernels alone are shared, which are found by a hash of their sources.
 _CACHE = tempfile.TemporaryDirectory(prefix="fledge-tests-")
@@ -34,6 +35,14 @@ hypothesis.settings.register_profile("fledge", deadline=None)
 hypothesis.settings.load_profile("fledge")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tests run in a process per core."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def fledge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fledge:
     """Calls the command line."""
@@ -43,6 +52,8 @@ def fledge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture(scope="session")
 def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny tied Llama (8 layers, hidden 64, vocabulary 512, ChatML) in bf16. Read only."""
+    from tests.tiny import save_tiny_target
+
     return save_tiny_target(tmp_path_factory.mktemp("tiny") / "llama")
 
 

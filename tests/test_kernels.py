@@ -27,6 +27,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     )
     for name in ("CI", "FLEDGE_TESTS_WITHOUT_KERNELS", "FLEDGE_NATIVE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # some take a second to import
     return pytester
 
 
@@ -64,7 +65,7 @@ def test_the_processes_of_xdist_are_counted_together(
 ) -> None:
     monkeypatch.setenv("FLEDGE_NATIVE", "0")
     monkeypatch.setenv("CI", "true")
-    ended = suite.runpytest_inprocess("-n", "2")
+    ended = suite.runpytest_inprocess("-p", "xdist", "-n", "2")
     ended.assert_outcomes(passed=1, skipped=2)
     told = [line for line in ended.outlines if "kernels: " in line]
     assert told == ended.outlines[-1:]

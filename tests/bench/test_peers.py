@@ -20,7 +20,7 @@ from fledge.bench.peers.table import peers_notes, peers_table, read_peers, write
 from fledge.draft import DraftVocabulary
 from fledge.heads import Head
 from fledge.target import Target
-from tests.small_run import start_fledge
+from tests.run.small_run import start_fledge
 
 OPTIONS = PeerOptions(target="t", head=None)
 

@@ -122,7 +122,7 @@ def test_levels_compare_the_heads_with_plain_decode_and_say_what_a_chart_needs(
 
 
 def test_the_busy_neighbour_is_gone_afterwards(target: Target, head: Head) -> None:
-    measured(target, head, "neighbour")
+    list(Bench(target, head, replace(TINY, prompts=2)).neighbour())
     assert not [child for child in psutil.Process().children() if "while True" in " ".join(child.cmdline())]
 
 
@@ -147,7 +147,7 @@ def test_options_that_measure_nothing_are_refused(options: dict[str, Any], messa
 
 
 def test_a_saved_result_becomes_the_table_of_a_page(target: Target, head: Head, tmp_path: Path) -> None:
-    found = measure_ratios(Bench(target, head, TINY), ["neighbour"], lambda _: None, "fledge bench ratios")
+    found = measure_ratios(Bench(target, head, TINY), ["ttft"], lambda _: None, "fledge bench ratios")
     line = Ratio(
         what="first", base=2.0, other=3.0, unit="ms", ratio=Interval(1.5, 1.4, 1.61, 6), note="tau 2.00"
     )

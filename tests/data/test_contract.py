@@ -12,7 +12,7 @@ from fledge.base.errors import TargetError
 from fledge.commands.template import render
 from fledge.data.contract import Shape, check_shape, check_template, check_tools, notes
 from fledge.target import ChatTemplate, Target
-from tests.command import Fledge
+from tests.commands.command import Fledge
 from tests.data.templates import A1, A2, FIXTURES, SYSTEM, U1, U2, Fixture
 from tests.tiny import CHATML, TinyShape, make_tokenizer, save_tiny_target
 

@@ -18,10 +18,10 @@ import pytest
 
 from fledge.base.errors import DataError, FingerprintError, StorageError
 from fledge.data import PrivacyOptions, PromptOptions, make_prompts, prompt_summary, read_prompts
-from fledge.data.privacy import Treated
 from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
 from fledge.target import Target
+from tests.data.blacken import Blacken, BlackenAndTell
 from tests.data.conftest import Killed, files_of
 from tests.data.templates import FIXTURES
 from tests.data.test_contract import with_template
@@ -72,24 +72,24 @@ def write_lines(path: Path, rows: Sequence[Any]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def sharegpt(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def sharegpt(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = [
         {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "FOREIGN answer"},
                            {"from": "human", "value": "And then?"}]}
         for text in sentences(CHAT, 60, 0)
     ]  # fmt: skip
-    return write_lines(tmp_path / "chat.jsonl", [*rows, rows[3], rows[7]])
+    return write_lines(tmp_path_factory.mktemp("chat") / "chat.jsonl", [*rows, rows[3], rows[7]])
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = [
         {"body": {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]},
          "response": "FOREIGN answer"}
         for text in sentences(CODE, 60, 1)
     ]  # fmt: skip
-    return write_lines(tmp_path / "log.jsonl", rows)
+    return write_lines(tmp_path_factory.mktemp("log") / "log.jsonl", rows)
 
 
 def options(sharegpt: str, log: str, **changes: Any) -> PromptOptions:
@@ -230,15 +230,6 @@ def test_evaluation_overlap_is_reported_per_file(
     assert rows == set(range(60)) - {4, 5, 9}
 
 
-class Blacken:
-    """Stands where the privacy filter does: replaces one word, drops records with another."""
-
-    def treat(self, conversation: Sequence[str], key: str) -> Treated:
-        if any("python" in text for text in conversation):
-            return Treated(None, {}, "policy")
-        return Treated([text.replace("garden", "[PLACE]") for text in conversation])
-
-
 def test_nothing_is_written_before_it_is_treated(
     target: Target, sharegpt: str, log: str, tmp_path: Path
 ) -> None:
@@ -248,17 +239,6 @@ def test_nothing_is_written_before_it_is_treated(
             assert "garden" not in prompt.turns[0]
             assert "python" not in prompt.turns[0]
     assert read_selection(str(tmp_path / "out"))["sources"][1]["rejected"]["private_policy"] > 0
-
-
-class BlackenAndTell(Blacken):
-    """Leaves the number of its process in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def treat(self, conversation: Sequence[str], key: str) -> Treated:
-        (self.folder / str(os.getpid())).touch()
-        return super().treat(conversation, key)
 
 
 def test_rows_are_treated_in_as_many_processes_as_asked_for(
@@ -278,12 +258,22 @@ def test_rows_are_treated_in_as_many_processes_as_asked_for(
     assert files_of(tmp_path / "out-1") == files_of(tmp_path / "out-2")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(
+    target: Target, sharegpt: str, log: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    make_prompts(target, None, options(sharegpt, log, shard_size=10), str(folder))
+    return files_of(folder)
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("write", range(0, 40, 5))
 def test_killed_at_any_write_and_started_again_the_files_are_the_same(
     target: Target,
     sharegpt: str,
     log: str,
+    undisturbed: dict[str, bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kill_at_write: Callable[[int, bool], None],
@@ -291,13 +281,12 @@ def test_killed_at_any_write_and_started_again_the_files_are_the_same(
     after: bool,
 ) -> None:
     chosen = options(sharegpt, log, shard_size=10)
-    make_prompts(target, None, chosen, str(tmp_path / "undisturbed"))
     kill_at_write(write, after)
     with pytest.raises(Killed):
         make_prompts(target, None, chosen, str(tmp_path / "out"))
     monkeypatch.undo()
     make_prompts(target, None, chosen, str(tmp_path / "out"))
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
+    assert files_of(tmp_path / "out") == undisturbed
     assert prompt_summary(str(tmp_path / "out")).attempts == 122
 
 

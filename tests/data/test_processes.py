@@ -14,7 +14,7 @@ import pytest
 
 from fledge.base.errors import DataError
 from fledge.data.processes import map_in_processes
-from tests.test_child import gone, wait_for
+from tests.base.test_child import gone, wait_for
 
 
 def unmakeable() -> Callable[[int], int]:
@@ -51,7 +51,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
                 return identify
 
             if __name__ == "__main__":
-                for process in map_in_processes(make, range(10**6), 2):
+                for process in map_in_processes(make, range(10**6), 1):
                     print(process, flush=True)
             """
         )

@@ -18,7 +18,7 @@ from tests.data.test_mixing import CHAT, sentences, write_lines
 
 ray = pytest.importorskip("ray")
 
-from tests.ray_cluster import Loss, gated_answerer, two_nodes  # noqa: E402
+from tests.data.ray_cluster import Loss, gated_answerer, two_nodes  # noqa: E402
 
 
 @pytest.mark.slow

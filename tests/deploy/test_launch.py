@@ -16,7 +16,7 @@ from fledge.base.errors import EngineError
 from fledge.commands.main import app
 from fledge.deploy.launch import LaunchOptions, engine_version, plan, serve_with, version_tuple
 from fledge.heads import Head
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.heads.tiny_head import load_tiny_target, random_head
 
 
 def python_with(folder: Path, name: str, version: str) -> str:

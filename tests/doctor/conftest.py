@@ -13,10 +13,12 @@ from fledge.engine import Engine
 from fledge.features import FeatureOptions, extract_features
 from fledge.target import Target
 from fledge.train import TrainOptions, train
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import write_conversations
+from tests.heads.tiny_head import load_tiny_target
+from tests.tiny import TinyShape, save_tiny_target
 
 TOKENS = 24
+SHAPE = TinyShape(positions=256)  # every examination makes an engine, with a pool for so many
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Patient:
 
 
 @pytest.fixture(scope="session")
-def patient(tiny_target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Patient:
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
     folder = tmp_path_factory.mktemp("patient")
-    target = load_tiny_target(tiny_target_folder)
+    target = load_tiny_target(save_tiny_target(folder / "llama", shape=SHAPE))
     answers = Engine(target, None).generate(list(PROMPTS), max_tokens=TOKENS)
     conversations = [
         Conversation(

@@ -21,8 +21,8 @@ from fledge.draft import HeadMetadata
 from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
 from fledge.target import Target
-from tests.doctor.conftest import TOKENS, Patient
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.doctor.conftest import SHAPE, TOKENS, Patient
+from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.tiny import CHATML, save_tiny_target
 
 Files = tuple[dict[str, Any], dict[str, Tensor]]
@@ -76,7 +76,7 @@ def wrong_rope_base(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 
 def truncated_context(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    config["max_position_embeddings"] = 512
+    config["max_position_embeddings"] = 64
 
 
 def float16_overflow(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -173,7 +173,7 @@ def test_the_wrong_template_is_named(patient: Patient, tmp_path: Path) -> None:
 
 
 def test_another_target_revision_is_named(patient: Patient, tmp_path: Path) -> None:
-    other = load_tiny_target(save_tiny_target(tmp_path / "target", seed=1))
+    other = load_tiny_target(save_tiny_target(tmp_path / "target", shape=SHAPE, seed=1))
     found = examine(other, patient.head).findings
     assert found[0].fault == "revision"
     assert patient.target.revision[:12] in found[0].what

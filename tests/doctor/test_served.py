@@ -17,7 +17,7 @@ from fledge.doctor import PROMPTS, ServedEngine, diagnose
 from fledge.engine import Engine, TreeShape
 from fledge.heads import Head
 from tests.doctor.conftest import TOKENS, Patient
-from tests.draft.tiny_head import load_tiny_target
+from tests.heads.tiny_head import load_tiny_target
 
 DEPTH = 3
 
@@ -105,7 +105,7 @@ def serve(patient: Patient) -> Iterator[Callable[..., str]]:
                 self.wfile.write(data)
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}"
 

@@ -14,7 +14,7 @@ from fledge.heads import Head, head_runner
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables
-from tests.draft.tiny_head import KINDS, load_tiny_target, random_head
+from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
 from tests.tiny import save_tiny_target
 
 

@@ -13,7 +13,7 @@ from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, byte
 from fledge.features import extract as extract_module
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
-from tests.draft.tiny_head import load_tiny_target
+from tests.heads.tiny_head import load_tiny_target
 
 OPTIONS = FeatureOptions(batch_tokens=64, shard_mib=1)
 

@@ -27,8 +27,8 @@ from fledge.features.hooks import text_tower
 from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
+from tests.heads.tiny_head import load_tiny_target
 from tests.tiny import make_tokenizer
 
 SIZES: dict[str, Any] = {

@@ -12,12 +12,12 @@ from fledge.features import FeatureOptions, extract_features, extract_features_o
 from fledge.features import extract as extract_module
 from fledge.target import Target, TargetOptions
 from tests.data.conftest import files_of
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
+from tests.heads.tiny_head import load_tiny_target
 
 ray = pytest.importorskip("ray")
 
-from tests.ray_cluster import GatedFeatureActor, Loss, TwoNodes, two_nodes  # noqa: E402
+from tests.data.ray_cluster import GatedFeatureActor, Loss, TwoNodes, two_nodes  # noqa: E402
 
 OPTIONS = FeatureOptions(batch_tokens=64, shard_mib=1)
 

@@ -25,8 +25,8 @@ from fledge.features import (
     server_arguments,
 )
 from fledge.target import Target
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
+from tests.heads.tiny_head import load_tiny_target
 
 
 class Server:
@@ -90,7 +90,7 @@ class Server:
                 pass
 
         http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{http.server_port}"
         finally:

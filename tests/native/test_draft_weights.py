@@ -11,7 +11,7 @@ from fledge.engine import Engine, TreeShape
 from fledge.heads import Head, head_runner
 from fledge.run.recipe import load_recipe
 from fledge.target import Target
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.heads.tiny_head import load_tiny_target, random_head
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fledge.native.ops import PackedMatrix
-from tests.forked import forked
+from tests.base.forked import forked
 
 pytestmark = pytest.mark.kernels
 

@@ -293,13 +293,17 @@ def test_sampler_draws_from_the_exact_distribution(
     exact = sampled_exactly(logits, temperature, top_k, top_p, min_p)
     assert ((share - exact).abs() < 5 * (exact / count).sqrt() + 1e-3 / count).all()
     assert (share[exact == 0] == 0).all()
-    setting = RowSampling(full[0], full[1].long(), full[2], full[3], tossed, None, top_k > 0 or top_p < 1)
-    assert (drawn != sample(many, setting, tossed)).sum() <= 1
+    rows = slice(5001)  # the reference takes its time
+    full = [option[rows] for option in full]
+    setting = RowSampling(
+        full[0], full[1].long(), full[2], full[3], tossed[rows], None, top_k > 0 or top_p < 1
+    )
+    assert (drawn[rows] != sample(many[rows], setting, tossed[rows])).sum() <= 1
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
 def test_sampler_draws_what_the_reference_draws_from_a_large_vocabulary(temperature: float) -> None:
-    logits = torch.randn(600, 50_001, generator=torch.Generator().manual_seed(8)) * 3
+    logits = torch.randn(200, 50_001, generator=torch.Generator().manual_seed(8)) * 3
     count = len(logits)
     tossed = coins(torch.tensor([seed_key(9)] * count), torch.arange(count))
     full = [torch.full((count,), v) for v in (temperature, 0.0, 1.0, 0.0)]

@@ -229,6 +229,7 @@ def test_requests_of_an_engine_that_cannot_be_reset_are_answered(
 def test_time_runs_out_with_a_proper_error(
     make_engine: MakeEngine, options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fledge.server.generation._STATUS_WAIT_S", 0.1)
     with running(make_engine(), options(request_timeout=0.3)) as server:
         gate = hold_engine(server, monkeypatch)
         response = server.post("/v1/chat/completions", chat("Hi", 3))

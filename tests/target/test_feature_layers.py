@@ -14,7 +14,7 @@ from fledge.engine import Engine
 from fledge.features.hooks import HookExtractor
 from fledge.heads import Head
 from fledge.target import Target
-from tests.command import Fledge
+from tests.commands.command import Fledge
 from tests.engine.conftest import noisy_head
 from tests.features.test_features import make_conversations
 from tests.target.paging import make_batch, scattered_pages

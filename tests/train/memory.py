@@ -18,7 +18,7 @@ from pathlib import Path
 from fledge.base.storage import Manifest
 from fledge.features import FeatureStore, write_shard
 from fledge.train import TrainOptions, train
-from tests.draft.tiny_head import load_tiny_target
+from tests.heads.tiny_head import load_tiny_target
 from tests.tiny import TinyShape, save_tiny_target
 from tests.train.samples import make_sample
 

@@ -17,7 +17,7 @@ from fledge.target.batch import ForwardBatch
 from fledge.train import attention_flex
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
-from tests.draft.tiny_head import KINDS, load_tiny_target, random_head
+from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
 from tests.train.samples import make_sample
 from tests.train.test_functions import dense_attention
 

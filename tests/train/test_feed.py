@@ -15,8 +15,8 @@ from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, Onli
 from fledge.target import Target
 from fledge.train import train
 from fledge.train.feed import read_ahead
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import make_conversations, write_conversations
+from tests.heads.tiny_head import load_tiny_target
 from tests.train.test_trainer import OPTIONS
 
 SMALL = OPTIONS.model_copy(update={"epochs": 2.0, "ttt_steps": 2, "dtype": "float32"})

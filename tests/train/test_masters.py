@@ -16,7 +16,7 @@ from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
 from fledge.train.parallel import ShardedMasters, Team
 from fledge.train.weights import TrainableWeights
-from tests.forked import preload
+from tests.base.forked import preload
 
 # 1,187 numbers: not divisible by three, and no part ends where a weight does.
 SHAPES = {"lm_head": (17, 19), "o": (19, 19), "gate_up": (13, 19), "down": (19, 13), "norm": (9,)}

@@ -16,8 +16,8 @@ from fledge.features import SampleInfo
 from fledge.heads import Head
 from fledge.train import TrainOptions, train
 from fledge.train.parallel import Team
-from tests.draft.tiny_head import load_tiny_target
-from tests.forked import forked
+from tests.base.forked import forked
+from tests.heads.tiny_head import load_tiny_target
 from tests.train.test_trainer import OPTIONS, features, files, run, target
 
 __all__ = ["features", "target"]  # fixtures
@@ -137,7 +137,7 @@ def test_two_processes_killed_twice_on_cloud_storage_end_with_the_head_of_one_go
     pytest.importorskip("gcsfs")
     pytest.importorskip("gcp_storage_emulator")
     from fledge.base import storage
-    from tests.object_stores import running_gcs
+    from tests.base.object_stores import running_gcs
 
     assert train_together(tiny_target_folder, features, str(tmp_path)) == [0, 0]
     with running_gcs() as proxy:

@@ -10,7 +10,7 @@ import torch
 
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.train.plain_loop import PlainHead
 from tests.train.samples import make_sample
 

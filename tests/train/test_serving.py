@@ -18,8 +18,8 @@ from fledge.train.acceptance import replay
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 from fledge.train.serving import ServingReplay
-from tests.draft.tiny_head import load_tiny_target
 from tests.features.test_features import write_conversations
+from tests.heads.tiny_head import load_tiny_target
 from tests.tiny import TinyShape, save_tiny_target
 
 SHAPES = [(3, 1, 4), (5, 1, 6), (3, 4, 12), (5, 3, 20)]

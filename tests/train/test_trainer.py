@@ -23,8 +23,8 @@ from fledge.train.batches import epoch_batches
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.compare import compare_heads
 from fledge.train.evaluate import context_bound
-from tests.draft.tiny_head import load_tiny_target, random_head
 from tests.features.test_features import make_conversations, write_conversations
+from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.tiny import save_tiny_target
 
 OPTIONS = TrainOptions(

@@ -116,7 +116,8 @@ class Gate:
                     body += message.get("body", b"")
                     if len(body) > most:
                         body.clear()
-                        await _discard(receive)
+                        if message.get("more_body", False):
+                            await _discard(receive)
                         raise too_large
                     if not message.get("more_body", False):
                         return bytes(body)

@@ -26,7 +26,7 @@ from gcp_storage_emulator.server import create_server
 Fault = Literal["503", "500", "429", "403", "kept", "reset", "cut", "slow"]
 BUCKET = "bucket"
 _CODES = {"503": "SlowDown", "500": "InternalError", "429": "TooManyRequests", "403": "AccessDenied"}
-_SLOW = 0.1  # seconds
+_SLOW = 0.03  # seconds
 
 
 class Proxy(ThreadingHTTPServer):
@@ -39,10 +39,14 @@ class Proxy(ThreadingHTTPServer):
         self.bucket = f"{scheme}://{BUCKET}"
         self.emulator_port = emulator_port
         self.failure = failure  # the body of an HTTP status, with its code in S3
+        self.lock = threading.Lock()
+        self.behave()
+
+    def behave(self) -> None:
+        """Forget the plan, and count requests and faults from nothing."""
         self.plan: Callable[[int], Fault | None] = lambda number: None
         self.requests = 0
         self.faults: list[Fault] = []
-        self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -75,6 +79,7 @@ class Proxy(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body must not wait until its headers are acknowledged, 40 ms later
     server: Proxy
 
     def _forward(self) -> None:
@@ -183,7 +188,7 @@ def running_s3() -> Iterator[Proxy]:
 
 @contextmanager
 def _served(proxy: Proxy) -> Iterator[Proxy]:
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield proxy
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from fledge.base.storage import Manifest
-from tests.command import Fledge
+from tests.commands.command import Fledge
 
 
 def test_verify_names_a_fault_or_says_that_the_store_is_sound(

@@ -1,4 +1,4 @@
-"""Damage the files of a tiny run one at a time, and see what `fledge run` does: `python -m tests.damage [CASES]`.
+"""Damage the files of a tiny run one at a time, and see what `fledge run` does: `python -m tests.run.damage [CASES]`.
 
 By default 200 cases, drawn evenly from all.
 
@@ -31,7 +31,7 @@ from fledge.run.folder import Run
 from fledge.run.pipeline import run_pipeline
 from fledge.run.recipe import load_recipe
 from fledge.run.stages import STAGES, Stage
-from tests.small_run import write_small_recipe
+from tests.run.small_run import write_small_recipe
 from tests.tiny import save_tiny_target
 
 DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {

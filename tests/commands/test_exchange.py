@@ -21,7 +21,7 @@ from fledge.heads import Head
 from fledge.heads import checkpoint as checkpoint_module
 from fledge.heads.checkpoint import write_head
 from fledge.sources import hub as hub_module
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.heads.tiny_head import load_tiny_target, random_head
 
 
 @pytest.fixture

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from fledge import __version__
 from fledge.commands.main import app
-from fledge.run.folder import Run
 from fledge.run.recipe import load_recipe
 from fledge.server import logs
-from tests.command import Fledge
-from tests.forked import forked
+from tests.commands.command import Fledge
 from tests.tiny import save_tiny_target
 
 COMMANDS = {
@@ -256,11 +249,11 @@ def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_f
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_stream_that_is_closed_is_no_error(tmp_path: Path, closed: str) -> None:
-    command = shlex.join([sys.executable, "-m", "fledge", "report", "--run-dir", str(tmp_path / "none")])
+def test_a_stream_that_is_closed_is_no_error(closed: str) -> None:
+    command = shlex.join([sys.executable, "-m", "fledge", "bench", "sever"])
     ended = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: there is no run in") == ("2>" not in closed)
+    assert ended.stderr.startswith("error: `fledge bench` has no command 'sever'") == ("2>" not in closed)
 
 
 def test_a_stage_without_its_input(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
@@ -268,140 +261,6 @@ def test_a_stage_without_its_input(fledge: Fledge, small_recipe: Path, tmp_path:
     assert "run `fledge prompts` first" in fledge.error(
         "respond", small_recipe, "--run-dir", tmp_path / "run"
     )
-
-
-def test_a_run_folder_in_use(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    with FileLock(tmp_path / "run" / ".lock"):
-        assert "another fledge is at work" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
-
-
-def hold(recipe: str, folder: str) -> None:
-    with Run(load_recipe(recipe), folder).locked():
-        (Path(folder) / "held").touch()
-        time.sleep(600)
-
-
-def test_who_uses_a_run_folder_is_named_and_no_more_once_it_is_gone(
-    fledge: Fledge, small_recipe: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    other = forked(hold, str(small_recipe), str(folder))
-    while not (folder / "held").exists():
-        assert other.is_alive()
-        time.sleep(0.01)
-    told = fledge.error("prompts", small_recipe, "--run-dir", folder)
-    assert f"another fledge (process {other.pid} on " in told
-    assert f") is at work in {folder}; wait" in told
-    other.kill()
-    other.join()
-    assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
-
-
-def flock_missing(*_: object) -> None:
-    """`fcntl.flock` as some Lustre and FUSE mounts answer it."""
-    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-
-def flock_not_supported(*_: object) -> None:
-    """As some NFS and FUSE mounts answer it."""
-    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-
-
-def hold_without_flock(
-    recipe: str, folder: str, host: str, flock: Callable[..., None] = flock_missing
-) -> None:
-    fcntl.flock = flock
-    if host:
-        socket.gethostname = lambda: host
-    hold(recipe, folder)
-
-
-@pytest.mark.parametrize(
-    ("flock", "exchange"),
-    [(flock_missing, True), (flock_missing, False), (flock_not_supported, True)],
-    ids=["missing", "missing, and no atomic exchange", "not supported"],
-)
-@pytest.mark.filterwarnings("ignore:flock not supported")
-def test_without_flock_a_run_folder_is_locked_and_a_killed_owner_does_not_keep_it(
-    fledge: Fledge,
-    small_recipe: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flock: Callable[..., None],
-    exchange: bool,
-) -> None:
-    monkeypatch.setattr(fcntl, "flock", flock)
-    if not exchange:
-        recovery = pytest.importorskip("filelock._soft._exclusive._recovery")  # of filelock 4
-        monkeypatch.setattr(recovery, "exchange_supported", lambda: False)
-    folder = tmp_path / "run"
-    other = forked(hold_without_flock, str(small_recipe), str(folder), "", flock)
-    while not (folder / "held").exists():
-        assert other.is_alive()
-        time.sleep(0.01)
-    assert f"another fledge (process {other.pid} on " in fledge.error(
-        "prompts", small_recipe, "--run-dir", folder
-    )
-    other.kill()
-    other.join()
-    for _ in range(2):
-        assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
-
-
-@pytest.mark.parametrize("left", ["of another host", "without a record"])
-@pytest.mark.filterwarnings("ignore:flock not supported")
-def test_a_lock_that_cannot_be_known_to_be_stale_goes_as_the_error_says(
-    fledge: Fledge, small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
-) -> None:
-    monkeypatch.setattr(fcntl, "flock", flock_missing)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    if left == "without a record":
-        (folder / ".lock").touch()  # as a lock with flock leaves it: the folder was copied here
-        named = "another fledge is at work"
-    else:
-        other = forked(hold_without_flock, str(small_recipe), str(folder), "node17")
-        while not (folder / "held").exists():
-            assert other.is_alive()
-            time.sleep(0.01)
-        other.kill()
-        other.join()
-        named = f"another fledge (process {other.pid} on node17) is at work"
-    told = fledge.error("respond", small_recipe, "--run-dir", folder)
-    assert named in told
-    Path(told.split("if it no longer runs, delete ")[1]).unlink()
-    assert "run `fledge prompts` first" in fledge.error("respond", small_recipe, "--run-dir", folder)
-
-
-def test_what_fails_in_a_run_is_not_said_of_its_folder(small_recipe: Path, tmp_path: Path) -> None:
-    run = Run(load_recipe(str(small_recipe)), str(tmp_path / "run"))
-    with pytest.raises(ConnectionRefusedError), run.locked():
-        raise ConnectionRefusedError
-    with run.locked():
-        pass
-
-
-def test_a_run_folder_that_is_a_file(fledge: Fledge, small_recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    assert "name another --run-dir" in fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
-
-
-@pytest.mark.parametrize("advice", ["make that folder", "delete the link", "name another --run-dir"])
-def test_a_run_folder_that_is_a_link_to_nowhere(
-    fledge: Fledge, small_recipe: Path, tmp_path: Path, advice: str
-) -> None:
-    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
-    told = fledge.error("run", small_recipe, "--run-dir", tmp_path / "run")
-    assert f"run is a link to {tmp_path}/unmounted, which isn't there" in told
-    assert advice in told
-    if advice == "make that folder":
-        (tmp_path / "unmounted").mkdir()
-    elif advice == "delete the link":
-        (tmp_path / "run").unlink()
-    folder = tmp_path / ("other" if advice == "name another --run-dir" else "run")
-    with Run(load_recipe(str(small_recipe)), str(folder)).locked():
-        assert folder.is_dir()
 
 
 @pytest.fixture

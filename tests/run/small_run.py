@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.forked import forked
+from tests.base.forked import forked
 
 
 def write_small_recipe(path: Path, target: Path) -> Path:
@@ -35,7 +35,7 @@ def write_small_recipe(path: Path, target: Path) -> Path:
         "features": {"shard_mib": 1, "batch_tokens": 256},
         "train": {
             "draft_vocab_size": 128,
-            "epochs": 4,
+            "epochs": 2,
             "batch_tokens": 256,
             "evaluate_every": 5,
             "checkpoint_seconds": 0.001,

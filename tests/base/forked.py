@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 
 def preload() -> None:
     """What the process imports that others are forked off; to be called before the first of them."""
-    multiprocessing.set_forkserver_preload(["fledge.run.pipeline", "pytest"])
+    multiprocessing.set_forkserver_preload(["fledge.run.pipeline", "tests.tiny", "pytest"])
 
 
 def forked(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage import Case, Workshop
+from tests.run.damage import Case, Workshop
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fledge.features import FeatureStore
-from tests.command import Fledge
+from tests.commands.command import Fledge
 
 
 def test_a_hybrid_run_stores_held_out_features_and_keeps_the_others_while_training(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import fsspec
 import pytest
@@ -17,29 +18,36 @@ from fledge.base import retry, storage  # noqa: E402
 from fledge.base.errors import StorageError  # noqa: E402
 from fledge.base.storage import Manifest  # noqa: E402
 from fledge.features import FeatureStore, verify_store, write_shard  # noqa: E402
+from tests.base.object_stores import Fault, Proxy, running_gcs, running_s3  # noqa: E402
 from tests.features.test_store import samples  # noqa: E402
-from tests.object_stores import Fault, Proxy, running_gcs, running_s3  # noqa: E402
 
 
-@pytest.fixture(params=["gs", "s3"])
-def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    with running_gcs() if request.param == "gs" else running_s3() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def cloud(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     async def soon(seconds: float) -> None:
         pass
 
     monkeypatch.setattr("asyncio.sleep", soon)  # the clients' pauses between attempts
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.001)
-    with running_gcs() if request.param == "gs" else running_s3() as proxy:
-        for name, value in proxy.environment.items():
-            monkeypatch.setenv(name, value)
-        kind = fsspec.get_filesystem_class(request.param)
-        kind.clear_instance_cache()
-        yield proxy
-        kind.clear_instance_cache()
+    for name, value in proxy.environment.items():
+        monkeypatch.setenv(name, value)
+    kind = fsspec.get_filesystem_class(proxy.bucket.partition(":")[0])
+    kind.clear_instance_cache()
+    proxy.behave()
+    yield proxy
+    kind.clear_instance_cache()
 
 
 @pytest.fixture
 def folder(cloud: Proxy) -> str:
-    return f"{cloud.bucket}/features"
+    """One that is there for this test alone."""
+    return f"{cloud.bucket}/{uuid4().hex}/features"
 
 
 def test_files_appear_are_listed_and_removed(cloud: Proxy, folder: str):

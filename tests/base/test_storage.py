@@ -73,7 +73,7 @@ def test_a_store_whose_package_is_missing_says_which_extra_has_it(monkeypatch: p
         raise ImportError("Install it")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     for protocol, extra in (("gs", "gcs"), ("s3", "s3")):
         assert project["optional-dependencies"][extra]
         with pytest.raises(StorageError, match=rf'run pip install "fledge\[{extra}\]"'):

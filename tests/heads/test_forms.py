@@ -20,7 +20,7 @@ from fledge.heads.checkpoint import write_head
 from fledge.heads.forms import FORMS, Form
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
-from tests.draft.tiny_head import KINDS, load_tiny_target, random_head
+from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
 from tests.interop import interpreter
 from tests.tiny import TinyShape, save_tiny_target
 

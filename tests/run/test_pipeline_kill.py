@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from tests.small_run import start_fledge
+from tests.run.small_run import start_fledge
 
 # Stage folder, and the file whose appearance means that the stage is at work.
 STAGES = [

@@ -13,7 +13,7 @@ from fledge.base.errors import HeadError
 from fledge.draft import HeadMetadata
 from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
-from tests.draft.tiny_head import load_tiny_target, random_head
+from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.tiny import TinyShape, save_tiny_target
 
 

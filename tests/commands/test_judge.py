@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fledge.train.compare import tau_difference
-from tests.command import Fledge
+from tests.commands.command import Fledge
 
 
 def test_a_head_is_judged_by_category_context_and_tree(
