@@ -172,7 +172,7 @@ class DecoderConfig:
         undecodable = _undecodable(raw, name, family, scaling, window)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
             scaling = None  # for the head, whose RoPE is its own
-        as_llama = cls(
+        plain = cls(
             architecture=architecture,
             num_layers=num_layers,
             hidden_size=hidden_size,
@@ -194,7 +194,7 @@ class DecoderConfig:
             windowed_layers=windowed_layers,
         )
         try:
-            return replace(as_llama, **family.fields(raw))
+            return replace(plain, **family.fields(raw))
         except KeyError as error:
             raise TargetError(f"config.json has no {error.args[0]}: download the model again") from None
 
