@@ -183,7 +183,9 @@ def _read_layer(source: TensorSource, config: DecoderConfig, family: Family, ind
         experts=family.read_experts(source, f"{prefix}.mlp", routed, hidden) if routed else None,
         attention_out_norm=behind_attention if config.out_norms else None,
         mlp_out_norm=read_norm("post_feedforward_layernorm") if config.out_norms else None,
-        o_bias=source.read(f"{attention}.o_proj.bias", hidden) if config.o_bias else None,
+        o_bias=_scaled(source.read(f"{attention}.o_proj.bias", hidden), config.residual_scale)
+        if config.o_bias
+        else None,
         sinks=source.read(f"{attention}.sinks", config.num_heads) if config.sinks else None,
     )
 
