@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+import fledge
+from fledge.target import families
+
 ROOT = Path(__file__).parent.parent
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Those need a server beside them, as tests/server and tests/features/test_served.py have one.
@@ -37,6 +40,7 @@ def test_every_page_with_python_is_run_below() -> None:
     assert {page for page in pages if examples(page)} == {
         "README.md",
         "docs/engine.md",
+        "docs/extend.md",
         "docs/features.md",
         "docs/privacy.md",
         "docs/train.md",  # in tests/train/test_trainer.py
@@ -59,6 +63,25 @@ def test_examples_run(page: str, tiny_target_folder: Path, finished_run: Path, t
         for shown, here in stands_for.items():
             code = code.replace(shown, here)
         execute(code, names)
+
+
+def test_a_target_family_of_one_s_own_is_registered_and_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+    names: dict[str, Any] = {}
+    try:
+        for code in examples("docs/extend.md"):
+            execute(code, names)
+    finally:
+        families._FAMILIES.pop("ParrotForCausalLM", None)
+    target, engine = names["target"], names["engine"]
+    assert (target.config.hidden_size, target.config.max_position_embeddings) == (64, 1024)
+    assert target.weights.layers[1].qkv_bias is not None
+    assert len(engine.generate([[5, 6, 7]], max_tokens=8, ignore_eos=True)[0].token_ids) == 8
+    with pytest.raises(fledge.TargetError, match="hidden_size=None"):
+        fledge.Target.load("tiny-parrot")
 
 
 def test_examples_of_the_privacy_filter_run() -> None:

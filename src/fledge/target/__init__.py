@@ -3,8 +3,9 @@
 from fledge.sources.find import DEFAULT_TARGET
 from fledge.target.batch import Decoder, ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.chat import ChatTemplate
-from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
+from fledge.target.config import DecoderConfig
 from fledge.target.decoder import TorchDecoder
+from fledge.target.families import SUPPORTED_ARCHITECTURES
 from fledge.target.options import TargetOptions
 from fledge.target.resolve import ResolvedTarget, resolve_target
 from fledge.target.rope import apply_rope, rope_table, rope_tables

@@ -11,41 +11,11 @@ from typing import Any
 
 from fledge.base.errors import TargetError
 from fledge.native.abi import MOST_NODES
+from fledge.target import families
 from fledge.target.experts import ExpertsConfig
+from fledge.target.families import SUPPORTED_ARCHITECTURES, Family
 from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share
 
-# Architectures whose configs leave much to their class, differently for each size: read as transformers does.
-_READ_BY_TRANSFORMERS = (
-    "Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration",
-    "GptOssForCausalLM",
-    "SmolLM3ForCausalLM",
-)
-_LLAMA4 = {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}
-_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096}
-# transformers' defaults of fields that config.json may leave out, where architectures differ in them.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "GraniteForCausalLM": {"max_position_embeddings": 2048},
-    "LlamaForCausalLM": {"max_position_embeddings": 2048},
-    "Llama4ForCausalLM": _LLAMA4,
-    "Llama4ForConditionalGeneration": _LLAMA4,
-    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096},
-    "MixtralForCausalLM": {"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
-    "Phi3ForCausalLM": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    "Qwen2ForCausalLM": _QWEN,
-    "Qwen3ForCausalLM": _QWEN,
-    "Qwen3MoeForCausalLM": _QWEN,
-}
-# Multimodal checkpoints whose text model, given text alone, is one of those; and what its config calls it.
-_TEXT_MODELS = {
-    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral"),
-    "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_vl_text"),
-    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text"),
-    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
-}
-SUPPORTED_ARCHITECTURES = (*_DEFAULTS, *_READ_BY_TRANSFORMERS, *_TEXT_MODELS)
-_GEMMA_ACTIVATION = ("hidden_activation", ("gelu_pytorch_tanh",))
-_ACTIVATIONS = dict.fromkeys(_READ_BY_TRANSFORMERS[:2], _GEMMA_ACTIVATION)
 # The head's teacher is hidden state times lm_head.
 _CHANGED_LOGITS = (
     "final_logit_softcapping",
@@ -172,55 +142,61 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
         """Translate an HF configuration, as written by transformers 4 or 5; of a multimodal one, the text part."""
-        architecture = _architecture(raw)
+        name = architecture = _architecture(raw)
+        family = families.find(architecture)
         text = raw.get("text_config") or {}
         tied = {**text, **raw}.get("tie_word_embeddings")  # the whole model's flag counts
-        if architecture in _DEFAULTS:
-            raw = {**_DEFAULTS[architecture], **raw, **text}
+        if family.defaults is not None and architecture in family.architectures:
+            raw = {**family.defaults, **family.rename({**raw, **text})}
         else:
             quantised = raw.get("quantization_config")  # of the whole model
-            raw = {"quantization_config": quantised, **(as_transformers_reads(raw) or {**raw, **text})}
-        # The decoder's own architecture: of a multimodal checkpoint, its text model's.
-        family, text_type = _TEXT_MODELS.get(architecture, (architecture, raw.get("model_type")))
-        if raw.get("model_type") != text_type:  # a Mistral 3 may hold a text model of another kind
-            family = f"{architecture} around {raw.get('model_type')}"
-        if tied is None and architecture in _READ_BY_TRANSFORMERS:
-            tied = raw.get("tie_word_embeddings")
+            read = family.rename(as_transformers_reads(raw) or {**raw, **text})
+            raw = {"quantization_config": quantised, **read}
+            if tied is None and architecture in family.architectures:
+                tied = raw.get("tie_word_embeddings")
+        text_type = family.text_models.get(architecture)
+        if text_type is not None and raw.get("model_type") != text_type:  # a Mistral 3 may hold another kind
+            name = f"{architecture} around {raw.get('model_type')}"
+            family = families.find(name)
         _refuse_changed_logits(raw, family)
-        hidden_size, num_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
-        max_positions = _integer(raw, "max_position_embeddings")
+
+        def size(name: str) -> int:
+            return _integer(raw.get(name), family.config_name(name))
+
+        hidden_size, num_heads = size("hidden_size"), size("num_attention_heads")
+        max_positions, num_layers = size("max_position_embeddings"), size("num_hidden_layers")
         theta, scaling = read_rope(raw, max_positions)
-        window, windowed_layers = _windowed_layers(raw, family, max_positions)
-        undecodable = _undecodable(raw, family, scaling, window)
+        window, windowed_layers = int(raw.get("sliding_window") or 0), tuple(family.windowed_layers(raw))
+        if not (0 < window < max_positions and windowed_layers):  # all see the whole context
+            window, windowed_layers = 0, ()
+        undecodable = _undecodable(raw, name, family, scaling, window)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
             scaling = None  # for the head, whose RoPE is its own
-        return cls(
+        plain = cls(
             architecture=architecture,
-            num_layers=_integer(raw, "num_hidden_layers"),
+            num_layers=num_layers,
             hidden_size=hidden_size,
-            intermediate_size=_integer(raw, "intermediate_size"),
+            intermediate_size=size("intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
             head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
-            vocab_size=_integer(raw, "vocab_size"),
-            rms_norm_eps=_epsilon(raw),
+            vocab_size=size("vocab_size"),
+            rms_norm_eps=_epsilon(raw.get("rms_norm_eps", 1e-6), family.config_name("rms_norm_eps")),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=min(max_positions, _longest_context(raw, family) or max_positions),
+            max_position_embeddings=max_positions,
             own_positions=max_positions,
             tie_word_embeddings=bool(tied),
-            qkv_bias=family == "Qwen2ForCausalLM" or _is_biased_gpt_oss(raw, family),
-            qk_norm=family.startswith(("Qwen3", "Gemma3")) or _is_llama4_normed(raw, family),
-            experts=_experts(raw, family),
-            rope_free_layers=_rope_free_layers(raw, family),
+            qkv_bias=False,
+            qk_norm=False,
             undecodable=undecodable,
             window=window,
             windowed_layers=windowed_layers,
-            o_bias=_is_biased_gpt_oss(raw, family),
-            sinks=family == "GptOssForCausalLM",
-            **(_gemma3(raw, hidden_size) if family.startswith("Gemma3") else {}),
-            **(_granite(raw) if family == "GraniteForCausalLM" else {}),
         )
+        try:
+            return replace(plain, **family.fields(raw))
+        except KeyError as error:
+            raise TargetError(f"config.json has no {error.args[0]}: download the model again") from None
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
@@ -248,42 +224,39 @@ def as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _undecodable(
-    raw: Mapping[str, Any], architecture: str, scaling: Mapping[str, Any] | None, window: int
+    raw: Mapping[str, Any], name: str, family: Family, scaling: Mapping[str, Any] | None, window: int
 ) -> str:
     """Why the decoder can't run such a target, which it would compute wrongly; empty if it can."""
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        return (
-            f"its architecture is {architecture}, and the decoder knows {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
+    if not family.architectures:
+        return f"its architecture is {name}, and the decoder knows {', '.join(SUPPORTED_ARCHITECTURES)}"
     problems = []
-    name, known_activations = _ACTIVATIONS.get(architecture, ("hidden_act", ("silu", "swish")))
-    if raw.get(name, known_activations[0]) not in known_activations:
-        problems.append(f"{name}={raw[name]!r} ({known_activations[0]})")
+    activation = raw.get("hidden_act", family.activations[0])
+    if activation not in family.activations:
+        problems.append(f"{family.config_name('hidden_act')}={activation!r} ({family.activations[0]})")
     if raw.get("attn_logit_softcapping"):
         problems.append(f"attn_logit_softcapping={raw['attn_logit_softcapping']} (none)")
     if raw.get("use_bidirectional_attention"):
         problems.append("use_bidirectional_attention=true (false)")
     if 0 < window < MOST_NODES:  # a node of a tree has to see all of its ancestors
         problems.append(f"sliding_window={window} ({MOST_NODES} or more)")
-    if architecture not in ("GptOssForCausalLM", "Qwen2ForCausalLM") and raw.get("attention_bias"):
+    if "attention_bias" not in family.understood and raw.get("attention_bias"):
         problems.append("attention_bias=true (false)")
     if raw.get("mlp_bias"):
         problems.append("mlp_bias=true (false)")
     if (share := rotary_share(raw)) != 1.0:
         problems.append(f"partial_rotary_factor={share:g} (1.0)")
-    if raw.get("quantization_config") and not _is_mxfp4(raw, architecture):
+    quantised = raw.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if quantised and method not in family.quantisations:
         problems.append("quantization_config (unquantised weights, or GPT-OSS' in MXFP4)")
-    # Llama 4's norms come after RoPE and take back the factor that yarn puts on it.
-    known = [kind for kind in SUPPORTED_SCALING if kind != "yarn" or not architecture.startswith("Llama4")]
-    if scaling is not None and scaling["rope_type"] not in known:
-        problems.append(f"RoPE scaling {scaling['rope_type']!r} ({', '.join(known)})")
+    if scaling is not None and scaling["rope_type"] not in family.rope_scalings:
+        problems.append(f"RoPE scaling {scaling['rope_type']!r} ({', '.join(family.rope_scalings)})")
     return f"it uses {', '.join(problems)}; in brackets what the decoder knows" if problems else ""
 
 
-def _refuse_changed_logits(raw: Mapping[str, Any], architecture: str) -> None:
+def _refuse_changed_logits(raw: Mapping[str, Any], family: Family) -> None:
     """Refuse a target whose logits aren't hidden state times lm_head: a head would learn other probabilities."""
-    known = ("logits_scaling",) if architecture == "GraniteForCausalLM" else ()
-    names = [key for key in _CHANGED_LOGITS if key not in known]
+    names = [key for key in _CHANGED_LOGITS if key not in family.understood]
     found = [f"{key}={raw[key]}" for key in names if raw.get(key) not in (None, 1, 1.0)]
     if found:
         raise TargetError(
@@ -291,101 +264,18 @@ def _refuse_changed_logits(raw: Mapping[str, Any], architecture: str) -> None:
         )
 
 
-def _integer(raw: Mapping[str, Any], key: str) -> int:
-    value = raw.get(key)
+def _integer(value: Any, name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise TargetError(
-            f"config.json has {key}={value!r}, not a positive number: download the model again, or use another target "
+            f"config.json has {name}={value!r}, not a positive number: download the model again, or use another target "
             "if its architecture knows no such number"
         )
     return value
 
 
-def _epsilon(raw: Mapping[str, Any]) -> float:
-    value = raw.get("rms_norm_eps", 1e-6)
+def _epsilon(value: Any, name: str) -> float:
     if not isinstance(value, float) or not value > 0:
         raise TargetError(
-            f"config.json has rms_norm_eps={value!r}, not a positive number: download the model again"
+            f"config.json has {name}={value!r}, not a positive number: download the model again"
         )
     return float(f"{value:.7g}")  # GGUF keeps 1e-5 as 9.9999997e-06
-
-
-def _longest_context(raw: Mapping[str, Any], architecture: str) -> int | None:
-    """The longest context for which the decoder computes what the target does; None: the target's own.
-
-    The decoder has neither Llama 4's chunked attention, which is full attention up to the first chunk's end, nor the
-    temperature of its layers without RoPE, which is 1 up to `floor_scale`.
-    """
-    if not architecture.startswith("Llama4"):
-        return None
-    return min(int(raw.get("attention_chunk_size") or 8192), int(raw.get("floor_scale") or 8192) - 1)
-
-
-def _windowed_layers(
-    raw: Mapping[str, Any], architecture: str, positions: int
-) -> tuple[int, tuple[int, ...]]:
-    """How many tokens windowed layers see, and which those are; 0 and none where all see the whole context."""
-    window = int(raw.get("sliding_window") or 0)
-    if architecture.startswith("Llama") or architecture not in SUPPORTED_ARCHITECTURES:
-        return 0, ()
-    if architecture.startswith(("Qwen", "SmolLM3")) and not raw.get("use_sliding_window", False):
-        return 0, ()
-    every, kinds = range(int(raw["num_hidden_layers"])), raw.get("layer_types")
-    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and not kinds:
-        first = int(raw.get("max_window_layers", 28))
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in every]
-    windowed = tuple(layer for layer in every if not kinds or kinds[layer] == "sliding_attention")
-    return (window, windowed) if 0 < window < positions and windowed else (0, ())
-
-
-def _gemma3(raw: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
-    """What Gemma 3 (arXiv 2503.19786) has and Llama hasn't."""
-    local = (raw.get("rope_parameters") or {}).get("sliding_attention") or {}
-    return {
-        "window_rope_theta": float(local.get("rope_theta") or raw.get("rope_local_base_freq") or 10000.0),
-        "query_scale": float(raw.get("query_pre_attn_scalar") or 256) ** -0.5,
-        "embedding_scale": hidden_size**0.5,
-        "activation": "gelu",
-        "out_norms": True,
-    }
-
-
-def _granite(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What Granite's four multipliers are where Llama has 1, and of scores head_dim ** -0.5."""
-    return {
-        "query_scale": float(raw.get("attention_multiplier") or 1.0),
-        "embedding_scale": float(raw.get("embedding_multiplier") or 1.0),
-        "residual_scale": float(raw.get("residual_multiplier") or 1.0),
-        "logit_scale": 1.0 / float(raw.get("logits_scaling") or 1.0),
-    }
-
-
-def _experts(raw: Mapping[str, Any], architecture: str) -> ExpertsConfig | None:
-    try:
-        return ExpertsConfig.from_hf(raw, architecture)
-    except KeyError as error:
-        raise TargetError(f"config.json has no {error.args[0]}: download the model again") from None
-
-
-def _is_llama4_normed(raw: Mapping[str, Any], architecture: str) -> bool:
-    return architecture.startswith("Llama4") and bool(raw.get("use_qk_norm", True))
-
-
-def _is_biased_gpt_oss(raw: Mapping[str, Any], architecture: str) -> bool:
-    return architecture == "GptOssForCausalLM" and bool(raw.get("attention_bias", True))
-
-
-def _is_mxfp4(raw: Mapping[str, Any], architecture: str) -> bool:
-    """Whether the weights of experts, and no others, are quantised, as OpenAI publishes GPT-OSS."""
-    quantised = raw["quantization_config"]
-    named = isinstance(quantised, Mapping) and quantised.get("quant_method") == "mxfp4"
-    return named and architecture == "GptOssForCausalLM"
-
-
-def _rope_free_layers(raw: Mapping[str, Any], architecture: str) -> tuple[int, ...]:
-    """Llama 4's and SmolLM3's layers without RoPE: zeros of `no_rope_layers`, or every so many-th."""
-    if not architecture.startswith(("Llama4", "SmolLM3")):
-        return ()
-    layers, every = int(raw["num_hidden_layers"]), int(raw.get("no_rope_layer_interval") or 4)
-    turned = raw.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
-    return tuple(layer for layer, has_rope in enumerate(turned) if not has_rope)

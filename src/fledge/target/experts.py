@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,37 +33,11 @@ class ExpertsConfig:
     clamp: float = 0.0  # GPT-OSS: no gate is above it, no `up` further from 0; 0: SiLU, without bounds
     gate_slope: float = 1.702  # GPT-OSS: a gate g becomes g * sigmoid(gate_slope * g), and `up` up + 1
 
-    @classmethod
-    def from_hf(cls, raw: Mapping[str, Any], architecture: str) -> ExpertsConfig | None:
-        """What an HF configuration says of experts, None for a dense target."""
-        layers = int(raw["num_hidden_layers"])
-        moe: Sequence[int]
-        routing: Routing
-        clamped: dict[str, float] = {}
-        if architecture == "MixtralForCausalLM":
-            moe, routing, size, shared, dense = range(layers), "renormalised", raw["intermediate_size"], 0, 0
-        elif architecture == "Qwen3MoeForCausalLM":
-            step, excepted = int(raw.get("decoder_sparse_step") or 1), raw.get("mlp_only_layers") or []
-            moe = [layer for layer in range(step - 1, layers, step) if layer not in excepted]
-            routing = "renormalised" if raw.get("norm_topk_prob") else "softmax"
-            size, shared, dense = raw["moe_intermediate_size"], 0, raw["intermediate_size"]
-        elif architecture == "GptOssForCausalLM":
-            moe, routing, size, shared, dense = range(layers), "renormalised", raw["intermediate_size"], 0, 0
-            clamped = {
-                "clamp": float(raw.get("swiglu_limit") or 7.0),
-                "gate_slope": float(raw.get("swiglu_alpha") or 1.702),
-            }
-        elif architecture.startswith("Llama4"):
-            step = int(raw.get("interleave_moe_layer_step") or 1)
-            named = raw.get("moe_layers")  # none of them in Llama Guard 4
-            moe = range(step - 1, layers, step) if named is None else named
-            size = shared = raw["intermediate_size"]
-            routing, dense = "sigmoid", raw["intermediate_size_mlp"]
-        else:
-            return None
-        count = raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"]
-        per_token = int(raw["num_experts_per_tok"])
-        return cls(int(count), per_token, size, routing, shared, tuple(moe), dense, **clamped)
+
+def expert_counts(raw: Mapping[str, Any]) -> tuple[int, int]:
+    """How many experts an HF configuration has, and how many of them each token takes."""
+    count = raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"]
+    return int(count), int(raw["num_experts_per_tok"])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from fledge.sources.files import weight_files
 from fledge.sources.find import DEFAULT_TARGET, find_folder, given_name, named_folder
 from fledge.sources.gguf import UnconvertibleError
 from fledge.sources.hub import hub_config
-from fledge.target.config import SUPPORTED_ARCHITECTURES, DecoderConfig
+from fledge.target.config import DecoderConfig
+from fledge.target.families import SUPPORTED_ARCHITECTURES
 from fledge.target.revision import folder_revision
 from fledge.target.weights import check_ends
 

@@ -18,7 +18,7 @@ import torch
 from fledge.sources.files import cached_digest, weight_files
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertsConfig
-from fledge.target.weights import open_weights
+from fledge.target.tensors import open_weights
 
 _TEXT_FILES = (
     "config.json",

@@ -1,0 +1,45 @@
+"""Target families: a file for each, which holds all that is particular to an architecture, and the registry.
+
+The decoder, and all that reads config.json and weights, is written for Llama; a `Family` says where an architecture
+differs. docs/extend.md adds one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from fledge.target.families.family import Family
+from fledge.target.families.undecoded import undecoded
+
+__all__ = ["SUPPORTED_ARCHITECTURES", "Family", "find", "register"]
+
+_FILES = (
+    "granite",
+    "llama",
+    "llama4",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma3",
+    "gpt_oss",
+    "smollm3",
+)
+_FAMILIES: dict[str, Family] = {}
+SUPPORTED_ARCHITECTURES = _FAMILIES.keys()  # with those registered later
+
+
+def register(*families: Family) -> None:
+    """Make fledge know these in this process; an architecture that is known already is replaced."""
+    _FAMILIES.update({name: family for family in families for name in family.architectures})
+    _FAMILIES.update({name: family for family in families for name in family.text_models})
+
+
+def find(architecture: str) -> Family:
+    """The family of an architecture; for one that isn't registered, a family without architectures."""
+    return _FAMILIES.get(architecture) or undecoded(architecture)
+
+
+register(*(import_module(f"{__name__}.{name}").FAMILY for name in _FILES))
