@@ -409,7 +409,7 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
         _m("labels-one-ahead", "train/batches.py",
            'at_rows("argmax", 1)', 'at_rows("argmax", 0)', "train/test_alignment.py"),
         _m("exact-budget-of-tokens-is-too-much", "train/batches.py",
-           "if left < 0:", "if left <= 0:", "train/test_ablation.py"),
+           "if budget < 0:", "if budget <= 0:", "train/test_ablation.py"),
         _m("contexts-of-a-power-of-two", "train/evaluate.py",
            "(position - 1).bit_length()", "position.bit_length()",
            "train/test_trainer.py::test_contexts_go_together_up_to_powers_of_two"),

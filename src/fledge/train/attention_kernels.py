@@ -1,4 +1,4 @@
-"""The unroll's attention on one block in bf16 on a CPU: matrix products by torch, all else by attention.cpp.
+"""The unroll's attention on one block in bf16 on a CPU: matrix products by torch, the rest by attention.cpp.
 
 Scores and their gradients are float32 products of bf16 factors (see `bf16_products`), as in serving.
 """
@@ -88,7 +88,7 @@ class _Call:
         sizes, others, steps = given.sizes, given.others, given.steps
         kernels = kernels_for(*others)
         if kernels is None:
-            raise RuntimeError("attention kernels were called for tensors they don't take; see `usable`")
+            raise RuntimeError("attention kernels were called with unsupported tensors; check `usable` first")
         self._kernels = kernels
         self._sizes, self._workspace = sizes, given.workspace
         own_keys, own_values = others[2 : 2 + steps], others[2 + steps :]
@@ -135,7 +135,7 @@ class _Call:
 
 
 def _stride(tensors: Sequence[Tensor]) -> int:
-    """The row stride of own keys or values, which all come out of the same projection."""
+    """The row stride shared by own keys or own values; all come from the same projection."""
     strides = {t.stride(0) for t in tensors}
     if len(strides) > 1:
         raise RuntimeError(f"own keys of different layouts {sorted(strides)}; use the torch attention")

@@ -1,6 +1,6 @@
-"""The unroll's attention on one block in plain torch: what it is, for any type and device.
+"""The unroll's attention on one block in plain torch: the reference, for any dtype and device.
 
-Heads that share a KV head are neighbours: [b, kv_heads, Q, group, D].
+Heads that share a KV head are adjacent: [b, kv_heads, Q, group, D].
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Floats(NamedTuple):
     values: Tensor
     own_keys: list[Tensor]  # [b, kv, Q, 1, D] each
     own_values: list[Tensor]
-    hidden: Tensor  # [b, 1, Q, 1, L] bool, keys that are not seen
+    hidden: Tensor  # [b, 1, Q, 1, L] bool, masked keys
 
     @classmethod
     def of(cls, block: Block, given: Inputs) -> _Floats:
@@ -78,7 +78,7 @@ class _Floats(NamedTuple):
         keys, values = (t[block.keys].float().unflatten(2, (sizes.kv_heads, -1)) for t in others[:2])
         own = [_to_block(block, sizes, t, 1) for t in others[2:]]
         index = torch.arange(block.keys.shape[1], device=query.device)
-        # A padded query sees one key, so that its softmax stays finite; nothing of it is used.
+        # A padded query sees one key, so that its softmax stays finite; its output is unused.
         seen = block.seen.clamp_min(1)[:, None, :, None, None]
         scaled = _to_block(block, sizes, query, sizes.group) * sizes.head_dim**-0.5
         return cls(scaled, keys, values, own[:steps], own[steps:], index >= seen)
@@ -91,11 +91,11 @@ class _Floats(NamedTuple):
 
 
 def _to_block(block: Block, sizes: Sizes, x: Tensor, group: int) -> Tensor:
-    """Rows among the S [S, kv * group * D] -> [b, kv, Q, group, D] float32; D is 1 for a number per head."""
+    """Rows of x [S, kv * group * D] -> [b, kv, Q, group, D] float32; D is 1 for one value per head."""
     picked = x[block.queries].float().unflatten(2, (sizes.kv_heads, group, -1))
     return picked.permute(0, 2, 1, 3, 4)
 
 
 def _from_block(block: Block, x: Tensor) -> Tensor:
-    """[b, kv, Q, g, D] -> the rows that are no padding, [n, kv * g * D]."""
+    """[b, kv, Q, g, D] -> the rows that aren't padding, [n, kv * g * D]."""
     return x.permute(0, 2, 1, 3, 4).flatten(0, 1).flatten(1)[block.real_queries]

@@ -1,4 +1,4 @@
-"""What a recipe can say about training and evaluation. The field descriptions are the documentation."""
+"""Training and evaluation options of a recipe. The field descriptions are the documentation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TrainOptions(BaseModel):
     def _some_loss(cls, shares: dict[LossName, float] | str) -> dict[LossName, float] | str:
         if isinstance(shares, str):
             if not re.fullmatch(r"[\w.]+:\w+", shares):
-                raise ValueError(f"{shares!r} is no function; write it as module:name")
+                raise ValueError(f"{shares!r} is not a function; write it as module:name")
             return shares
         if any(share < 0 for share in shares.values()) or not sum(shares.values()) > 0:
             raise ValueError("give at least one loss a share above 0, and none a negative one")
@@ -102,12 +102,12 @@ class TrainOptions(BaseModel):
 
     @property
     def loss_to_take(self) -> LossMix | LossFunction:
-        """The shares, together 1, or the function that is named. Raises a RecipeError if it can't be imported."""
+        """The normalised shares, or the function named. Raises a RecipeError if it can't be imported."""
         if isinstance(self.loss, str):
-            own: LossFunction = imported(self.loss)
-            if not callable(own):
-                raise RecipeError(f"train.loss={self.loss} is no function")
-            return own
+            function: LossFunction = imported(self.loss)
+            if not callable(function):
+                raise RecipeError(f"train.loss={self.loss} is not a function")
+            return function
         total = sum(self.loss.values())
         return LossMix(*(self.loss.get(name, 0.0) / total for name in ("kl", "hard", "tv", "lk")))
 
