@@ -209,7 +209,7 @@ def test_who_waits_for_a_lock_that_nobody_holds_is_told_what_to_delete(
     while waiting.is_alive() and "waiting for another fledge" not in caplog.text:
         waiting.join(0.01)
     assert waiting.is_alive()
-    Path(caplog.messages[-1].split("if none is at work, delete ")[1]).unlink()
+    Path(caplog.messages[-1].split("if none is running, delete ")[1]).unlink()
     waiting.join(10)
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["weights"]
 
@@ -238,7 +238,7 @@ def test_gguf_files_that_cannot_be_converted_are_clear_errors(original_folder: P
         with pytest.raises(TargetError, match="scales its RoPE"):
             resolve_target(str(scaled), tmp_path)
     biased = write_gguf(original_folder, tmp_path / "biased.gguf", also=["blk.0.attn_q.bias"])
-    with pytest.raises(TargetError, match="for another model, without its biases"):
+    with pytest.raises(TargetError, match="as another model, without its biases"):
         resolve_target(str(biased), tmp_path)
     other = write_gguf(original_folder, tmp_path / "other.gguf", architecture="bloom")
     with pytest.raises(TargetError, match="LlamaForCausalLM"):
@@ -290,7 +290,7 @@ def test_the_package_where_it_is_not_installed_means_the_default(
         resolve_target("no-such-package", tmp_path)
     with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
         config_place("no-such-package", tmp_path)
-    assert f"taking {DEFAULT_TARGET} from the model hub" in caplog.text
+    assert f"using {DEFAULT_TARGET} from the model hub" in caplog.text
 
 
 def test_of_a_hub_model_the_config_can_be_had_alone(
@@ -316,7 +316,7 @@ def test_a_download_that_breaks_off_is_one_clear_error(
     monkeypatch.setattr(hub_module, "unreachable_reason", lambda repo_id: "")
     monkeypatch.setattr(hub_module, "snapshot_download", download)
     with pytest.raises(
-        TargetError, match=r"the download of org/model broke off \(503 Server Error\): .* run the"
+        TargetError, match=r"the download of org/model failed \(503 Server Error\): .* run the"
     ):
         resolve_target("org/model", tmp_path)
 
@@ -335,7 +335,7 @@ def test_a_hub_that_never_answers_is_given_up_soon(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(hub_module, "HfApi", Silent)
     monkeypatch.setattr(hub_module, "_GIVE_UP_SECONDS", 0.2)
     start = time.monotonic()
-    with pytest.raises(TargetError, match="doesn't answer"):
+    with pytest.raises(TargetError, match="doesn't respond"):
         resolve_target("some-org/some-model-nobody-has", tmp_path)
     assert time.monotonic() - start < 1.5
 
