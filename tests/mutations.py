@@ -543,7 +543,7 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
            "held = disk.file_lock(lock.with_suffix(f'.{os.getpid()}')).acquire(timeout=0.2)",
            "test_cli.py::test_a_run_folder_in_use"),
         _m("damaged-conversations-are-read", "features/shard.py",
-           'if found != row["crc"][states]:', 'if found != row["crc"][states] and not states:',
+           'if checksum != row["crc"][states]:', 'if checksum != row["crc"][states] and not states:',
            "features/test_store.py"),
         _m("exponents-of-exact-powers", "features/codec.py",
            "torch.where(mantissa == 0.5, power - 1, power)", "power", "features/test_store.py"),
