@@ -231,7 +231,7 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
         _m("waiting-without-the-servers-queue", "server/metrics.py",
            "stats.waiting + self._waiting()", "stats.waiting", "server/test_metrics.py"),
         _m("hits-over-misses", "server/metrics.py",
-           "hits = stats.hit_tokens / asked", "hits = stats.hit_tokens / stats.prompt_tokens",
+           "hits = stats.hit_tokens / queried", "hits = stats.hit_tokens / stats.prompt_tokens",
            "server/test_metrics.py"),
         _m("accept-rate-per-draft", "server/metrics.py",
            "/ stats.draft_tokens if", "/ stats.drafts if", "server/test_metrics.py"),

@@ -111,7 +111,7 @@ def bench_server(
             show_default="of servers that know it",
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="start each server anew for every block")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="restart each server for every block")] = False,
     ready_timeout: Annotated[float, typer.Option(help="seconds a started server may take")] = 600.0,
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
 ) -> None:

@@ -44,7 +44,8 @@ Settings = Annotated[
 ]
 RunDir = Annotated[str, typer.Option(help="folder or fsspec URL of the run")]
 InitHead = Annotated[
-    str | None, typer.Option(help="go on training from this head: a folder, or released for the shipped one")
+    str | None,
+    typer.Option(help="continue training this head: a folder, or released for the shipped one"),
 ]
 
 RayAddress = Annotated[

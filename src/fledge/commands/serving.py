@@ -58,7 +58,7 @@ def serve(
     reasoning_parser: Annotated[
         str | None,
         typer.Option(
-            help="qwen3 or deepseek_r1: hand over what stands between <think> tags as reasoning; with "
+            help="qwen3 or deepseek_r1: return the text between <think> tags as reasoning; with "
             "deepseek_r1 an answer begins with it even without a tag"
         ),
     ] = None,

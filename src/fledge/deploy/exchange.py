@@ -52,7 +52,7 @@ def export_head(
         dtype: keep, bfloat16, float16 or float32.
         push: hub repository to upload the folder to.
     """
-    chosen, wanted = check_form(form), _dtype(dtype)
+    chosen, torch_dtype = check_form(form), _dtype(dtype)
     _refuse_overwriting(destination)
     loaded = None if target is None else Target.load(target)
     head = Head.load(_source(source, loaded))
@@ -71,15 +71,15 @@ def export_head(
             f"this head uses norm_before_residual, which engines of the {chosen} form leave out without an error: "
             "use the vllm or speculators form"
         )
-    if wanted == torch.float16:
+    if torch_dtype == torch.float16:
         _check_float16(head)
-    _write(head, destination, chosen, wanted, push or _name(destination))
-    _compare(head, Head.load(destination), wanted, destination)
+    _write(head, destination, chosen, torch_dtype, push or _name(destination))
+    _compare(head, Head.load(destination), torch_dtype, destination)
     say(f"head: {destination} ({chosen} form, every tensor read back and compared)")
     if push is not None:
         say(f"uploading to {constants.ENDPOINT}/{push}; if it doesn't exist yet, it is created as private")
         with tempfile.TemporaryDirectory() as folder:
-            _write(head, folder, chosen, wanted, push)
+            _write(head, folder, chosen, torch_dtype, push)
             say(f"pushed: {push_folder(folder, push)}")
     return head
 

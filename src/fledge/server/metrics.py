@@ -185,8 +185,8 @@ class Metrics(Collector):
             stats.kv_usage, "share of the KV pool in use", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
             "sglang:token_usage",
         )  # fmt: skip
-        asked = stats.hit_tokens + stats.prompt_tokens
-        hits = stats.hit_tokens / asked if asked else 0.0
+        queried = stats.hit_tokens + stats.prompt_tokens
+        hits = stats.hit_tokens / queried if queried else 0.0
         yield from self._gauge(hits, "share of prompt tokens in the prefix cache", "sglang:cache_hit_rate")
         yield from self._gauge(self._rate.add(0), "tokens per second", "sglang:gen_throughput")
         yield from self._gauge(
@@ -208,8 +208,8 @@ class Metrics(Collector):
         for position, count in enumerate(accepted):
             positions.add_metric((self._model, str(position)), count)
         yield positions
-        asked = stats.hit_tokens + stats.prompt_tokens
-        yield self._total("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", asked)
+        queried = stats.hit_tokens + stats.prompt_tokens
+        yield self._total("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", queried)
         yield self._total("vllm:prefix_cache_hits", "prompt tokens found there", stats.hit_tokens)
         yield self._total("sglang:cached_tokens", "prompt tokens found there", stats.hit_tokens)
         yield self._total("fledge:rounds", "rounds of the engine", stats.rounds)

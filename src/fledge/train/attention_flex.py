@@ -40,14 +40,14 @@ def unroll_attention(mask: BlockMask, sizes: Sizes, query: Tensor, *others: Tens
     steps = len(others) // 2 - 1
     q = _heads(query, sizes.heads)  # [1, heads, S, D]
     keys, values = (_heads(t, sizes.kv_heads) for t in others[:2])  # [1, kv_heads, T, D]
-    mixed, found = _flex(query.device.type)(
+    mixed, aux = _flex(query.device.type)(
         q, keys, values, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
     )
     if not steps:
         return _rows(mixed)
     own = [_heads(t, sizes.kv_heads).repeat_interleave(sizes.group, dim=1) for t in others[2:]]
     scores = [(q.float() * key.float()).sum(-1) * sizes.head_dim**-0.5 for key in own[:steps]]
-    shares = torch.stack((found.lse.float(), *scores), dim=-1).softmax(-1)  # [1, heads, S, 1 + j]
+    shares = torch.stack((aux.lse.float(), *scores), dim=-1).softmax(-1)  # [1, heads, S, 1 + j]
     total = mixed.float() * shares[..., :1]
     for step, value in enumerate(own[steps:]):
         total = total + shares[..., step + 1, None] * value.float()
@@ -64,5 +64,5 @@ def _rows(x: Tensor) -> Tensor:
 
 @functools.cache
 def _flex(device: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = flex_attention
-    return torch.compile(found, dynamic=True) if device == "cuda" else found
+    attention: Callable[..., Any] = flex_attention
+    return torch.compile(attention, dynamic=True) if device == "cuda" else attention

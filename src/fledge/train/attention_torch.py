@@ -14,9 +14,9 @@ from torch import Tensor
 from fledge.train.blocks import Block, Inputs, Sizes
 
 
-def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None:
+def attend(block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
     """Fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
-    floats = _Floats.of(block, given)
+    floats = _Floats.of(block, inputs)
     scores = floats.scores()  # [b, kv, Q, g, L + j]
     weights = scores.softmax(-1)
     mixed = torch.einsum("bkqgl,blkd->bkqgd", weights[..., : block.keys.shape[1]], floats.values)
@@ -29,7 +29,7 @@ def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None
 
 def attend_back(
     block: Block,
-    given: Inputs,
+    inputs: Inputs,
     output: Tensor,
     log_sum: Tensor,
     d_output: Tensor,
@@ -37,7 +37,7 @@ def attend_back(
     d_others: Sequence[Tensor],
 ) -> None:
     """Fill the block's rows of all gradients."""
-    floats, count, sizes, query = _Floats.of(block, given), block.keys.shape[1], given.sizes, given.query
+    floats, count, sizes, query = _Floats.of(block, inputs), block.keys.shape[1], inputs.sizes, inputs.query
     real = (block.seen > 0)[:, None, :, None, None]
     slope = _to_block(block, sizes, d_output, sizes.group) * real
     along = (slope * _to_block(block, sizes, output, sizes.group)).sum(-1, keepdim=True)
@@ -58,7 +58,7 @@ def attend_back(
         d_own_key = (d_score * floats.query).sum(3, keepdim=True)
         d_own_value = (weight * slope).sum(3, keepdim=True)
         d_others[2 + step][rows] = _from_block(block, d_own_key).to(query.dtype)
-        d_others[2 + given.steps + step][rows] = _from_block(block, d_own_value).to(query.dtype)
+        d_others[2 + inputs.steps + step][rows] = _from_block(block, d_own_value).to(query.dtype)
     d_query[rows] = _from_block(block, to_query * scale).to(query.dtype)
 
 
@@ -73,8 +73,8 @@ class _Floats(NamedTuple):
     hidden: Tensor  # [b, 1, Q, 1, L] bool, masked keys
 
     @classmethod
-    def of(cls, block: Block, given: Inputs) -> _Floats:
-        sizes, query, others, steps = given.sizes, given.query, given.others, given.steps
+    def of(cls, block: Block, inputs: Inputs) -> _Floats:
+        sizes, query, others, steps = inputs.sizes, inputs.query, inputs.others, inputs.steps
         keys, values = (t[block.keys].float().unflatten(2, (sizes.kv_heads, -1)) for t in others[:2])
         own = [_to_block(block, sizes, t, 1) for t in others[2:]]
         index = torch.arange(block.keys.shape[1], device=query.device)

@@ -22,7 +22,7 @@ class TrainOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     init_head: str | None = Field(
-        None, description="folder of a head to go on from; null: a new head (see init)"
+        None, description="folder of a head to continue training; null: a new head (see init)"
     )
     init: Literal["target", "lm_head", "random"] = Field(
         "lm_head",
@@ -34,7 +34,7 @@ class TrainOptions(BaseModel):
     )
     draft_vocab_size: int = Field(8192, ge=1, description="tokens the head can propose, most frequent first")
     fc_norm: bool = Field(False, description="EAGLE-3.1: a norm on each of the three features")
-    norm_output: bool = Field(False, description="EAGLE-3.1: hand on the output after the final norm")
+    norm_output: bool = Field(False, description="EAGLE-3.1: pass on the output after the final norm")
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
     )

@@ -199,7 +199,7 @@ class _LoadTest:
             )
         if any(row["itl_basis"] == "chunks" for row in answered):
             notes.append(
-                "A server doesn't tell its chunks' tokens: ITL is the time between chunks, and TPOT takes the first "
+                "A server doesn't report its chunks' tokens: ITL is the time between chunks, and TPOT takes the first "
                 "for one token. Under speculation a chunk may hold several, and then TPOT is too low."
             )
         return notes

@@ -68,7 +68,7 @@ def round_seconds(
 
 
 def seconds_left(total: float, other: float) -> float:
-    """Seconds of computing alone, if reading alone takes `other` and both overlapped take `whole`; or vice versa."""
+    """Seconds of computing alone, if reading alone takes `other` and both overlapped take `total`; or vice versa."""
     return max(total**_KNEE - other**_KNEE, 0.0) ** (1 / _KNEE)
 
 

@@ -128,9 +128,9 @@ def _failures(load: LoadResult) -> list[str]:
 
 def _remarks(load: LoadResult) -> list[str]:
     return [
-        f"{Level(c.concurrency, c.request_rate)}, {c.server}: {told}"
+        f"{Level(c.concurrency, c.request_rate)}, {c.server}: {remark}"
         for c in load.comparisons
-        if (told := f"rejected, {c.rejected}" if c.rejected else c.remark)
+        if (remark := f"rejected, {c.rejected}" if c.rejected else c.remark)
     ]
 
 

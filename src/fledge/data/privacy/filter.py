@@ -103,7 +103,7 @@ class PrivacyFilter:
     def treat(self, conversation: str | Sequence[str], key: str | None = None) -> Treated:
         """Apply the policies to a text or to the turns of a conversation, and scan again.
 
-        `key` identifies the conversation and with the recipe's seed determines the invented values. Default: its content.
+        `key` names the conversation and, with the recipe's seed, determines the invented values. Default: its content.
         """
         turns = [conversation] if isinstance(conversation, str) else list(conversation)
         by_turn = self.scan_turns(turns)

@@ -75,7 +75,7 @@ class Lexicon:
 
     @cached_property
     def lower_given(self) -> frozenset[str]:
-        """Given names that may be meant in lower case, including those that are words, except the most frequent ones."""
+        """Given names that may be meant in lower case, including those that are words, except very frequent ones."""
         accented = {word for word in self.common if not word.isascii() and self.is_given(word)}
         return frozenset(
             w for w in self.given | self.rare_given | accented if self.common.get(w, 0.0) < _FREQUENT

@@ -5,8 +5,8 @@ name, strongest first:
 
     0.90   a title or an introduction before it       "Dr. Okonkwo", "my name is Xiu", "Customer: Adebayo, T."
     0.80   a given name and a family name             "Anna Kowalski"
-    0.65   a given name and an unknown word            "Anna Zxyvik"; or unknown and a family name
-    0.60   a given name that isn't also a word         "ask Sabine whether"
+    0.65   a given name and an unknown word           "Anna Zxyvik"; or unknown and a family name
+    0.60   a given name that isn't also a word        "ask Sabine whether"
 
 Everyday words end a run; a run that continues as a company, place or theorem ("Nash equilibrium") isn't a person.
 """

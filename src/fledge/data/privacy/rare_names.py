@@ -33,7 +33,7 @@ _NOBODY = _LISTS["nobody"]
 
 
 def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
-    """Whether the rare word text[start:end] begins a name by its position; `before`: what precedes it, in lower case."""
+    """Whether the rare word text[start:end] begins a name by its position; `before`: what precedes, in lower case."""
     word = clues.lower[start:end]
     if not is_rare(clues, word) or word in _NOBODY:
         return False
